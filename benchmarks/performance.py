@@ -1,4 +1,4 @@
-"""Write the tables and the figure of docs/performance.md, from the newest line of each configuration.
+"""Write the tables and the figure of docs/record/performance.md, from the newest line of each configuration.
 
     python benchmarks/performance.py [benchmarks/results/*.jsonl]
 

@@ -31,27 +31,27 @@ def name(path):
 
 
 def test_the_replications_tables_are_those_of_the_record():
-    module = script("docs/replication_tables.py")
+    module = script("docs/record/replication_tables.py")
     page = module.PAGE.read_text(encoding="utf-8")
     for table in ("perplexities", "differences"):
-        assert f"<!-- {table}: docs/replication_tables.py -->" in page
-    assert module.written(page) == page, "run python docs/replication_tables.py"
+        assert f"<!-- {table}: docs/record/replication_tables.py -->" in page
+    assert module.written(page) == page, "run python docs/record/replication_tables.py"
     short = module.SHORT.read_text(encoding="utf-8")
-    assert module.written_short(short) == short, "run python docs/replication_tables.py"
+    assert module.written_short(short) == short, "run python docs/record/replication_tables.py"
 
 
 def test_the_tables_of_series_are_those_of_the_record():
-    module = script("docs/series_record.py")
+    module = script("docs/record/series_record.py")
     page = module.PAGE.read_text(encoding="utf-8")
-    assert module.written(page) == page, "run python docs/series_record.py"
+    assert module.written(page) == page, "run python docs/record/series_record.py"
     assert "SUMMARY" not in page
 
 
 def test_the_tables_of_recall_are_those_of_the_record(tmp_path):
     """Of the record, where there is one; and a page has the marks of every table of a recipe's tasks."""
-    module = script("docs/recall_record.py")
+    module = script("docs/record/recall_record.py")
     page = module.PAGE.read_text(encoding="utf-8")
-    assert module.written(page) == page, "run python docs/recall_record.py"
+    assert module.written(page) == page, "run python docs/record/recall_record.py"
     score = {"accuracy": 0.5, "loss": 1.0}
     entries = {"kind": "recall", "recipe": "r", "title": "t", "label": "b1", "seed": 0, "chance": 0.5, "fault": None}
     entries |= {"environment": {"commit": None, "machine": "a"}}
@@ -82,7 +82,7 @@ def test_the_tables_of_scaling_are_computed():
 
 
 def test_losses_during_training_are_those_of_whole_trainings():
-    module = script("docs/context_record.py")
+    module = script("docs/record/context_record.py")
 
     def run(label, seed, steps, loss):
         curve = [{"step": step, "tokens": step, "valid_loss": loss + 1 / step} for step in (500, *module.STEPS)]
@@ -98,9 +98,9 @@ def test_losses_during_training_are_those_of_whole_trainings():
 
 def test_the_tables_of_the_pilot_are_those_of_its_files(tmp_path):
     """And a file that lacks an entry is refused; the cheapest setting that meets all is that of the recipe."""
-    module = script("docs/context_record.py")
+    module = script("docs/record/context_record.py")
     page = module.PAGE.read_text(encoding="utf-8")
-    assert module.written(page) == page, "run python docs/context_record.py"
+    assert module.written(page) == page, "run python docs/record/context_record.py"
     runs = module.read_pilot(module.PILOT)
     recipe = load_recipe(ROOT / "recipes" / "context.yaml")
     setting, spec = module.chosen(runs)["setting"], next(iter(recipe.runs)).spec
@@ -114,7 +114,7 @@ def test_the_tables_of_the_pilot_are_those_of_its_files(tmp_path):
 
 def test_a_point_of_the_evidence_has_an_interval_from_three_seeds_on():
     """With fewer, means over all seeds are compared, so that one seed of the base that is far off counts as one."""
-    difference = script("docs/evidence_figure.py").difference
+    difference = script("docs/record/evidence_figure.py").difference
     base = {0: 1.0, 1: 2.0, 2: 6.0}
     assert difference({1: 2.5}, base) == (2.5 - 3.0, None, None)
     value, low, high = difference({0: 0.5, 1: 1.0, 2: 4.5}, base)
@@ -128,9 +128,9 @@ def test_a_point_of_the_evidence_has_an_interval_from_three_seeds_on():
 
 def test_the_answers_of_the_evidence_are_those_of_the_records():
     """And an answer follows from its interval: an aim inside leaves it open, without an interval nothing is tested."""
-    module, answers = script("docs/evidence_record.py"), script("docs/evidence_answers.py")
+    module, answers = script("docs/record/evidence_record.py"), script("docs/record/evidence_answers.py")
     page = module.PAGE.read_text(encoding="utf-8")
-    assert module.written(page) == page, "run python docs/evidence_record.py"
+    assert module.written(page) == page, "run python docs/record/evidence_record.py"
     assert [answers.answer(*ends) for ends in ((-2, -1), (1, 2), (-1, 1), (None, None))] == [
         answers.HOLDS,
         answers.REFUTED,

@@ -64,7 +64,7 @@ def tensor_filter_attention(
     `robust_filter_attention`, which costs d times less: use that where one decay a head is enough.
 
     The decay is formed for each pair of times. The stationary frame would split it into `exp(-mu t_i) exp(mu t_j)`,
-    which overflows (appendix B.2; measured in docs/experiments.md).
+    which overflows (appendix B.2; measured in docs/record/experiments.md).
 
     Time is `O(N^2 d)`. So is memory where gradients are enabled: fourteen numbers are kept for each mode of each pair
     of a query and a key (4 GB in float32 for one head of 32 modes and 1,500 tokens). Without gradients rows are

@@ -22,7 +22,7 @@ MODELS = ("b1-rope", "b2-alibi", "m2-sc-rfa", "m3-sc-rfa")
 LENGTHS = (1, 2, 4, 8)  # times the training length
 
 # Bytes, short blocks and a higher learning rate than the protocol's. A model shows its behaviour beyond the training
-# length only after it has learned to use its context; this is the fastest way there (docs/experiments.md).
+# length only after it has learned to use its context; this is the fastest way there (docs/record/experiments.md).
 SPEC: dict[str, Any] = {
     "model": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8},
     "data": "stdlib",

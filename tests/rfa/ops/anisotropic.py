@@ -1,6 +1,6 @@
 """The anisotropic operator twice more, as appendix B writes it: in explicit loops, and in the stationary frame.
 
-`cd tests && python -m ops.anisotropic` measures where the second one fails (docs/experiments.md).
+`cd tests && python -m ops.anisotropic` measures where the second one fails (docs/record/experiments.md).
 """
 
 import math

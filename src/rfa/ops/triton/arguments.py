@@ -160,8 +160,8 @@ class Blocks(NamedTuple):
     gradients. Folded tiles have 64 rows and 64 keys.
 
     The choices were measured on an H200 with 2,048 tokens, those in float32 with up to 64 channels, the others with 64
-    and 128 (`docs/performance.md`). 8 warps take twice the time of 4. Prefetching costs more registers than it saves
-    time, but for estimates at times that are not uniform. With at most 128 registers estimates at uniform times take
+    and 128 (`docs/record/performance.md`). 8 warps take twice the time of 4. Prefetching costs more registers than it
+    saves time, but for estimates at irregular times. With at most 128 registers estimates at uniform times take
     three quarters of the time, gradients more than twice as much. In float32 the products are exact ("ieee"; TF32 would
     cost three digits). They do not run on tensor cores and hold both factors in registers, hence narrower tiles.
     """

@@ -1,4 +1,4 @@
-"""The tables and the figure of docs/context.md, of the pilot and of the records: `python docs/context_record.py`.
+"""The tables and the figure of context.md, of the pilot and of the records: `python docs/record/context_record.py`.
 
 They are made from results/context, those of the pilot from results/context/pilot, those of bytes from results/bytes.
 
@@ -36,10 +36,10 @@ from rfa_lab.report.statistics import mean_and_interval, seed_noise
 from rfa_lab.results import read_results
 
 PAGE = Path(__file__).with_name("context.md")
-FIGURE = PAGE.with_name("figures") / "context.png"
-RECORD = Path(__file__).parents[1] / "results" / "context"
+FIGURE = Path(__file__).parents[1] / "figures" / "context.png"
+RECORD = Path(__file__).parents[2] / "results" / "context"
 BYTES = RECORD.with_name("bytes")
-PILOT, RECIPE = RECORD / "pilot", Path(__file__).parents[1] / "recipes" / "context.yaml"
+PILOT, RECIPE = RECORD / "pilot", Path(__file__).parents[2] / "recipes" / "context.yaml"
 TEXT = "code (61.0M)"  # of the record, with its training tokens
 LEAST_GAIN, LEAST_REPEAT = 0.5, 1.5  # nats a token: what a setting must reach for its models to use their context
 COMPARED = "x2-riccati-alibi no-innovation"  # with all others: it had the least loss when it was chosen
@@ -65,7 +65,7 @@ def read_pilot(folder: Path) -> list[dict[str, Any]]:
     for path in sorted(folder.glob("*.json")):
         run = json.loads(path.read_text("utf-8"))
         if not (isinstance(run, dict) and run.get("run") == path.stem and _is_pilot(run)):
-            raise ValueError(f"pilot: {path} is damaged, expected the entries that docs/context_record.py names")
+            raise ValueError(f"pilot: {path} is damaged, expected the entries that docs/record/context_record.py names")
         runs.append(run)
     if not runs:
         raise ValueError(f"folder: {folder} has no files, expected those of the pilot")
@@ -306,7 +306,7 @@ def written(page: str, pilot: Path = PILOT, record: Path = RECORD) -> str:
     texts["bytes"] = markdown(best_first(over_length("bytes", bytes_read, "matched", of=float, digits=2)), "")
     texts["bytes gains"] = markdown(gains("bytes gains", bytes_read), "")
     for name, text in texts.items():
-        begin, end = f"<!-- {name}: docs/context_record.py -->", f"<!-- end of {name} -->"
+        begin, end = f"<!-- {name}: docs/record/context_record.py -->", f"<!-- end of {name} -->"
         page = replace_between(page, begin, end, f"\n{text.strip()}\n")
     return page
 

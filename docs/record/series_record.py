@@ -1,4 +1,4 @@
-"""The tables and figures of docs/series-record.md, from the records in results/: `python docs/series_record.py`."""
+"""The tables and figures of series-record.md, from the records in results/: `python docs/record/series_record.py`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +9,8 @@ from rfa_lab.report.layout import Cell, NumberCell, Table, markdown, replace_bet
 from rfa_lab.report.series_tables import Results, ratio_figure, read_series_results, series_ratio, series_table
 
 PAGE = Path(__file__).with_name("series-record.md")
-RECORDS = Path(__file__).parents[1] / "results"
-FIGURES = PAGE.with_name("figures")
+RECORDS = Path(__file__).parents[2] / "results"
+FIGURES = Path(__file__).parents[1] / "figures"
 _MOST_COLUMNS = 9
 SIMULATED = ("oscillator", "two-oscillators", "tracker", "contamination")
 DRAWN = {
@@ -53,7 +53,7 @@ def written(page: str) -> str:
     for name in (*SIMULATED, "etth1"):
         for mark, table in tables(name).items():
             text = "\n".join(markdown(part) for part in _parts(table))
-            begin, end = f"<!-- {mark}: docs/series_record.py -->", f"<!-- end of {mark} -->"
+            begin, end = f"<!-- {mark}: docs/record/series_record.py -->", f"<!-- end of {mark} -->"
             page = replace_between(page, begin, end, f"\n{text}\n")
     return page
 

@@ -1,4 +1,4 @@
-"""The tables and the figure of docs/recall.md, from results/recall: `python docs/recall_record.py`."""
+"""The tables and the figure of docs/record/recall.md, from results/recall: `python docs/record/recall_record.py`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,9 @@ from rfa_lab.report.recall_tables import (
 from rfa_lab.report.statistics import Mean, mean_and_interval
 
 PAGE = Path(__file__).with_name("recall.md")
-FIGURE = PAGE.with_name("figures") / "recall.png"
-RECORD = Path(__file__).parents[1] / "results" / "recall"
-RECIPE = Path(__file__).parents[1] / "recipes" / "recall.yaml"
+FIGURE = Path(__file__).parents[1] / "figures" / "recall.png"
+RECORD = Path(__file__).parents[2] / "results" / "recall"
+RECIPE = Path(__file__).parents[2] / "recipes" / "recall.yaml"
 _UNKNOWN = "Not run yet."
 _ROPE, _GATE, _X2 = "b1-rope", "c4-fox rope", "x2-riccati-alibi no-innovation"
 _X5 = "x5-content-clock no-innovation"
@@ -134,12 +134,12 @@ def written(page: str, record: Path = RECORD) -> str:
     Raises:
         ValueError: for a page that lacks the marks of a table, or a damaged record.
     """
-    texts = {mark: _UNKNOWN for mark in re.findall(r"<!-- (.+?): docs/recall_record.py -->", page)}
+    texts = {mark: _UNKNOWN for mark in re.findall(r"<!-- (.+?): docs/record/recall_record.py -->", page)}
     if record.is_dir():
         tables_of = tables(record).items()
         texts |= {mark: markdown(replace(table, caption="", notes=())) for mark, table in tables_of}
     for mark, text in {**texts, "state": state(record)}.items():
-        begin, end = f"<!-- {mark}: docs/recall_record.py -->", f"<!-- end of {mark} -->"
+        begin, end = f"<!-- {mark}: docs/record/recall_record.py -->", f"<!-- end of {mark} -->"
         page = replace_between(page, begin, end, f"\n{text.strip()}\n")
     return page
 

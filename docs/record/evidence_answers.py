@@ -1,4 +1,4 @@
-"""Measured differences and their answers, from the result files: what docs/evidence_record.py writes and draws.
+"""Measured differences and their answers, from the result files: what docs/record/evidence_record.py writes and draws.
 
 An answer is "holds" or "refuted" where every interval of a difference lies on one side, and "open" where one does not.
 A difference of a single seed is "within a seed" or "not tested".
@@ -20,7 +20,7 @@ from rfa_lab.report.series_tables import is_learned, read_series_results
 from rfa_lab.report.statistics import WITHIN_A_SEED, Mean, compare, mean_and_interval, pairs_of, seed_noise, verdict
 from rfa_lab.results import read_results
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECORDS, BENCHMARKS = ROOT / "results", ROOT / "benchmarks" / "results"
 HOLDS, OPEN, REFUTED, NOT_TESTED = "holds", "open", "refuted", "not tested"
 _MINUS = "\N{MINUS SIGN}"

@@ -1,4 +1,4 @@
-"""The tables of docs/replication*.md and the figure of docs/replication.md: `python docs/replication_tables.py`.
+"""The tables of replication*.md and the figure of replication.md: `python docs/record/replication_tables.py`.
 
 Both are made from the record in results/.
 """
@@ -34,10 +34,10 @@ from rfa_lab.results import read_planned, read_results
 
 PAGE = Path(__file__).with_name("replication-details.md")
 SHORT = Path(__file__).with_name("replication.md")
-RECORD = Path(__file__).parents[1] / "results" / "novels-small"
-FIGURE = PAGE.with_name("figures") / "length.png"
+RECORD = Path(__file__).parents[2] / "results" / "novels-small"
+FIGURE = Path(__file__).parents[1] / "figures" / "length.png"
 PROTOCOLS = ("blocks", "matched")
-DRAWN = {  # the models of the table in docs/replication.md, at most six lines a panel with the trigram
+DRAWN = {  # the models of the table in docs/record/replication.md, at most six lines a panel with the trigram
     "the paper's models": ("b1-rope", "b2-alibi", "m1-rfa", "m2-sc-rfa", "m3-sc-rfa"),
     "as released, and beyond the paper": (
         "m2-sc-rfa as-released",
@@ -304,7 +304,7 @@ def short(groups: Groups) -> Table:
 def written_short(page: str, record: Path = RECORD) -> str:
     """The short page with its table, between its marks. Raises `ValueError` for a page without them."""
     text = markdown(short(by_label(read_results(record).runs)), "").strip()
-    marks = "<!-- short: docs/replication_tables.py -->", "<!-- end of short -->"
+    marks = "<!-- short: docs/record/replication_tables.py -->", "<!-- end of short -->"
     return replace_between(page, *marks, f"\n{text}\n")
 
 
@@ -325,7 +325,7 @@ def written(page: str, record: Path = RECORD) -> str:
     of_record = [perplexities(groups, len(names)), [differences(groups, part) for part in parts]]
     for tables in (*of_record, *of_text):
         name = tables[0].name
-        begin, end = f"<!-- {name}: docs/replication_tables.py -->", f"<!-- end of {name} -->"
+        begin, end = f"<!-- {name}: docs/record/replication_tables.py -->", f"<!-- end of {name} -->"
         text = "\n".join(markdown(table, table.caption).lstrip() for table in tables)
         page = replace_between(page, begin, end, f"\n{text}\n")
     return page
