@@ -11,12 +11,12 @@ from torch.distributions import Distribution
 from rfa.checks import require
 from rfa.forecasting.scores import forecast_scores
 from rfa.models import PRESETS, RFAForTimeSeries, RFATimeSeriesConfig
-from rfa.models.series_controls import CONTROLS
 from rfa.progress import Progress
 from rfa_lab.data.series_batch import SeriesBatch
 from rfa_lab.data.simulated_series import SimulatedSetting
 from rfa_lab.data.table_windows import TableSetting
 from rfa_lab.training.series import Draw, SeriesTraining, train_on_series
+from rfa_lab.training.series_controls import CONTROLS
 
 from .known_filters import SOFT, known_filter
 

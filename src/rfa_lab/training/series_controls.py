@@ -13,10 +13,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rfa.checks import check_range, require
+from rfa.models.series_tokens import WindowScaling, checked_readings, series_tokens
+from rfa.models.time_series import FIRST_DEGREES, LEAST_DEGREES, LEAST_DEVIATION, TimeSeriesOutput
 from rfa.nn import NormalLinear
-
-from .series_tokens import WindowScaling, checked_readings, series_tokens
-from .time_series import FIRST_DEGREES, LEAST_DEGREES, LEAST_DEVIATION, TimeSeriesOutput
 
 
 class SeriesControl(nn.Module):

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rfa.models.series_controls import DLinear, GatedDecay, SeasonalNaive
 from rfa.models.series_tokens import logarithmic_beyond
+from rfa_lab.training.series_controls import DLinear, GatedDecay, SeasonalNaive
 
 SEEN, HORIZON, CHANNELS = 30, 8, 2
 
