@@ -25,7 +25,7 @@ from provenance import made_by
 from rfa.files import write_text_whole
 from rfa.forecasting.style import save
 from rfa_lab.recipes import load_recipe
-from rfa_lab.recipes.rates import trial_loss, trials_by_run
+from rfa_lab.recipes.run_result import trial_loss, trials_by_run
 from rfa_lab.report.difference_tables import difference_table
 from rfa_lab.report.figures import loss_over_position
 from rfa_lab.report.layout import Cell, NumberCell, Table, markdown, replace_between

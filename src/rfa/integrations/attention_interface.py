@@ -15,7 +15,7 @@ from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.positions import checked_positions
 from rfa.ops.problem import Options, Parameters, Problem
 
-from .masks import Mask, read_mask
+from .located import Mask, read_mask
 
 _OPTIONS = Options(
     causal=True,

@@ -24,8 +24,7 @@ from rfa.nn.projections import merge_heads, of_all_heads
 from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.problem import Options, Parameters, Prior, Problem, Weight
 
-from .located import DESCRIBING, LayerNote, attach, locate, locate_beside, note_of
-from .masks import Mask
+from .located import DESCRIBING, LayerNote, Mask, attach, locate, locate_beside, note_of
 
 
 class Host(NamedTuple):

@@ -16,7 +16,7 @@ from rfa.files import cache_folder, cached_file
 from rfa.progress import Progress
 
 from .documents import Document, file_document, text_document
-from .download import Unreachable, download
+from .hub import Unreachable, download
 from .splits import SPLITS, Splits
 
 PREFIX = "gutenberg:"

@@ -18,7 +18,7 @@ from torch import Tensor
 from rfa.files import cache_folder, cached_file
 from rfa.forecasting.table import SeriesTable, read_series
 
-from .download import Unreachable, download
+from .hub import Unreachable, download
 
 _ETT = "https://raw.githubusercontent.com/zhouhaoyi/ETDataset/main/ETT-small/{name}.csv"
 _PHYSIONET = "https://physionet.org/files/challenge-2012/1.0.0/set-{part}.tar.gz?download"

@@ -11,7 +11,7 @@ from torch import Tensor
 from rfa.checks import check_range, require
 
 from .public_series import load_ett
-from .series_batch import SeriesBatch
+from .simulated_series import SeriesBatch
 
 Split = Literal["train", "valid", "test"]
 TABLES = {"ETTh1": 1, "ETTh2": 1, "ETTm1": 4, "ETTm2": 4}  # rows an hour

@@ -1,10 +1,9 @@
 """Recipes: several training runs, their evaluations, and one result file for each run."""
 
-from .claims import ClaimedOutcome
 from .plan import RunState, check_folder, measured_on, selected_names, states
 from .reading import RecipeError, recipe_kind
 from .recall_recipe import RecallRecipe, load_recall_recipe
-from .recall_runner import finished_recall_result, run_recall_recipe
+from .recall_runner import ClaimedOutcome, finished_recall_result, run_recall_recipe
 from .recipe import EvaluationPlan, PlannedRun, Recipe, load_recipe
 from .runner import Outcome, run_recipe
 from .series_recipe import SeriesRecipe, load_series_recipe

@@ -14,9 +14,18 @@ from rfa.environment import environment
 from rfa_lab.results import read_planned
 from rfa_lab.training import RunFolder, TrainingSpec
 
-from .rates import DIVERGED, losses_of, needed_trials, trial_loss, trials_by_run
 from .recipe import PlannedRun, Recipe
-from .run_result import finished_result, versions_of, with_names_only, with_rate_of
+from .run_result import (
+    DIVERGED,
+    finished_result,
+    losses_of,
+    needed_trials,
+    trial_loss,
+    trials_by_run,
+    versions_of,
+    with_names_only,
+    with_rate_of,
+)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class PlannedRun:
     Args:
         spec: as written in the recipe; its paths are relative to the recipe's folder.
         suffix: distinguishes the run from other runs of the same preset.
-        trial: whether it is a trial of its learning rate (`rfa_lab.recipes.rates`), which has no result of its own.
+        trial: whether it is a trial of its learning rate (`rfa_lab.recipes.run_result`), which has no result itself.
         rates: learning rates that its model tries, to take the best; at most one where there is no choice.
     """
 

@@ -11,10 +11,9 @@ from rfa_lab.data.simulated_series import SimulatedSetting
 from rfa_lab.data.table_windows import TableSetting
 from rfa_lab.training.series import SeriesTraining
 
-from .known_filters import FILTERS
 from .reading import Faults, built, check_rates, check_seeds, read_yaml, repeated, take
 from .recipe import NAME
-from .series_contestants import NETWORKS, Setting, check_network
+from .series_contestants import FILTERS, NETWORKS, Setting, check_network
 
 KIND = "series"
 _RECIPE = {

@@ -14,8 +14,8 @@ from rfa_lab.results import Planned
 from rfa_lab.training.callbacks import Diverged
 from rfa_lab.training.series import SeriesTraining
 
-from .claims import ClaimedOutcome, damaged, make_claimed, stored_result
 from .plan import selected_names
+from .recall_runner import ClaimedOutcome, damaged, make_claimed, stored_result
 from .series_contestants import (
     Setting,
     best_soft,

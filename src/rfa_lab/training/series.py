@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rfa.checks import check_range, require
 from rfa.progress import Progress
-from rfa_lab.data.series_batch import SeriesBatch
+from rfa_lab.data.simulated_series import SeriesBatch
 
 from .steps import train_steps
 

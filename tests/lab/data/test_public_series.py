@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rfa_lab.data import public_series
-from rfa_lab.data.download import Unreachable
+from rfa_lab.data.hub import Unreachable
 from rfa_lab.data.public_series import load_ett, load_physionet2012, load_ushcn
 
 PATIENT = "Time,Parameter,Value\n00:00,RecordID,1\n00:00,Age,54\n00:07,HR,73\n00:07,Temp,-1\n01:30,HR,77\n01:30,HR,78\n"

@@ -5,7 +5,8 @@ import torch
 from training.runs import command, messages
 
 from rfa.nn import filter_attention
-from rfa_lab.recipes import load_recipe, making, run_recipe
+from rfa_lab.recipes import load_recipe, run_recipe
+from rfa_lab.recipes import runner as making
 
 from .recipes import NAMES, TWO_PRESETS, recipe, write_recipe
 

@@ -9,8 +9,7 @@ import torch
 
 from rfa.estimation import robust_estimate
 from rfa_lab.data.simulated_series import PROCESSES, SimulatedSetting
-from rfa_lab.recipes.known_filters import FILTERS, known_filter
-from rfa_lab.recipes.series_contestants import best_soft, filter_predictor, score
+from rfa_lab.recipes.series_contestants import FILTERS, best_soft, filter_predictor, known_filter, score
 
 
 def drawn(process, seed=0, **changes):

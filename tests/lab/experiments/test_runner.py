@@ -24,8 +24,7 @@ from rfa_lab.recipes import (
     run_recipe,
     states,
 )
-from rfa_lab.recipes.rates import trials_by_run
-from rfa_lab.recipes.run_result import dynamics_over_training
+from rfa_lab.recipes.run_result import dynamics_over_training, trials_by_run
 from rfa_lab.results import read_planned, read_result
 from rfa_lab.training import RunFolder, Stopped
 

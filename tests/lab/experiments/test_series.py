@@ -14,8 +14,7 @@ from rfa_lab.recipes import (
     recipe_kind,
     run_series_recipe,
 )
-from rfa_lab.recipes.known_filters import FILTERS
-from rfa_lab.recipes.series_contestants import build_network, network_predictor, score
+from rfa_lab.recipes.series_contestants import FILTERS, build_network, network_predictor, score
 from rfa_lab.report.series_tables import SCORES
 
 RECIPES = Path(__file__).parents[3] / "recipes"

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rfa.models.time_series import TimeSeriesOutput
-from rfa_lab.data.series_batch import SeriesBatch
+from rfa_lab.data.simulated_series import SeriesBatch
 from rfa_lab.training.callbacks import Diverged
 from rfa_lab.training.series import SeriesTraining, series_loss, train_on_series
 from rfa_lab.training.trainer import one_cycle

@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache, LlamaConfig
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
-from rfa.integrations.masks import read_mask
+from rfa.integrations.located import read_mask
 
 PADDED = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 1], [1, 1, 1, 1, 1]])
 
