@@ -29,7 +29,7 @@ MEASURED = {"operator", "step", "decode", "generate", "memory"}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, help="by default all in benchmarks/results")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "performance.md")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "record" / "performance.md")
     options = parser.parse_args()
     files = options.files or sorted((ROOT / "benchmarks" / "results").glob("*.jsonl"))
     print(update(options.page, files))

@@ -154,12 +154,12 @@ def test_the_page_is_drawn_from_the_lines(tmp_path):
     page.write_text("no place for it")
     with pytest.raises(ValueError, match="expected"):
         performance.update(page, [results])
-    assert (ROOT / "docs" / "performance.md").read_text().count(performance.BEGIN) == 1
+    assert (ROOT / "docs" / "record" / "performance.md").read_text().count(performance.BEGIN) == 1
 
 
 def test_the_tables_of_gpu_kernels_are_those_of_the_kept_file():
     performance = script("benchmarks/performance.py")
-    page = (ROOT / "docs" / "performance.md").read_text("utf-8")
+    page = (ROOT / "docs" / "record" / "performance.md").read_text("utf-8")
     assert performance.with_kernels(page) == page, "run python benchmarks/performance.py"
     kept = json.loads(performance.KERNELS.read_text())
     assert {line["name"] for line in kept} <= set(re.findall(r"^\| ([\w, ]+?) \|", page, re.MULTILINE))
