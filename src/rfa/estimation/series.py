@@ -142,17 +142,18 @@ class RowLabels:
         if self.index is not None and own.equals(self.index):
             return given
         order = None if self.index is None else _order(own, self.index)
-        dated, times = True, None
+        dated, times, permuted = True, None, None
         with suppress(ValueError):  # dates beside numbers, or a missing one
             dated = as_dates(own) is not None
             times = self.axis.numbers(name, own) if dated or own.dtype.kind in "iuf" else None
         if order is None and times is not None:
             if np.array_equal(times, self.times):
                 return given
-            order = _order(_index(times), _index(self.times)) if dated else None
+            permuted = _order(_index(times), _index(self.times))  # of numbers it may be that of rows: refused
+            order = permuted if dated else None
         if order is not None:
             return given.iloc[order]
-        if name == "values" and self.index is None:
+        if name == "values" and self.index is None and permuted is None:
             return given
         silent = own.equals(_index(np.arange(length)))
         other_kind = times is None and not (dated and self.axis.origin is not None) and own.is_monotonic_increasing

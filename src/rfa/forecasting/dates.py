@@ -49,7 +49,7 @@ def read_times(
     if time_unit in EPOCHS:
         return _of_epoch(column, numbers, path, str(time_unit)), ""
     if time_unit is None and not numbers.isna().any():
-        if (spelled := _spelled(column)) is not None:
+        if (spelled := _spelled(column.str.replace(r"\.0+$", "", regex=True), path)) is not None:
             return spelled
         size = numbers.abs()
         for unit, length in EPOCHS.items():
@@ -94,8 +94,12 @@ def _of_epoch(column: "pd.Series[Any]", numbers: "pd.Series[Any]", path: Path, u
     return _to_microseconds(dates)
 
 
-def _spelled(column: "pd.Series[Any]") -> tuple["pd.Series[Any]", str] | None:
-    """Dates without separators, such as 19580329, and what is said of them."""
+def _spelled(column: "pd.Series[Any]", path: Path) -> tuple["pd.Series[Any]", str] | None:
+    """Dates without separators, such as 19580329, and what is said of them. None where most are no dates.
+
+    Raises:
+        ValueError: where some of them are no dates: the others could not be taken for numbers either.
+    """
     size = len(column.iloc[0])
     if size not in _SPELLINGS or not column.str.fullmatch(rf"(1[89]|2[01])\d{{{size - 2}}}").all():
         return None
@@ -103,8 +107,9 @@ def _spelled(column: "pd.Series[Any]") -> tuple["pd.Series[Any]", str] | None:
     late = column.str[8:10] == "24"  # hour 24 is the next day's hour 0
     dates = pd.to_datetime(column.where(~late, column.str[:8] + "00" + column.str[10:]), "coerce", format=date_format)
     dates += pd.to_timedelta(late.astype(np.int64), "D")
-    if dates.isna().any():
+    if dates.isna().mean() > 0.5:
         return None
+    _check(column, dates.isna(), path, f"a date as {name}, as most rows have ({_KEEP})")
     return _to_microseconds(dates), f"times: {column.name!r} was read as dates, {name} ({_KEEP})"
 
 

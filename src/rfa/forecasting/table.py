@@ -63,7 +63,7 @@ class TableFormat:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "missing", tuple(self.missing or ()))
-        units, signs = (*EPOCHS, "number"), "a single character that is no digit"
+        units = (*EPOCHS, "number")
         require(self.time_unit in (None, *units), "time-unit", self.time_unit, f"one of {', '.join(units)}")
         require(None in (self.date_format, self.time_unit), "date-format", self.date_format, "it or --time-unit")
         require(
@@ -72,9 +72,10 @@ class TableFormat:
             self.separator,
             "a single character, tab or space",
         )
-        for name in ("decimal", "thousands"):
+        for name, signs in (("decimal", ".,"), ("thousands", ".,'_ \u00a0\u202f\u2019")):  # spaces and a quote
             sign = getattr(self, name)
-            require(sign is None or (len(sign) == 1 and not sign.isdigit()), name, sign, signs)
+            fits = sign is None or (len(sign) == 1 and sign in signs)
+            require(fits, name, sign, "a point or a comma" + ("" if name == "decimal" else ", a quote, _ or a space"))
         require(
             self.thousands != (self.decimal or "."),
             "thousands",
@@ -287,6 +288,8 @@ def _read_file(
     path: Path, time: str, values: list[str] | None, label: tuple[str, str | None], table_format: TableFormat
 ) -> _File:
     """Read a file, and understand its times and values. `label` is "sensor" or "series" with its column."""
+    time, label = time.strip(), (label[0], label[1] and label[1].strip())  # as the names of columns are
+    values = values and [name.strip() for name in values]
     text, notes = _read_text(path, table_format.encoding)
     separator = _separator(text, time, table_format.separator, notes)
     table = _read_cells(path, text, separator)
@@ -381,9 +384,11 @@ def _read_cells(path: Path, text: str, separator: str) -> pd.DataFrame:
         raise ValueError(f"file: rows of {path} have more cells than its header, expected a name for each") from None
     except (csv.Error, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         raise ValueError(f"file: {path} cannot be read as CSV: {str(error).strip().splitlines()[0]}") from None
+    names = [name.strip() for name in names]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"file: {path} has two columns {twice!r}, expected each name once")
+    table.columns = table.columns.str.strip()
     table = table.set_axis(lines if len(lines) == len(table) else range(2, len(table) + 2)).dropna(how="all")
     if not len(table):
         raise ValueError(f"file: {path} has no rows, expected at least one")

@@ -148,7 +148,13 @@ def read_mask(attention_mask: Mask | None, batch: int, queries: int, keys: int, 
         expected = f"({batch}, {keys}) or ({batch}, 1, {queries}, {keys})"
         raise ValueError(f"attention_mask: got shape {shape}, expected {expected}")
     visible = visible_pairs(attention_mask).reshape(-1, queries, keys).expand(batch, -1, -1)
-    known, key_mask, columns = readable(visible), visible.any(1), torch.arange(keys, device=visible.device)
+    known, columns = readable(visible), torch.arange(keys, device=visible.device)
+    padding = torch.zeros_like(visible[..., 0])
+    if causal and queries > 1:  # masks for SDPA let padding see all keys, because it makes NaN of a row of none
+        every = visible.all(-1)
+        padding = every & (every.roll(1, -1) | (columns[keys - queries :] < keys - 1))  # the last token sees all anyway
+        padding = padding & ~padding.all(-1, keepdim=True)
+    key_mask = (visible & ~padding[..., None]).any(1)
     seen = key_mask[:, None].expand(visible.shape)
     if causal:
         seen = seen & (columns <= columns[keys - queries :, None])

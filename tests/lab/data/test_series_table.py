@@ -128,6 +128,16 @@ def test_each_fault_has_one_line(written, text, options, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("options", [{"decimal": "-"}, {"decimal": "e"}, {"thousands": "-"}, {"thousands": "e"}])
+def test_signs_that_are_part_of_numbers_are_refused(options):
+    with pytest.raises(ValueError, match=r"^(decimal|thousands): got '[-e]', expected a point or a comma"):
+        TableFormat(**options)
+
+
+def test_names_of_columns_have_no_spaces_around_them(written):
+    assert read_series(written("v , t\n1, 0\n2, 1\n"), "t", ["v"]).channels == ("v",)
+
+
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match=r"^file: .* does not exist"):
         read_series(tmp_path / "none.csv", "time")
@@ -249,6 +259,7 @@ def iso(dates, unit="s"):
         ),
         (["31.01.2024 06:00", "01.02.2024 06:00"], ["2024-01-31T06", "2024-02-01T06"], "%d.%m.%Y %H:%M"),
         (["1/31/2024", "02/01/2024"], ["2024-01-31", "2024-02-01"], "%m/%d/%Y"),
+        (["202311.0", "202312.0", "202401.0"], ["2023-11-01", "2023-12-01", "2024-01-01"], "YYYYMM"),
     ],
 )
 def test_spellings_of_dates_are_recognised_and_said(written, stamps, dates, said):
@@ -257,6 +268,23 @@ def test_spellings_of_dates_are_recognised_and_said(written, stamps, dates, said
     assert (found.axis(found.times.numpy()) == iso(dates, "ns")).all()
     labels = [found.label(time).replace(" ", "T").removesuffix("+00:00") for time in found.times.tolist()]
     assert (iso(labels, "ns") == iso(dates, "ns")).all()
+
+
+@pytest.mark.parametrize(
+    "stamps",
+    [
+        ["202311", "202312", "202313"],
+        ["20230228", "20230229", "20230301"],
+        ["2023022823", "2023022900", "2023030100"],
+        ["202302282300", "202302290000", "202303010000"],
+    ],
+)
+def test_a_date_that_there_is_not_is_named(written, stamps):
+    """Neither plain numbers nor epoch stamps, as which such digits could be read too."""
+    row = 4 if len(stamps[0]) == 6 else 3
+    said = rf"^time: got '{stamps[row - 2]}' in row {row} of .* as YYYYMM.*--time-unit number"
+    with pytest.raises(ValueError, match=said):
+        read_series(written("t,x\n" + "".join(f"{stamp},1\n" for stamp in stamps)), "t")
 
 
 @pytest.mark.parametrize("stamps", [["190013", "190113"], ["2024000", "2024367"], ["0", "1704067200"], ["99", "100"]])

@@ -22,8 +22,8 @@ PACKAGE = [
 INTEGRATIONS = [
     Mutation("rfa/models/packing.py", "zeros = mask == 1, mask == 0", "zeros = mask == 1, mask <= 0",
              "all keys of an additive mask are seen", "rfa/integrations/test_masks.py"),
-    Mutation("rfa/models/packing.py", "key_mask, columns = readable(visible), visible.any(1),",
-             "key_mask, columns = readable(visible), visible[:, -1],",
+    Mutation("rfa/models/packing.py", "key_mask = (visible & ~padding[..., None]).any(1)",
+             "key_mask = (visible & ~padding[..., None])[:, -1]",
              "only the last query says which keys take part", "rfa/integrations/test_masks.py"),
     Mutation("rfa/models/packing.py", "wrong := (visible != seen) & counts", "wrong := (visible != seen) & ~counts",
              "a window counts as packed sequences", "rfa/integrations/test_masks.py"),

@@ -80,6 +80,7 @@ FORMS = {
     "added in half precision": lambda mask: added(mask).clamp(min=-65504).half()[:, None],
     "padding sees nothing": lambda mask: (mask & PRESENT[:, :, None])[:, None],
     "padding sees itself": lambda mask: (mask | (torch.eye(11).bool() & ~PRESENT[:, None]))[:, None],
+    "padding sees everything": lambda mask: (mask | ~PRESENT[:, :, None])[:, None],
     "documents sdpa": lambda mask: by_transformers("sdpa"),
     "documents eager": lambda mask: by_transformers("eager"),
 }
