@@ -352,7 +352,7 @@ def _separator(text: str, time: str, given: str | None, notes: list[str]) -> str
             continue
         with suppress(csv.Error):
             names, _ = next(iter(_records(text, separator)), ([], 0))
-        if time in names and len(names) > 1:
+        if time in map(str.strip, names) and len(names) > 1:
             if separator != ",":
                 words = {"\t": "tab", r"\s+": "space"}.get(separator, repr(separator))
                 notes.append(f"separator: {words}, by the header (--separator chooses another)")
