@@ -22,7 +22,7 @@ _HELD_OUT = {  # whole packages, which come with rfa and its tests
     **dict.fromkeys(("networkx", "pygments", "mpmath", "rich"), "test"),
     **dict.fromkeys(("mypy", "tensorboard", "fsspec", "anyio"), "valid"),
 }
-_NO_PACKAGES = {"pip", "beartype", "mypyc", "rfa", "rfa_lab", "fontTools"}  # copies of other packages, tables, and this package
+_NO_PACKAGES = {"pip", "beartype", "mypyc", "fontTools", "rfa", "rfa_lab"}  # copies, tables, and what this belongs to
 _NOT_STDLIB = {"site-packages", "dist-packages", "test"}
 _NO_FOLDERS = {"_vendor", "site-packages", "__pycache__", "idlelib", "lib2to3", "encodings"}
 _LEAST, _MOST = 500, 150_000  # bytes of a file: shorter ones only import, longer ones are generated
