@@ -7,8 +7,9 @@ import functools
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -18,10 +19,10 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from rfa.checks import installed
 
 from . import reference
-from .dense import all_finite, finite, of_finite, rotated, turned
-from .kernel import HALF_AND_SINGLE, TRITON_CHANNELS, Kernel, ScoreKind, kernel_inputs, rotation_tables
+from .dense import all_finite, finite, into_frame, of_finite, rotated, turned
+from .kernel import HALF_AND_SINGLE, TRITON_CHANNELS, Kernel, KernelInputs, kernel_inputs, rotation_tables
 from .positions import Positions
-from .prior import DecodingCache, LagTables, SeparablePath, kernel_prior
+from .prior import DecodingCache, SeparablePath, kernel_prior
 from .problem import Problem
 from .transforms import (
     constant_for_compiler,
@@ -36,22 +37,13 @@ from .transforms import (
 # Gradients of frequencies and times where a kernel turns the states itself
 
 
-def with_phase_gradient(
-    states: Sequence[Tensor], frequency: Tensor, times: Tensor, inverse: bool = False
-) -> tuple[Tensor, ...]:
-    """The states themselves. Their gradients give frequencies and times theirs.
-
-    Args:
-        states: `(batch, heads, length, 2 d)` each, in float32, of the same times. A kernel turns them by the phases
-            `omega t`, or has turned them.
-        frequency: omega, `(heads, modes)`.
-        times: `(b, 1 or heads, length)`.
-        inverse: turned backwards.
-    """
-    return _PhaseGradient.apply(frequency, times, -1 if inverse else 1, *states)  # type: ignore[no-any-return]
-
-
 class _PhaseGradient(torch.autograd.Function):
+    """The states themselves, `(batch, heads, length, 2 d)` in float32, which a kernel turns by the phases `omega t`.
+
+    Or it has turned them. Where the sign is -1 it turns them backwards. Their gradients give the frequencies
+    `(heads, modes)` and the times `(b, 1 or heads, length)` theirs.
+    """
+
     @staticmethod
     def forward(frequency: Tensor, times: Tensor, sign: int, *states: Tensor) -> tuple[Tensor, ...]:
         return tuple(x.view_as(x) for x in states)
@@ -118,9 +110,8 @@ class Backend(NamedTuple):
 
 
 def _cpu_kernel() -> Kernel:
-    from .cpu.operator import fused_attention, phases
-
-    return Kernel(fused_attention, phases)
+    operator = _cpu_operator()
+    return Kernel(operator.fused_attention, operator.phases)
 
 
 def _triton_kernel() -> Kernel:
@@ -276,20 +267,21 @@ def _fused(
             query = query.to(torch.float32)
             key, value = (of_finite(decay.mul, x.to(torch.float32)) for x in positions.without_absent(key, value))
             key_norm = None if key_norm is None else key_norm * decay[..., 0].square()
-        estimate, log_sum = attend(
-            kernel,
+        inputs = kernel_inputs(
             query,
             key,
             value,
-            frequency=frequency,
-            positions=positions,
-            prior=prior,
+            None,
+            prior,
+            positions,
             causal=options.causal,
             score_kind=options.weight,
             gate=options.gate,
             rotate_values=options.rotate_values,
             key_norm=key_norm,
+            decode=frequency is None and not torch.is_grad_enabled(),
         )
+        estimate, log_sum = attend(kernel, inputs, positions, frequency)
         if parameters.horizon is not None and frequency is not None and options.rotate_values:
             angle = frequency * parameters.horizon[:, None]
             estimate = rotated(estimate, angle, torch.ones(query.shape[2], device=query.device))
@@ -298,92 +290,46 @@ def _fused(
 
 
 def attend(
-    kernel: Kernel,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    frequency: Tensor | None,
-    positions: Positions,
-    prior: LagTables | SeparablePath,
-    causal: bool,
-    score_kind: ScoreKind,
-    gate: bool = True,
-    rotate_values: bool,
-    key_norm: Tensor | None = None,
+    kernel: Kernel, inputs: KernelInputs, positions: Positions, frequency: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The estimate in float32 and `log2 sum_j 2^z` by a kernel; see `rfa.ops.kernel`.
 
-    A `frequency` of None says that the states stand in the common frame. Otherwise the kernel turns them itself, except
-    under a transform of `torch.func`: there autograd turns them, in float32.
+    Without a frequency the states stand in the common frame. Otherwise the kernel turns them itself, except under a
+    transform of `torch.func`: there autograd turns them, in float32.
     """
-    rotation, by_autograd, learned = None, frequency is not None and transformed(), False
-    if frequency is not None and by_autograd:
+    if frequency is None:
+        return kernel.attention(inputs)
+    query, key, value, *_ = inputs
+    if transformed():
         rotation = rotation_tables(frequency, positions)  # differentiable, and once for all states
-        key, value = positions.without_absent(key, value)
-        query = turned(query.to(torch.float32), rotation.of_queries, inverse=True)
-        key = turned(key.to(torch.float32), rotation.of_keys, inverse=True)
-        value = value.to(torch.float32)
-        if rotate_values:
-            value = turned(value, rotation.of_keys, inverse=True)
-    elif frequency is not None:
-        of_keys, of_queries = positions.times_of_heads()
-        learned = torch.is_grad_enabled() and any(x.requires_grad for x in (frequency, of_keys, of_queries))
-        with torch.no_grad():
-            rotation = rotation_tables(frequency, positions, kernel.phases)
-        if learned:  # in float32: phases are sums over the gradients of states, which half precision would round
-            query, key, value = (states.to(torch.float32) for states in (query, key, value))
-            (query,) = with_phase_gradient([query], frequency, of_queries, inverse=True)
-            key, *values = with_phase_gradient([key, *[value] * rotate_values], frequency, of_keys, inverse=True)
-            value = values[0] if values else value
-    inputs = kernel_inputs(
-        query,
-        key,
-        value,
-        None if by_autograd else rotation,
-        prior,
-        positions,
-        causal=causal,
-        score_kind=score_kind,
-        gate=gate,
-        rotate_values=rotate_values,
-        key_norm=key_norm,
-        decode=frequency is None and not torch.is_grad_enabled(),
-    )
-    estimate, log_sum = kernel.attention(inputs)
-    if frequency is not None and learned and rotate_values:
-        (estimate,) = with_phase_gradient([estimate], frequency, of_queries)
-    if rotation is not None and by_autograd and rotate_values:
-        estimate = turned(estimate, rotation.of_queries)
+        states = query, *positions.without_absent(key, value)
+        phases = rotation.of_keys, rotation.of_queries
+        query, key, value = into_frame(states, *phases, torch.float32, inputs.rotate_values)
+        estimate, log_sum = kernel.attention(inputs._replace(query=query, key=key, value=value))
+        return (turned(estimate, rotation.of_queries) if inputs.rotate_values else estimate), log_sum
+    of_keys, of_queries = positions.times_of_heads()
+    learned = torch.is_grad_enabled() and any(x.requires_grad for x in (frequency, of_keys, of_queries))
+    with torch.no_grad():
+        rotation = rotation_tables(frequency, positions, kernel.phases)
+    if learned:  # in float32: phases are sums over the gradients of states, which half precision would round
+        query, key, value = (states.to(torch.float32) for states in (query, key, value))
+        (query,) = _PhaseGradient.apply(frequency, of_queries, -1, query)
+        key, *turning = _PhaseGradient.apply(frequency, of_keys, -1, key, *[value] * inputs.rotate_values)
+        value = turning[0] if turning else value
+    estimate, log_sum = kernel.attention(inputs._replace(query=query, key=key, value=value, **rotation._asdict()))
+    if learned and inputs.rotate_values:
+        (estimate,) = _PhaseGradient.apply(frequency, of_queries, 1, estimate)
     return estimate, log_sum
 
 
 # Which compiled code serves the new tokens of a decoder. Caches ask here, as the operators ask `backends.py`
 
 
-class CompiledDecoding(NamedTuple):
-    """What compiled code does with new tokens; see `rfa.ops.cpu.operator`.
+def compiled_decoding(backend: str, *states: Tensor) -> ModuleType | None:
+    """`rfa.ops.cpu.operator`, whose `enter` and `decode_token` serve these states; None where PyTorch's operators do.
 
-    Fields:
-        enter: turns states and writes them into the cache.
-        decode_token: does so for one token at uniform times, and estimates it from all of the cache.
-    """
-
-    enter: Callable[..., Tensor]
-    decode_token: Callable[..., Tensor]
-
-
-@functools.cache
-def _on_cpu() -> CompiledDecoding:
-    from .cpu.operator import decode_token, enter
-
-    return CompiledDecoding(enter, decode_token)
-
-
-def compiled_decoding(backend: str, *states: Tensor) -> CompiledDecoding | None:
-    """The functions for these states: on a CPU, of one dtype, without gradients. None where PyTorch's operators serve.
-
-    A program that is recorded needs those operators: it would not hold what compiled code writes.
+    They serve states on a CPU, of one dtype, without gradients. A program that is recorded needs PyTorch's operators:
+    it would not hold what compiled code writes.
     """
     if backend not in ("auto", "cpu") or torch.is_grad_enabled():
         return None
@@ -395,4 +341,11 @@ def compiled_decoding(backend: str, *states: Tensor) -> CompiledDecoding | None:
             return None
     if transformed() or recording() or not readable():  # no wrapped tensors: these are plain ones
         return None
-    return None if missing("cpu") is not None else _on_cpu()
+    return None if missing("cpu") is not None else _cpu_operator()
+
+
+@functools.cache
+def _cpu_operator() -> ModuleType:
+    from .cpu import operator
+
+    return operator

@@ -1,6 +1,6 @@
 """Robust filter attention in which each token sets the dynamics until the next (appendix E.6)."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,17 +9,18 @@ from .backends import attend, backend_for
 from .cumulative import CumulativeDynamics, TokenDynamics, cumulative_dynamics
 from .dense import (
     DenseRows,
+    FiniteStates,
     effective_variance,
     evidence,
-    finite,
+    into_frame,
     log_weights,
     masked_softmax,
     positive,
     row_blocks,
-    sees_any,
+    squared_distance,
     turned,
 )
-from .kernel import Kernel
+from .kernel import kernel_inputs
 from .positions import Positions
 from .prior import BITS, SMALLEST, SeparablePath
 from .problem import Weight
@@ -81,15 +82,10 @@ def content_filter_attention(
     """
     with without_autocast(query):
         path = content_path(dynamics, positions)
-        key, value = positions.without_absent(key, value)
         of_keys, of_queries = path.rotations()
-        query_in_frame, key, value = (
-            turned(states.to(torch.promote_types(states.dtype, torch.float32)), phases, inverse=True)
-            for states, phases in ((query, of_queries), (key, of_keys), (value, of_keys))
-        )
-        estimate = content_attention_in_frame(
-            query_in_frame, key, value, path=path, noises=noises, weight=weight, backend=backend
-        )
+        states, dtype = (query, *positions.without_absent(key, value)), torch.promote_types(query.dtype, torch.float32)
+        in_frame = into_frame(states, of_keys, of_queries, dtype)
+        estimate = content_attention_in_frame(*in_frame, path=path, noises=noises, weight=weight, backend=backend)
         return turned(estimate, of_queries).to(query.dtype)
 
 
@@ -134,74 +130,43 @@ def content_attention_in_frame(
     weight: Weight = "student_t",
     backend: str = "auto",
 ) -> Tensor:
-    """`content_filter_attention` of states that stand in the common frame; the estimate stays in it.
+    """`content_filter_attention` of states in the common frame, in float32 or float64; the estimate stays in it.
 
-    Args:
-        query: `(batch, heads, queries, 2 d)`, turned by `exp(-i W_i)` already.
-        key, value: `(batch, heads, keys, 2 d)`, turned by `exp(-i W_j)` already.
-        path: of the keys' tokens.
-        noises, weight, backend: as in `content_filter_attention`.
-
-    Returns:
-        `(batch, heads, queries, 2 d)`, in float32 or float64.
+    Queries are turned by `exp(-i W_i)` already, keys and values by `exp(-i W_j)`. `path` is that of the keys' tokens.
     """
     kernel = backend_for(backend, query, value).kernel
     dtype = torch.promote_types(query.dtype, torch.float32)
     if not query.numel():  # no tokens, or no sequences
         return torch.zeros_like(query, dtype=dtype)
     with without_autocast(query):
-        key, value = path.positions.without_absent(key, value)
-        states = _States(query.to(dtype), key.to(dtype), value.to(dtype))
+        states = query, *path.positions.without_absent(key, value)
+        query, key, value = (x.to(dtype) for x in states)
         if kernel is None:
-            return _dense(states, path, noises.to(dtype), weight)
-        return _fused(kernel(), states, path, noises, weight).to(dtype)
-
-
-class _States(NamedTuple):
-    """In the frame, `(batch, heads, length, 2 d)`."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
+            return _dense(query, key, value, path, noises.to(dtype), weight)
+        prior, decode = _prior(path, noises, query.shape[-1] // 2, weight), not torch.is_grad_enabled()
+        options: dict[str, Any] = {"causal": True, "score_kind": weight, "decode": decode}
+        inputs = kernel_inputs(query, key, value, None, prior, path.positions, **options)
+        return attend(kernel(), inputs, path.positions)[0].to(dtype)
 
 
 def _cosine_and_sine(phase: Tensor) -> tuple[Tensor, Tensor]:
     return phase.cos(), phase.sin()
 
 
-def _fused(
-    kernel: Kernel,
-    states: _States,
-    path: ContentPath,
-    noises: Noises,
-    weight: Weight,
-) -> Tensor:
-    """The estimate in the frame by a kernel."""
-    modes, (dynamics, at_keys, at_queries, positions) = states.query.shape[-1] // 2, path
+def _prior(path: ContentPath, noises: Noises, modes: int, weight: Weight) -> SeparablePath:
+    """The prior of a fused kernel."""
+    dynamics, at_keys, at_queries, _ = path
     noises = noises.to(at_keys.decay.dtype)
     inverse_temperature, inverse_freedom = noises.inverse_temperature, 1 / (noises.robustness * modes)
     coefficient = inverse_temperature * (noises.robustness + 1 if weight == "student_t" else BITS)
     scalars = [coefficient, inverse_freedom, noises.key_noise, noises.noise_floor, noises.query_noise]
-    prior = SeparablePath(
+    return SeparablePath(
         key_path=torch.stack([at_keys.decay, at_keys.variance]).to(torch.float64),
         query_path=torch.stack([at_queries.decay, at_queries.variance]).to(torch.float64),
         key_bias=None,
         scalars=torch.stack([*scalars, inverse_temperature]),
         bound=_bound(noises, dynamics).to(torch.float32),
     )
-    estimate, _ = attend(
-        kernel,
-        states.query,
-        states.key,
-        states.value,
-        frequency=None,
-        positions=positions,
-        prior=prior,
-        causal=True,
-        score_kind=weight,
-        rotate_values=False,
-    )
-    return estimate
 
 
 def _bound(noises: Noises, dynamics: TokenDynamics) -> Tensor:
@@ -213,38 +178,29 @@ def _bound(noises: Noises, dynamics: TokenDynamics) -> Tensor:
     return -noises.inverse_temperature * torch.log2(least)
 
 
-def _dense(states: _States, path: ContentPath, noises: Noises, weight: Weight) -> Tensor:
+def _dense(query: Tensor, key: Tensor, value: Tensor, path: ContentPath, noises: Noises, weight: Weight) -> Tensor:
     """The estimate in the frame in ordinary autograd code, in float32 or float64."""
     _, at_keys, at_queries, positions = path
-    clean, poisoned = zip(*map(finite, states), strict=True)
-    all_queries, key, value = clean
-    dtype, modes = key.dtype, key.shape[-1] // 2
+    states = FiniteStates.of(query, key, value)
+    batch, heads, queries, channels = query.shape
     key_noise, query_noise, floor, robustness, temperature = (p[:, None, None] for p in noises)
 
     def dense_rows(rows: slice) -> DenseRows:
-        query, visible = all_queries[:, :, rows], positions.rows(rows).visible(causal=True)
+        visible = positions.rows(rows).visible(causal=True)
         unseen = ~visible[:, None]
         apart = at_queries.decay[..., rows, None] - at_keys.decay[..., None, :]
         apart = apart.masked_fill(unseen, 0.0)
         added = at_queries.variance[..., rows, None] - at_keys.variance[..., None, :] * torch.exp(-2 * apart)
-        added = added.masked_fill(unseen, 0.0).clamp(min=0).to(dtype)  # rounding may leave a tiny negative number
-        decay = torch.exp(-apart).to(dtype)
-
+        added = added.masked_fill(unseen, 0.0).clamp(min=0).to(key.dtype)  # rounding may leave a tiny negative number
+        decay = torch.exp(-apart).to(key.dtype)
         variance = added + key_noise * decay.square() + floor
-        residual = (
-            query.square().sum(-1)[..., :, None]
-            + decay.square() * key.square().sum(-1)[..., None, :]
-            - 2 * decay * (query @ key.mT)
-        ).relu()
-        scale = (robustness * modes, effective_variance(variance, query_noise, weight))
+        scale = (robustness * (channels // 2), effective_variance(variance, query_noise, weight))
+        weighed = evidence(squared_distance(states.query[:, :, rows], states.key, decay), scale, weight)
         return DenseRows(
-            log_weights(
-                -torch.log(positive(variance)), evidence(residual, scale, weight), robustness, temperature, weight
-            ),
+            log_weights(-torch.log(positive(variance)), weighed, robustness, temperature, weight),
             visible,
-            lambda weights: weights * decay @ value,
-            poisoned[0][:, :, rows] | sees_any(visible, poisoned[1] | poisoned[2]),
+            lambda weights: weights * decay @ states.value,
+            states.unknown(rows, visible),
         )
 
-    batch, heads, queries, _ = all_queries.shape
     return masked_softmax(row_blocks(batch, heads, queries, key.shape[2]), dense_rows)[0]

@@ -20,6 +20,8 @@ from rfa.dynamics import rotate, turn
 from .problem import Weight
 from .transforms import readable, record
 
+Phases = tuple[Tensor, Tensor]  # cosine and sine
+
 _SCORES = 2**24  # scores held at once where no gradient needs them: 64 MB in float32
 
 
@@ -159,6 +161,14 @@ def log_sum(score: Tensor) -> Tensor:
     return highest[..., 0] + (score - highest).exp().sum(-1).log()
 
 
+def squared_distance(query: Tensor, key: Tensor, decay: Tensor) -> Tensor:
+    """`r = |q|^2 + E^2 |k|^2 - 2 E q.k` of states in the common frame, `(batch, heads, queries, keys)`; 0 or more."""
+    squares = query.square().sum(-1)[..., :, None] + decay.square() * key.square().sum(-1)[..., None, :]
+    residual = squares - 2 * decay * (query @ key.mT)
+    rounded = (residual <= 0) & (squares > 0)  # at distance 0 a gradient would consist of rounding alone
+    return residual.masked_fill(rounded, 0.0)
+
+
 def finite(states: Tensor) -> tuple[Tensor, Tensor]:
     """States with zeros instead of poisoned ones, and which are poisoned, `(batch, heads, length)`.
 
@@ -168,15 +178,47 @@ def finite(states: Tensor) -> tuple[Tensor, Tensor]:
     return states.masked_fill(poisoned[..., None], 0.0), poisoned
 
 
+class FiniteStates(NamedTuple):
+    """Query, key and value `(batch, heads, length, channels)` with zeros instead of poisoned ones.
+
+    The last two fields, `(batch, heads, length)`, are True for a poisoned query, and where key or value is poisoned.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    poisoned: Tensor
+    poisoned_keys: Tensor
+
+    @classmethod
+    def of(cls, *states: Tensor) -> "FiniteStates":
+        """Of query, key and value."""
+        (query, poisoned), (key, of_key), (value, of_value) = map(finite, states)
+        return cls(query, key, value, poisoned, of_key | of_value)
+
+    def unknown(self, rows: slice, visible: Tensor, keys: slice = slice(None)) -> Tensor:
+        """Which of these queries are poisoned or see a poisoned one of these keys, `(batch, heads, rows)`."""
+        return self.poisoned[:, :, rows] | sees_any(visible, self.poisoned_keys[:, :, keys])
+
+
 def rotated(states: Tensor, frequency: Tensor, times: Tensor, inverse: bool = False) -> Tensor:
     """`rotate`. A poisoned state becomes NaN and gives the frequencies no gradient."""
     return of_finite(lambda states: rotate(states, frequency, times, inverse), states)
 
 
-def turned(states: Tensor, phases: tuple[Tensor, Tensor], inverse: bool = False) -> Tensor:
+def turned(states: Tensor, phases: Phases, inverse: bool = False) -> Tensor:
     """The same by known cosine and sine."""
     cos, sin = phases
     return of_finite(lambda states: turn(states, cos, -sin if inverse else sin), states)
+
+
+def into_frame(
+    states: tuple[Tensor, Tensor, Tensor], of_keys: Phases, of_queries: Phases, dtype: torch.dtype, values: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and, with `values`, value turned backwards by the phases at keys and at queries, in a dtype."""
+    query, key, value = (x.to(dtype) for x in states)
+    query, key = turned(query, of_queries, inverse=True), turned(key, of_keys, inverse=True)
+    return query, key, turned(value, of_keys, inverse=True) if values else value
 
 
 def of_finite(function: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:

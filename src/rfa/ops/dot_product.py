@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,8 @@ from rfa.checks import exported, require
 from rfa.dynamics import decay_kernel, rotation_of_heads, time_dtype
 
 from .backends import attend, backend_for
-from .dense import DenseRows, dropped, fill_rows, finite, masked_softmax, row_blocks, sees_any, turned
+from .dense import DenseRows, FiniteStates, dropped, fill_rows, into_frame, masked_softmax, row_blocks, turned
+from .kernel import kernel_inputs
 from .positions import Positions, by_group, token_groups
 from .prior import BITS, LagTables, SeparablePath
 from .transforms import scaled_dot_product_attention, without_autocast
@@ -75,56 +76,46 @@ def decayed_dot_product_attention(
         kernel = None
     with without_autocast(query):
         gates = None if log_gate is None else _cumulative_gates(log_gate, gains, positions)
+        fading = _Fading(decay, slopes, logarithmic, gates)
         if kernel is None or not key.shape[2]:
-            estimate = _dense(
-                query,
-                key,
-                value,
-                positions,
-                frequency,
-                decay,
-                slopes,
-                gates,
-                logarithmic,
-                rotate_values,
-                sink,
-                causal,
-                dropout,
-            )
+            states = query, *positions.without_absent(key, value)
+            dtype = torch.promote_types(query.dtype, torch.float32)  # half precision cannot tell distant lags apart
+            if frequency is not None:
+                of_keys, of_queries = (rotation_of_heads(frequency, times) for times in positions.times_of_heads())
+                states = into_frame(states, of_keys, of_queries, dtype, rotate_values)
+            estimate = _dense(FiniteStates.of(*(x.to(dtype) for x in states)), positions, fading, sink, causal, dropout)
+            if frequency is not None and rotate_values:
+                estimate = turned(estimate, of_queries)
         else:
-            estimate, log_sum = attend(
-                kernel(),
-                query,
-                key,
-                value,
-                frequency=frequency,
-                positions=positions,
-                prior=_prior(query, decay, slopes, gates, logarithmic, positions),
-                causal=causal,
-                score_kind="dot_product",
-                rotate_values=rotate_values,
-            )
+            prior, decode = _prior(query, fading, positions), frequency is None and not torch.is_grad_enabled()
+            options: dict[str, Any] = {"causal": causal, "rotate_values": rotate_values, "decode": decode}
+            inputs = kernel_inputs(query, key, value, None, prior, positions, score_kind="dot_product", **options)
+            estimate, log_sum = attend(kernel(), inputs, positions, frequency)
             if sink:
                 estimate = estimate * torch.sigmoid(math.log(2) * log_sum)[..., None]
     return estimate.to(query.dtype)
 
 
-class _CumulativeGates(NamedTuple):
-    """`G_ij = of_keys_j - of_queries_i`, both `(batch, heads, keys)` in `time_dtype`.
+class _Fading(NamedTuple):
+    """How a key fades with the lag, as the arguments of `decayed_dot_product_attention`; None for what is not there.
 
-    Within a group both may be off by the same constant. The queries are the last of the keys.
+    The gates have parts `(batch, heads, keys)` and `(batch, heads, queries)` in `time_dtype`: `G_ij = of_keys_j -
+    of_queries_i`. Within a group both may be off by the same constant.
     """
 
-    of_keys: Tensor
-    of_queries: Tensor
+    decay: Tensor | None
+    slopes: Tensor | None
+    logarithmic: LogarithmicBias | None
+    gates: tuple[Tensor, Tensor] | None
 
 
-def _cumulative_gates(log_gate: Tensor, gains: bool, positions: Positions) -> _CumulativeGates:
+def _cumulative_gates(log_gate: Tensor, gains: bool, positions: Positions) -> tuple[Tensor, Tensor]:
     """`-sum_{l <= i} log f_l` of the present keys of a group; with gains `log K_j` is added at the keys."""
     log_gate = log_gate.to(time_dtype(log_gate.device))
     sums = forgotten(log_gate, positions)
     gain = torch.log(-torch.expm1(log_gate.clamp(max=-LEAST_GAIN))) if gains else None
-    return _CumulativeGates(sums if gain is None else sums + gain, sums)
+    of_queries = sums[..., sums.shape[-1] - positions.query_times.shape[-1] :]
+    return sums if gain is None else sums + gain, of_queries
 
 
 def forgotten(log_gate: Tensor, positions: Positions) -> Tensor:
@@ -139,121 +130,82 @@ def forgotten(log_gate: Tensor, positions: Positions) -> Tensor:
     return -log_gate.gather(-1, order).cumsum(-1).gather(-1, restore)
 
 
-def _prior(
-    query: Tensor,
-    decay: Tensor | None,
-    slopes: Tensor | None,
-    gates: _CumulativeGates | None,
-    logarithmic: LogarithmicBias | None,
-    positions: Positions,
-) -> LagTables | SeparablePath:
+def _prior(query: Tensor, fading: _Fading, positions: Positions) -> LagTables | SeparablePath:
     """`E = exp(-mu tau)` and the bias, as tables over the lag or as a path whose third row is the bias."""
     heads, device = query.shape[1], query.device
     dtype = positions.key_times.dtype
     none = torch.zeros(heads, dtype=dtype, device=device)
-    decay = none if decay is None else decay.to(dtype)
-    slope = BITS * (none if slopes is None else slopes.to(dtype))
+    decay = none if fading.decay is None else fading.decay.to(dtype)
+    slope = BITS * (none if fading.slopes is None else fading.slopes.to(dtype))
     coefficient = torch.full((heads,), BITS / math.sqrt(query.shape[-1]), device=device)
     bound = torch.zeros(heads, device=device)
-    if positions.uniform and gates is None:
+    if positions.uniform and fading.gates is None:
         lag = torch.arange(positions.key_times.shape[-1], dtype=dtype, device=device).expand(heads, -1)
         bias = -slope[:, None] * lag
-        if logarithmic is not None:
-            exponent, rate = (x.to(dtype)[:, None] for x in logarithmic)
+        if fading.logarithmic is not None:
+            exponent, rate = (x.to(dtype)[:, None] for x in fading.logarithmic)
             bias = bias - BITS * exponent * torch.log1p(rate * lag)
         tables = torch.stack([decay_kernel(decay[:, None], lag), bias, torch.zeros_like(lag)])
         return LagTables(tables.to(torch.float32), coefficient, bound)
     zeros = torch.zeros_like(coefficient)
     scalars = torch.stack([coefficient, zeros, zeros, zeros + 1, zeros, zeros])
     times = positions.times_of_heads()
-    of_keys, of_queries = map(torch.zeros_like, times)
-    if gates is not None:
-        of_keys, of_queries = gates.of_keys, gates.of_queries[..., positions.key_times.shape[-1] - query.shape[2] :]
-    ends = ((times[0], BITS * of_keys), (times[1], BITS * of_queries))
+    gates = tuple(map(torch.zeros_like, times)) if fading.gates is None else fading.gates
     key_path, query_path = (
         torch.stack(
-            torch.broadcast_tensors(decay[:, None] * t, torch.zeros_like(t), slope[:, None] * t + bias), dim=0
+            torch.broadcast_tensors(decay[:, None] * t, torch.zeros_like(t), slope[:, None] * t + BITS * gate), dim=0
         ).to(torch.float64)
-        for t, bias in ((times.to(dtype), bias) for times, bias in ends)
+        for t, gate in ((t.to(dtype), gate) for t, gate in zip(times, gates, strict=True))
     )
     return SeparablePath(key_path, query_path, torch.zeros(key_path.shape[1:], device=device), scalars, bound)
 
 
 def _dense(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    positions: Positions,
-    frequency: Tensor | None,
-    decay: Tensor | None,
-    slopes: Tensor | None,
-    gates: _CumulativeGates | None,
-    logarithmic: LogarithmicBias | None,
-    rotate_values: bool,
-    sink: bool,
-    causal: bool,
-    dropout: float,
+    states: FiniteStates, positions: Positions, fading: _Fading, sink: bool, causal: bool, dropout: float
 ) -> Tensor:
-    """In ordinary autograd code, in float32 or float64."""
-    key, value = positions.without_absent(key, value)
-    dtype = torch.promote_types(query.dtype, torch.float32)  # half precision cannot tell distant lags apart
-    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if frequency is not None:
-        of_keys, of_queries = (rotation_of_heads(frequency, times) for times in positions.times_of_heads())
-        query = turned(query, of_queries, inverse=True)
-        key = turned(key, of_keys, inverse=True)
-        if rotate_values:
-            value = turned(value, of_keys, inverse=True)
-    (query, poisoned), (key, poisoned_keys), (value, poisoned_values) = map(finite, (query, key, value))
-    poisoned_keys = poisoned_keys | poisoned_values
-    first = key.shape[2] - query.shape[2]
+    """The estimate of states in the common frame in ordinary autograd code, in float32 or float64."""
+    query, key, value, *_ = states
+    batch, heads, queries, channels = query.shape
 
     def biased(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Bias, lag `(b, heads or 1, rows, keys)` and visibility of some queries."""
         part = positions.rows(rows)
         visible = part.visible(causal)
-        of_keys, of_queries = part.times_of_heads()
-        lag = (of_queries[..., None] - of_keys[..., None, :]).abs()
-        lag = lag.masked_fill(~visible[:, None], 0.0).to(query.dtype)
+        lag = part.lags(visible, query.dtype)
         bias = torch.zeros_like(lag)
-        if slopes is not None:
-            bias = bias - slopes[:, None, None] * lag
-        if logarithmic is not None:
-            exponent, rate = (x.to(lag.dtype)[:, None, None] for x in logarithmic)
+        if fading.slopes is not None:
+            bias = bias - fading.slopes[:, None, None] * lag
+        if fading.logarithmic is not None:
+            exponent, rate = (x.to(lag.dtype)[:, None, None] for x in fading.logarithmic)
             bias = bias - exponent * torch.log1p(rate * lag)
-        if gates is not None:
-            own = gates.of_queries[:, :, first + rows.start : first + rows.stop, None]
-            between = gates.of_keys[:, :, None] - own
+        if fading.gates is not None:
+            of_keys, of_queries = fading.gates
+            between = of_keys[:, :, None] - of_queries[:, :, rows, None]
             bias = bias + between.masked_fill(~visible[:, None], 0.0).to(bias.dtype)
         return bias, lag, visible
 
     def with_decay(rows: slice, decay: Tensor) -> DenseRows:
         bias, lag, visible = biased(rows)
         remaining = decay_kernel(decay[:, None, None], lag)
-        score = query[:, :, rows] @ key.mT / math.sqrt(query.shape[-1]) + bias
-        unknown = poisoned[:, :, rows] | sees_any(visible, poisoned_keys)
+        score = query[:, :, rows] @ key.mT / math.sqrt(channels) + bias
+        unknown = states.unknown(rows, visible)
         return DenseRows(score, visible, lambda weights: (dropped(weights, dropout) * remaining) @ value, unknown)
 
     def without_decay(rows: slice) -> Tensor:
         bias, _, visible = biased(rows)
-        unknown = poisoned[:, :, rows] | sees_any(visible, poisoned_keys)
         empty = ~visible.any(-1, keepdim=True)[:, None]
         bias = bias.masked_fill(~visible[:, None] & ~empty, -torch.inf)
         seen = (F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))) if sink else (key, value)
         bias = F.pad(bias, (0, 1)) if sink else bias
-        states = query[:, :, rows], seen[0], seen[1]
-        estimate = scaled_dot_product_attention(*states, second_derivatives=True, attn_mask=bias, dropout_p=dropout)
-        return fill_rows(estimate, unknown, empty)
+        options: dict[str, Any] = {"attn_mask": bias, "dropout_p": dropout}
+        estimate = scaled_dot_product_attention(query[:, :, rows], *seen, second_derivatives=True, **options)
+        return fill_rows(estimate, states.unknown(rows, visible), empty)
 
-    blocks = row_blocks(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    if decay is None:
-        estimate = torch.cat([without_decay(rows) for rows in blocks], dim=2)
-    else:
-        estimate, log_sum = masked_softmax(blocks, partial(with_decay, decay=decay), log_sums=sink)
-        estimate = estimate if log_sum is None else estimate * torch.sigmoid(log_sum)[..., None]
-    if frequency is not None and rotate_values:
-        estimate = turned(estimate, of_queries)
-    return estimate
+    blocks = row_blocks(batch, heads, queries, key.shape[2])
+    if fading.decay is None:
+        return torch.cat([without_decay(rows) for rows in blocks], dim=2)
+    estimate, log_sum = masked_softmax(blocks, partial(with_decay, decay=fading.decay), log_sums=sink)
+    return estimate if log_sum is None else estimate * torch.sigmoid(log_sum)[..., None]
 
 
 def windowed_attention(
@@ -280,9 +232,8 @@ def windowed_attention(
     Returns:
         `(batch, heads, queries, 2 d)`; zeros for a query that sees no key. At times 0, 1, 2, ... it costs O(N window).
     """
-    key, value = positions.without_absent(key, value)
-    (query, poisoned), (key, poisoned_keys), (value, poisoned_values) = map(finite, (query, key, value))
-    poisoned_keys = poisoned_keys | poisoned_values
+    states = FiniteStates.of(query, *positions.without_absent(key, value))
+    query, key, value, *_ = states
     queries, keys = query.shape[2], key.shape[2]
     blocks = row_blocks(query.shape[0], query.shape[1], queries, keys)
     if positions.uniform and not exported():
@@ -291,21 +242,18 @@ def windowed_attention(
     for rows in blocks:
         seen = slice(0, keys)
         if positions.uniform:
-            ahead = 0 if causal else window - 1
-            seen = slice(
-                max(0, keys - queries + rows.start - window + 1), min(keys, keys - queries + rows.stop + ahead)
-            )
+            first, last = keys - queries + rows.start - window + 1, keys - queries + rows.stop
+            seen = slice(max(0, first), min(keys, last if causal else last + window - 1))
         part = positions.rows(rows).keys(seen)
         lag = part.query_times[:, :, None] - part.key_times[:, None, :]
         visible = part.visible(causal) & (lag.abs() < window)
         empty = ~visible.any(-1, keepdim=True)[:, None]
-        states = query[:, :, rows], key[:, :, seen], value[:, :, seen]
+        given = query[:, :, rows], key[:, :, seen], value[:, :, seen]
         mask = visible[:, None] | empty
         estimate = scaled_dot_product_attention(
-            *states, second_derivatives, first_key=seen.start, attn_mask=mask, dropout_p=dropout
+            *given, second_derivatives, first_key=seen.start, attn_mask=mask, dropout_p=dropout
         )
-        unknown = poisoned[:, :, rows] | sees_any(visible, poisoned_keys[:, :, seen])
-        estimates.append(fill_rows(estimate, unknown, empty))
+        estimates.append(fill_rows(estimate, states.unknown(rows, visible, seen), empty))
     return torch.cat(estimates, dim=2)
 
 
@@ -337,15 +285,14 @@ def channel_gated_attention(
     Source: the score of Wall Attention as its public README has it (Pai et al. 2026,
     github.com/tilde-research/wall-attention-release). Nothing else of it is here.
     """
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    key, value = positions.without_absent(key, value)
-    heads, channels = query.shape[1], query.shape[-1]
+    dtype, (batch, heads, queries, channels) = torch.promote_types(query.dtype, torch.float32), query.shape
+    given = query, *positions.without_absent(key, value)
     with without_autocast(query):
-        states, poisoned = zip(*(finite(x.to(dtype)) for x in (query, key, value)), strict=True)
-        q, k, v = states
+        states = FiniteStates.of(*(x.to(dtype) for x in given))
+        q, k, v, *_ = states
         of_channels = log_gate.to(time_dtype(log_gate.device)).mT.flatten(1, 2)
         sums = forgotten(of_channels, positions).unflatten(1, (heads, channels)).mT
-        own = sums[:, :, k.shape[2] - q.shape[2] :]
+        own = sums[:, :, k.shape[2] - queries :]
 
         def in_blocks(rows: slice) -> DenseRows:
             seen = slice(0, rows.stop)
@@ -354,24 +301,23 @@ def channel_gated_attention(
             before = (sums[:, :, : rows.start] - first).to(dtype).exp() * k[:, :, : rows.start]
             within = positions.rows(rows).keys(rows).visible(True)
             score = torch.cat([of_rows @ before.mT / math.sqrt(channels), pairs(rows, rows, within)], dim=-1)
-            visible = positions.rows(rows).keys(seen).visible(True)
-            unknown = poisoned[0][:, :, rows] | sees_any(visible, (poisoned[1] | poisoned[2])[:, :, seen])
-            return DenseRows(score, visible, lambda weights: dropped(weights, dropout) @ v[:, :, seen], unknown)
+            return of_scores(score, rows, seen, positions.rows(rows).keys(seen).visible(True))
+
+        def of_all_pairs(rows: slice) -> DenseRows:
+            visible, seen = positions.rows(rows).visible(True), slice(0, k.shape[2])
+            return of_scores(pairs(rows, seen, visible), rows, seen, visible)
 
         def pairs(rows: slice, keys: slice, visible: Tensor) -> Tensor:
             between = sums[:, :, None, keys] - own[:, :, rows, None]
             remaining = between.masked_fill(~visible[:, None, :, :, None], 0.0).to(dtype).exp()
             return (q[:, :, rows, None] * k[:, :, None, keys] * remaining).sum(-1) / math.sqrt(channels)
 
-        def dense_rows(rows: slice) -> DenseRows:
-            visible = positions.rows(rows).visible(True)
-            score = pairs(rows, slice(0, k.shape[2]), visible)
-            unknown = poisoned[0][:, :, rows] | sees_any(visible, poisoned[1] | poisoned[2])
-            return DenseRows(score, visible, lambda weights: dropped(weights, dropout) @ v, unknown)
+        def of_scores(score: Tensor, rows: slice, seen: slice, visible: Tensor) -> DenseRows:
+            unknown = states.unknown(rows, visible, seen)
+            return DenseRows(score, visible, lambda weights: dropped(weights, dropout) @ v[:, :, seen], unknown)
 
-        if positions.key_groups is None and q.shape[2] == k.shape[2]:
-            starts = range(0, max(1, q.shape[2]), BLOCK)
-            blocks = [slice(start, min(start + BLOCK, q.shape[2])) for start in starts]
+        if positions.key_groups is None and queries == k.shape[2]:
+            blocks = [slice(start, min(start + BLOCK, queries)) for start in range(0, max(1, queries), BLOCK)]
             return masked_softmax(blocks, in_blocks)[0].to(query.dtype)
-        blocks = row_blocks(q.shape[0], heads * channels, q.shape[2], k.shape[2])
-        return masked_softmax(blocks, dense_rows)[0].to(query.dtype)
+        blocks = row_blocks(batch, heads * channels, queries, k.shape[2])
+        return masked_softmax(blocks, of_all_pairs)[0].to(query.dtype)

@@ -63,6 +63,12 @@ class Positions(NamedTuple):
             seen = seen & (self.key_groups[:, None, :] == own)
         return seen
 
+    def lags(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
+        """`|t_i - t_j|` by the clock of each head, `(b, 1 or heads, queries, keys)`; 0 for keys that are not seen."""
+        of_keys, of_queries = self.times_of_heads()
+        lag = (of_queries[..., None] - of_keys[..., None, :]).abs()
+        return lag.masked_fill(~visible[:, None], 0.0).to(dtype)
+
     def present(self) -> Tensor | None:
         """`(batch, keys)`, True where a key takes part; None where all do."""
         return None if self.key_groups is None or self.complete else self.key_groups >= 0

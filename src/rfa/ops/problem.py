@@ -93,13 +93,13 @@ class Options(NamedTuple):
         dropout: share of the weights that become 0, by the reference only.
     """
 
-    causal: bool
-    weight: Weight
-    rotate_values: bool
-    prior: Prior
-    gate: bool
-    query_noise_in_bias: bool
-    log_precision: bool
+    causal: bool = True
+    weight: Weight = "student_t"
+    rotate_values: bool = True
+    prior: Prior = "lyapunov"
+    gate: bool = True
+    query_noise_in_bias: bool = False
+    log_precision: bool = False
     in_frame: bool = False
     dropout: float = 0.0
 

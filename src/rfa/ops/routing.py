@@ -1,6 +1,6 @@
 """Posterior routing: which earlier key is the source of the present state, and how far each moves it (appendix E.8)."""
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -8,24 +8,19 @@ from torch import Tensor
 
 from rfa.dynamics import TimeDependentNoise, decay_kernel
 
-from .dense import DenseRows, effective_variance, evidence, finite, masked_softmax, rotated, row_blocks, sees_any
+from .dense import (
+    DenseRows,
+    FiniteStates,
+    effective_variance,
+    evidence,
+    masked_softmax,
+    rotated,
+    row_blocks,
+    squared_distance,
+)
 from .positions import Positions, checked_positions
 from .problem import Options, Parameters, validate
 from .transforms import without_autocast
-
-
-class Routes(NamedTuple):
-    """The part of each key j in the estimate of each query i; all `(batch, heads, queries, keys)`.
-
-    Fields:
-        responsibility: alpha_ij, the posterior of the source; a row sums to 1, or to 0 where it sees no key.
-        gain: G_ij in [0, 1], the share of the way to the transported key.
-        decay: E_ij in (0, 1].
-    """
-
-    responsibility: Tensor
-    gain: Tensor
-    decay: Tensor
 
 
 def posterior_routing(
@@ -88,26 +83,17 @@ def posterior_routing(
 
     Source: appendix E.8, with a prior of the sources that depends on the lag alone.
     """
-    parameters = gaussian_parameters(
-        decay=decay,
-        frequency=frequency,
-        process_noise=process_noise,
-        key_noise=key_noise,
-        query_noise=query_noise,
-        noise_floor=noise_floor,
-        noise=noise,
-        source_rate=source_rate,
-    )
-    options = Options(causal, "student_t", rotate_values, "lyapunov", True, False, False)
-    validate(query, key, value, parameters, options)
+    noises: dict[str, Any] = {"process_noise": process_noise, "key_noise": key_noise, "query_noise": query_noise}
+    noises |= {"noise_floor": noise_floor, "noise": noise, "source_rate": source_rate}
+    parameters = gaussian_parameters(decay=decay, frequency=frequency, **noises)
+    validate(query, key, value, parameters, Options(causal, rotate_values=rotate_values))
     batch, _, queries, _ = query.shape
     positions = checked_positions(batch, queries, key.shape[2], query.device, times, query_times, key_mask, segment_ids)
-    if query_value.shape != (*query.shape[:3], value.shape[-1]):
-        expected = (*query.shape[:3], value.shape[-1])
+    expected = (*query.shape[:3], value.shape[-1])
+    if query_value.shape != expected:
         raise ValueError(f"query_value: got shape {tuple(query_value.shape)}, expected {expected}")
-    return located_posterior_routing(
-        positions, query, key, value, query_value, parameters, causal=causal, rotate_values=rotate_values
-    )
+    options = {"causal": causal, "rotate_values": rotate_values}
+    return located_posterior_routing(positions, query, key, value, query_value, parameters, **options)
 
 
 def located_posterior_routing(
@@ -136,23 +122,10 @@ def located_posterior_routing(
     return query_value + rotated(step, frequency, positions.query_times)
 
 
-def gaussian_parameters(
-    *,
-    decay: Tensor,
-    frequency: Tensor,
-    process_noise: Tensor,
-    key_noise: Tensor,
-    query_noise: Tensor,
-    noise_floor: Tensor,
-    noise: TimeDependentNoise | None = None,
-    source_rate: Tensor | None = None,
-) -> Parameters:
+def gaussian_parameters(*, decay: Tensor, **given: Any) -> Parameters:
     """Parameters of a Gaussian weight, which has neither robustness nor temperature."""
     one = torch.ones_like(decay)
-    noises = (process_noise, key_noise, query_noise, noise_floor)
-    return Parameters(
-        decay, frequency, *noises, robustness=one, inverse_temperature=one, noise=noise, source_rate=source_rate
-    )
+    return Parameters(decay, **given, robustness=one, inverse_temperature=one)
 
 
 def routing_step(
@@ -170,55 +143,26 @@ def routing_step(
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
     key, value = positions.without_absent(key, value)
-    query, key, value, query_value = (x.to(dtype) for x in (query, key, value, query_value))
-    (query, poisoned), (key, poisoned_keys), (value, poisoned_values) = map(finite, (query, key, value))
-    poisoned_keys = poisoned_keys | poisoned_values
-    batch, heads, queries, _ = query.shape
+    states = FiniteStates.of(*(x.to(dtype) for x in (query, key, value)))
+    query_value, head = query_value.to(dtype), parameters.to(dtype).unsqueezed(2)
+    batch, heads, queries, channels = query.shape
 
     def dense_rows(rows: slice) -> DenseRows:
-        scores = _scores(query[:, :, rows], key, parameters, positions.rows(rows), causal)
+        part = positions.rows(rows)
+        visible = part.visible(causal)
+        lag = part.lags(visible, dtype)
+        decay = decay_kernel(head.decay, lag)
+        total = effective_variance(head.variance(lag), head.query_noise, "exponential")
+        residual = squared_distance(states.query[:, :, rows], states.key, decay)
+        score = -evidence(residual, (total,), "exponential") - channels // 2 * total.log()
+        if head.source_rate is not None:  # its sum over the keys cancels in the softmax
+            score = score - head.source_rate * lag
 
         def step(responsibility: Tensor) -> Tensor:
-            weights = responsibility * scores.gain
-            return (weights * scores.decay) @ value - weights.sum(-1, keepdim=True) * query_value[:, :, rows]
+            weights = responsibility * (head.query_noise / total)
+            return (weights * decay) @ states.value - weights.sum(-1, keepdim=True) * query_value[:, :, rows]
 
-        unknown = poisoned[:, :, rows] | sees_any(scores.visible, poisoned_keys)
-        return DenseRows(scores.score, scores.visible, step, unknown)
+        return DenseRows(score, visible, step, states.unknown(rows, visible))
 
     with without_autocast(query):
         return masked_softmax(row_blocks(batch, heads, queries, key.shape[2]), dense_rows)[0]
-
-
-def routes(query: Tensor, key: Tensor, parameters: Parameters, positions: Positions, causal: bool = True) -> Routes:
-    """Responsibilities and gains of states that stand in the common frame, in float32 or float64."""
-    scores = _scores(query, key, parameters, positions, causal)
-    rows = DenseRows(scores.score, scores.visible, lambda responsibility: responsibility)
-    responsibility, _ = masked_softmax([slice(None)], lambda _: rows)
-    return Routes(responsibility, scores.gain, scores.decay)
-
-
-class _Scores(NamedTuple):
-    """`score`, `gain` and `decay` `(batch, heads, queries, keys)`; `visible` `(b, queries, keys)`."""
-
-    score: Tensor
-    gain: Tensor
-    decay: Tensor
-    visible: Tensor
-
-
-def _scores(query: Tensor, key: Tensor, parameters: Parameters, positions: Positions, causal: bool) -> _Scores:
-    modes = query.shape[-1] // 2
-    head = parameters.to(query.dtype).unsqueezed(2)
-    visible = positions.visible(causal)
-    lag = positions.query_times[:, :, None] - positions.key_times[:, None, :]
-    lag = lag.abs().masked_fill(~visible, 0.0)[:, None].to(query.dtype)
-
-    decay = decay_kernel(head.decay, lag)
-    total = effective_variance(head.variance(lag), head.query_noise, "exponential")
-    squares = query.square().sum(-1)[..., :, None] + decay.square() * key.square().sum(-1)[..., None, :]
-    residual = (squares - 2 * decay * (query @ key.mT)).relu()  # rounding may leave a tiny negative number
-    score = -evidence(residual, (total,), "exponential") - modes * total.log()
-    if head.source_rate is not None:  # its sum over the keys cancels in the softmax
-        score = score - head.source_rate * lag
-    gain = (head.query_noise / total).expand_as(score)
-    return _Scores(score, gain, decay.expand_as(score), visible)

@@ -30,12 +30,11 @@ DYNAMICS = [
 ]  # fmt: skip
 
 OPERATOR = [
-    Mutation("rfa/ops/reference.py", "squares - 2 * decay * (query @ key.mT)", "squares - decay * (query @ key.mT)",
+    Mutation("rfa/ops/dense.py", "squares - 2 * decay * (query @ key.mT)", "squares - decay * (query @ key.mT)",
              "the residual's cross term", "rfa/ops/test_filter_attention_values.py"),
     Mutation("rfa/ops/dense.py", "robustness + 1 if weight", "robustness if weight",
              "the exponent of the Student-t weight", "rfa/ops/test_filter_attention_values.py"),
-    Mutation("rfa/ops/reference.py", "options.dropout) * decay @ value,\n        poisoned[0] |",
-             "options.dropout) @ value,\n        poisoned[0] |",
+    Mutation("rfa/ops/reference.py", "options.dropout) * decay @ values", "options.dropout) @ values",
              "values are not decayed", "rfa/ops/test_filter_attention_values.py"),
     Mutation("rfa/ops/dense.py", "return estimate.masked_fill(empty, 0.0)", "return estimate + 0.0",
              "a query without keys has an estimate", "rfa/ops/test_filter_attention_robustness.py"),
@@ -63,7 +62,7 @@ OPERATOR = [
     Mutation("rfa/appendix/tensor.py", "weighed = evidence(scaled.sum(2, keepdim=True), (robustness * modes, least)",
              "weighed = evidence(scaled.sum(2, keepdim=True), (robustness, least)",
              "the number of modes in the anisotropic score", "rfa/appendix/test_tensor.py"),
-    Mutation("rfa/ops/routing.py", "- modes * total.log()", "- total.log()",
+    Mutation("rfa/ops/routing.py", "- channels // 2 * total.log()", "- total.log()",
              "the normaliser of a Gaussian of several modes", "rfa/ops/test_routing.py"),
     Mutation("rfa/appendix/coupled.py", "variance = remaining * x_noise + cross_power * driver_variance + added",
              "variance = remaining * x_noise + added", "the driver's uncertainty is left out", "rfa/appendix/test_coupled_layer.py"),
