@@ -1,6 +1,6 @@
 """Compare robust filtering with its peers: `python benchmarks/filtering.py [--only tracker ...] [--data FOLDER]`.
 
-The command writes benchmarks/results/filtering.json and prints the tables of docs/filtering-benchmark.md. With `--only`
+The command writes benchmarks/results/filtering.json and prints the tables of docs/record/filters.md. With `--only`
 it measures some of the tables; the others in the JSON stay unchanged. Measure times on a quiet machine only.
 
 - tracker, oscillator: known models with many kinds of errors, see benchmarks/trackers.py, which also states the aims;
@@ -198,7 +198,7 @@ def predictions(line: dict) -> str:
 
 
 def markdown(results: dict) -> str:
-    """The tables of docs/filtering-benchmark.md."""
+    """The tables of docs/record/filters.md."""
     parts = [
         table(results["tracker"], "RMSE of the position", lambda line: f"{line['error']:.3g}"),
         ratios(results["tracker"]),

@@ -1,4 +1,4 @@
-"""The tables of docs/scaling.md, from figures of one device: `python docs/scaling_table.py`.
+"""The tables of docs/record/scaling.md, from figures of one device: `python docs/scaling_table.py`.
 
 The time of a step on a CPU is read from benchmarks/results. No GPU has been measured: figures of the H100 are its
 maker's, and the shares of them that a program reaches are assumed. The page says so.
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rfa.files import write_text_whole
 from rfa_lab.report.layout import replace_between
 
-PAGE = Path(__file__).with_name("scaling.md")
+PAGE = Path(__file__).parent / "record" / "scaling.md"
 RECORD = Path(__file__).parents[1] / "benchmarks" / "results" / "bench.jsonl"
 NUMBERS = (8, 16, 32, 64, 128, 256, 512, 1024)
 HALF, SINGLE, DOUBLE = 2, 4, 8  # bytes of a number

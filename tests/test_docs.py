@@ -143,6 +143,22 @@ def test_the_answers_of_the_evidence_are_those_of_the_records():
     assert answers.of_seeds(three, other, "{:.1f}", below=False).answer == answers.HOLDS
 
 
+def test_the_short_evidence_has_the_answers_of_the_record():
+    """Each row of docs/evidence.md with an answer has the answer and the number of a row of the whole table."""
+    record, short = (
+        [
+            [cell.strip() for cell in line.split("|")[1:-1]]
+            for line in page.read_text("utf-8").splitlines()
+            if "|" in line
+        ]
+        for page in (DOCS / "record" / "evidence.md", DOCS / "evidence.md")
+    )
+    rows = [row for row in short if row[1] in {"holds", "refuted", "open", "within a seed"}]
+    assert len(rows) > 30
+    for row in rows:
+        assert any(whole[1] == row[1] and whole[2].startswith(row[2].partition(" times")[0]) for whole in record), row
+
+
 @pytest.mark.parametrize("block", BLOCK.findall(README.read_text("utf-8")))
 def test_the_examples_of_the_readme_run(block):
     exec(compile(block, str(README), "exec"), {})

@@ -1,4 +1,4 @@
-"""The figure of docs/evidence.md: each model beside RoPE, on code and novels, in recall and in series."""
+"""The figure of the evidence: each model beside RoPE, on code and novels, in recall and in series."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

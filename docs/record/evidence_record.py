@@ -1,4 +1,4 @@
-"""The table and the figure of docs/evidence.md, from the records: `python docs/record/evidence_record.py`."""
+"""The table and the figure of docs/record/evidence.md, from the records: `python docs/record/evidence_record.py`."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +12,7 @@ from rfa.files import write_text_whole
 from rfa.forecasting.style import save
 from rfa_lab.report.layout import replace_between
 
-PAGE = Path(__file__).parents[1] / "evidence.md"
+PAGE = Path(__file__).with_name("evidence.md")
 FIGURE = Path(__file__).parents[1] / "figures" / "evidence.png"
 _BEGIN, _END = "<!-- answers: docs/record/evidence_record.py -->", "<!-- end of answers -->"
 _WOLF, _TUNED = "wolf", ("WoLF", "variational")
@@ -87,19 +87,19 @@ def _clock(words: str, model: str, against: str) -> list[Claim]:
     return [_in_recall(words, "recall", model, against), *rows, trained]
 
 
-_BYTES = "record/context.md#bytes-slow-modes-turned-values-and-gates"
-_TEXT, _DETAILS, _CONTEXT = "record/replication.md", "record/replication-details.md#", "record/context.md"
+_BYTES = "context.md#bytes-slow-modes-turned-values-and-gates"
+_TEXT, _DETAILS, _CONTEXT = "replication.md", "replication-details.md#", "context.md"
 _WINDOW, _BEYOND, _VALUES, _ALIBI = (f"{_DETAILS}claim-{number}" for number in (3, 4, 11, 14))
 _STEP = f"{_DETAILS}the-innovation-step-costs-002-to-003-in-alibi-m2-and-x2"
 _PRIOR = f"{_DETAILS}the-priors-slope-helps"
 _CONTROLS = f"{_DETAILS}inside-the-theory-not-distinguishable-from-the-best-controls"
-_SERIES, _ROBUST = "record/series-record.md", "record/series-record.md#where-does-the-robust-weight-earn-its-place"
-_FILTERS, _RECALL, _SPEED = "filtering-benchmark.md", "record/recall.md", "record/performance.md"
+_SERIES, _ROBUST = "series-record.md", "series-record.md#where-does-the-robust-weight-earn-its-place"
+_FILTERS, _RECALL, _SPEED = "filters.md", "recall.md", "performance.md"
 _TITLES = {
     _TEXT: "text",
-    "record/replication-details.md": "text",
+    "replication-details.md": "text",
     _CONTEXT: "context",
-    "record/experiments.md": "experiments",
+    "experiments.md": "experiments",
     _SERIES: "series",
     _FILTERS: "filters",
     _RECALL: "recall",
@@ -133,7 +133,7 @@ CLAIMS: dict[str, Sequence[Claim]] = {
                 "Turned values make the forget gate better": (f"{_X7} quarter", f"{_FOX}-quarter"),
             }.items()
         ),
-        Claim("The paper's results at its size (WikiText-103, BabyLM)", _untested, "record/experiments.md"),
+        Claim("The paper's results at its size (WikiText-103, BabyLM)", _untested, "experiments.md"),
     ),
     "Bytes, models of the demo's size that do not copy": (
         Claim(
@@ -195,7 +195,7 @@ CLAIMS: dict[str, Sequence[Claim]] = {
         Claim(
             "x2 is within 5 % of WoLF for a tracker",
             partial(errors, "tracker", "x2", _WOLF, aim=1.05, columns=("trained",)),
-            "record/series-record.md#tracker",
+            "series-record.md#tracker",
         ),
         Claim("The innovation step helps x2", partial(errors, "oscillator", "x2", "x2 no innovation"), _SERIES),
         Claim(
