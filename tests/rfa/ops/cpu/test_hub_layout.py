@@ -1,4 +1,4 @@
-"""`kernels/build.py`: the operator as a kernel of the Hugging Face `kernels` library, imported from a path."""
+"""`packaging/hub_kernel.py`: the operator as a kernel of the Hugging Face `kernels` library, imported from a path."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ def variant(tmp_path_factory):
     """The layout, with the session's kernels for this processor."""
     target = next(name for name, sets in TARGETS.items() if set(instruction_sets().split()).issuperset(sets))
     libraries = {target: build.compiled_library().read_bytes()}
-    return script("kernels/build.py").write_layout(tmp_path_factory.mktemp("hub"), libraries)
+    return script("packaging/hub_kernel.py").write_layout(tmp_path_factory.mktemp("hub"), libraries)
 
 
 def test_loaded_from_its_path_it_is_the_same_operator(variant, tmp_path):

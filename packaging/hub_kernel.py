@@ -1,6 +1,6 @@
 """The operator in the layout of the Hugging Face `kernels` library, for the CPUs of this kind of machine.
 
-    python kernels/build.py OUT        # OUT/build/torch-stable-abi26-cpu-x86_64-linux/...
+    python packaging/hub_kernel.py OUT        # OUT/build/torch-stable-abi26-cpu-x86_64-linux/...
     kernels.get_local_kernel(Path("OUT")).robust_filter_attention(...)
 
 A kernel of that library is a folder that is imported from any path, several versions beside each other. So its imports
