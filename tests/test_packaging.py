@@ -24,7 +24,7 @@ def test_a_wheel_of_the_source_distribution_is_that_of_the_checkout(tmp_path):
         archive.extractall(tmp_path / "unpacked", filter="data")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     folders = {path.name for path in unpacked.iterdir() if path.is_dir()}
-    assert folders == {"src", "examples", "recipes", "kernels"}
+    assert folders == {"src", "examples", "recipes", "packaging"}
     (ours,), (theirs,) = (
         WheelBuilder(str(source)).build(directory=str(tmp_path / name))
         for source, name in ((ROOT, "checkout"), (unpacked, "sdist"))
