@@ -15,7 +15,7 @@ from gpu_code.tables import counts_by_size, counts_of_size
 from rfa.files import write_text_whole
 from rfa.forecasting.style import save
 from rfa_lab.bench import read
-from rfa_lab.report.figures import speed_over_length
+from rfa_lab.report.figures.comparison import speed_over_length
 from rfa_lab.report.layout import replace_between
 from rfa_lab.report.speed import instruction_table, latest, markdown_tables, operator_curves
 

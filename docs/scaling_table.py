@@ -11,7 +11,7 @@ from statistics import median
 from typing import NamedTuple
 
 from rfa.files import write_text_whole
-from rfa_lab.report.layout import replace_between
+from rfa_lab.report.layout import pipe_table, replace_between
 
 PAGE = Path(__file__).parent / "record" / "scaling.md"
 RECORD = Path(__file__).parents[1] / "benchmarks" / "results" / "bench.jsonl"
@@ -190,7 +190,7 @@ def tables() -> dict[str, str]:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+    return pipe_table([head, ["---"] * len(head), *rows])
 
 
 def _bytes(number: float) -> str:

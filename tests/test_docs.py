@@ -13,8 +13,7 @@ import torch
 from scripts import ROOT, script
 
 from rfa_lab.recipes import load_recall_recipe, load_recipe
-from rfa_lab.report.recall_tables import write_recall_report
-from rfa_lab.report.series_tables import write_series_report
+from rfa_lab.report.records import write_recall_report, write_series_report
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"

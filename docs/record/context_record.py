@@ -1,14 +1,6 @@
 """The tables and the figure of context.md, of the pilot and of the records: `python docs/record/context_record.py`.
 
 They are made from results/context, those of the pilot from results/context/pilot, those of bytes from results/bytes.
-
-A file of the pilot is a run of `b1-rope`. Its entries are
-
-- `format` (1), `kind` ("pilot"), `run` (a name), `setting` (text and sizes), `environment` (or None),
-- `steps_done`: how far the training went,
-- `measures`: None for a run that was not finished. Losses and gains are in nats a token.
-  `trigram_loss` is on the model's test tokens, `trigram_loss_of_first_tokens` on the first 400,000 of the test text.
-  `repeat` and `passkey` are by the distance in tokens. `accuracy` is the share of 64 trials.
 """
 
 import json
@@ -17,22 +9,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from provenance import made_by
+from pydantic import ConfigDict, TypeAdapter
+from typing_extensions import TypedDict
 
+from rfa.checks import check_fields
 from rfa.files import write_text_whole
 from rfa.forecasting.style import save
 from rfa_lab.recipes import load_recipe
 from rfa_lab.recipes.run_result import trial_loss, trials_by_run
-from rfa_lab.report.difference_tables import difference_table
-from rfa_lab.report.figures import loss_over_position
-from rfa_lab.report.layout import Cell, NumberCell, Table, markdown, replace_between
-from rfa_lab.report.measurements import TRIGRAM_LABEL, Retrieval, retrieval_scores, trigram_of
-from rfa_lab.report.records import is_number
+from rfa_lab.report.figures.curves import loss_over_position
+from rfa_lab.report.layout import Cell, NumberCell, Table, first_number, interval_cell, markdown, replace_between
+from rfa_lab.report.measurements import (
+    TRIGRAM_LABEL,
+    Retrieval,
+    lengths_of,
+    retrieval_scores,
+    seed_noise,
+    trigram_of,
+)
 from rfa_lab.report.runs import by_label, perplexity_by_length
-from rfa_lab.report.statistics import mean_and_interval, seed_noise
+from rfa_lab.report.tables import difference_table
 from rfa_lab.results import read_results
 
 PAGE = Path(__file__).with_name("context.md")
@@ -46,53 +46,88 @@ COMPARED = "x2-riccati-alibi no-innovation"  # with all others: it had the least
 PROTOCOLS = ("matched", "blocks")
 STEPS = (1000, 1500, 2000, 3500, 5000)  # of a training: where its validation loss is told
 USUAL_RATE = 0.003  # the peak of most runs; a setting names another one
-_SIZES = ("vocabulary", "layers", "hidden_size", "heads", "length", "batch_size", "steps")
 _PARTS = ("first_half", "second_quarter", "second_half")
-_NUMBERS = (
-    *("parameters", "tokens", "passes", "seconds", "valid_perplexity"),
-    *("loss", "trigram_loss", "trigram_loss_of_first_tokens"),
-)
 Run = Mapping[str, Any]
+
+
+class Setting(TypedDict):
+    """The text and the sizes of a run of the pilot."""
+
+    text: str
+    vocabulary: int
+    layers: int
+    hidden_size: int
+    heads: int
+    length: int
+    batch_size: int
+    steps: int
+    learning_rate: float
+
+
+class Repeat(TypedDict):
+    """The gain from a repeated passage at one distance, in nats a token."""
+
+    gain: float
+    standard_error: float
+
+
+class Passkey(TypedDict):
+    """The gain from a passkey at one distance, and the share of 64 trials that were right."""
+
+    gain: float
+    accuracy: float
+
+
+class Measures(TypedDict):
+    """What was measured of a finished run. Losses and gains are in nats a token; probes are by distance in tokens.
+
+    trigram_loss is on the model's test tokens, trigram_loss_of_first_tokens on the first 400,000 of the test text.
+    """
+
+    parameters: int
+    tokens: int
+    passes: float
+    seconds: float
+    valid_perplexity: float
+    loss: float
+    trigram_loss: float
+    trigram_loss_of_first_tokens: float
+    loss_by_part: dict[Literal["first_half", "second_quarter", "second_half"], float]
+    repeat: dict[str, Repeat]
+    passkey: dict[str, Passkey]
+
+
+class Pilot(TypedDict):
+    """A file of the pilot: a run of `b1-rope`, how far its training went, and None as measures of an unfinished one."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)  # type: ignore[misc]
+    format: Literal[1]
+    kind: Literal["pilot"]
+    run: str
+    setting: Setting
+    environment: dict[str, Any] | None
+    steps_done: int
+    measures: Measures | None
+
+
+_PILOT = TypeAdapter(Pilot)
 
 
 def read_pilot(folder: Path) -> list[dict[str, Any]]:
     """The runs of the pilot: those with measures first, then in the order of their names.
 
     Raises:
-        ValueError: for a file without the entries above, or a folder without files.
+        ValueError: for a file without the entries of `Pilot`.
     """
     runs = []
     for path in sorted(folder.glob("*.json")):
         run = json.loads(path.read_text("utf-8"))
-        if not (isinstance(run, dict) and run.get("run") == path.stem and _is_pilot(run)):
-            raise ValueError(f"pilot: {path} is damaged, expected the entries that docs/record/context_record.py names")
+        try:
+            check_fields(_PILOT, run)
+        except ValueError as error:
+            raise ValueError(f"pilot: {path} is damaged: {error}") from None
         runs.append(run)
-    if not runs:
-        raise ValueError(f"folder: {folder} has no files, expected those of the pilot")
     return sorted(runs, key=lambda run: run["measures"] is None)
-
-
-def _is_pilot(run: Run) -> bool:
-    setting, measures, done = run.get("setting"), run.get("measures"), run.get("steps_done")
-    if (run.get("format"), run.get("kind")) != (1, "pilot") or not isinstance(setting, dict):
-        return False
-    if not isinstance(setting.get("text"), str) or not all(is_number(setting.get(size), 1) for size in _SIZES):
-        return False
-    if not is_number(setting.get("learning_rate"), 0):
-        return False
-    if not is_number(done, 0, setting["steps"]):
-        return False
-    return measures is None or (done == setting["steps"] and isinstance(measures, dict) and _is_measured(measures))
-
-
-def _is_measured(measures: Run) -> bool:
-    parts, repeat, passkey = (measures.get(name) for name in ("loss_by_part", "repeat", "passkey"))
-    if not all(isinstance(each, dict) for each in (parts, repeat, passkey)):
-        return False
-    numbers = [measures.get(name) for name in _NUMBERS] + [parts.get(part) for part in _PARTS]
-    numbers += [row.get(name) for row in repeat.values() for name in ("gain", "standard_error")]
-    numbers += [row.get(name) for row in passkey.values() for name in ("gain", "accuracy")]
-    return all(is_number(number) for number in numbers) and repeat.keys() == passkey.keys()
 
 
 def conditions(run: Run) -> tuple[bool, bool, bool]:
@@ -163,7 +198,7 @@ def record_of(results: Sequence[Run]) -> list[Table]:
     near = [at for at in _distances(results) if at <= 2 * results[0]["train_length"]]
     found: list[tuple[Cell, ...]] = []
     for label, runs in by_label(results).items():
-        found.append((label, str(len(runs)), *(_mean([_accuracy(run, at) for run in runs], 2) for at in near)))
+        found.append((label, str(len(runs)), *(interval_cell([_accuracy(run, at) for run in runs], 2) for at in near)))
     return [
         *(over_length(f"{protocol} losses", results, protocol) for protocol in PROTOCOLS),
         *(ends_against(COMPARED, results, protocol) for protocol in PROTOCOLS),
@@ -179,7 +214,9 @@ def gains(name: str, results: Sequence[Run]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for label, runs in by_label(results).items():
         scores = [retrieval_scores([run], "repeat") for run in runs]
-        rows.append((label, str(len(runs)), *(_mean([_gain(each, at) for each in scores], 2) for at in distances)))
+        rows.append(
+            (label, str(len(runs)), *(interval_cell([_gain(each, at) for each in scores], 2) for at in distances))
+        )
     return Table(name, "", ("model", "seeds", *(f"repeat {at}" for at in distances)), tuple(rows))
 
 
@@ -191,16 +228,12 @@ def learning(results: Sequence[Run]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for label, runs in by_label([run for run in results if run["spec"]["max_steps"] == STEPS[-1]]).items():
         curves = [{point["step"]: point["valid_loss"] for point in run["curve"]} for run in runs]
-        rows.append((label, str(len(runs)), *(_mean([curve[at] for curve in curves], 3) for at in STEPS)))
+        rows.append((label, str(len(runs)), *(interval_cell([curve[at] for curve in curves], 3) for at in STEPS)))
     return Table("learning", "", ("model", "seeds", *(f"{at:,}" for at in STEPS)), tuple(rows))
 
 
 def _distances(results: Sequence[Run]) -> list[int]:
     return sorted({at for run in results for at in retrieval_scores([run], "repeat").distances})
-
-
-def _lengths(results: Sequence[Run], protocol: str) -> list[int]:
-    return sorted({length for run in results for length in perplexity_by_length(run, protocol)})
 
 
 def over_length(
@@ -210,14 +243,14 @@ def over_length(
 
     The last row is the trigram's, if it is known.
     """
-    lengths = _lengths(results, protocol)
+    lengths = lengths_of(results, protocol)
     models = [(label, str(len(runs)), runs) for label, runs in by_label(results).items()]
     known = trigram_of(results)
     rows: list[tuple[Cell, ...]] = []
     for label, seeds, runs in (*models, *([(TRIGRAM_LABEL, "", [known])] if known else ())):
         by_seed = [perplexity_by_length(run, protocol) for run in runs]
         measured = {length for length in lengths if all(length in each for each in by_seed)}
-        means = {length: _mean([of(each[length]) for each in by_seed], digits) for length in measured}
+        means = {length: interval_cell([of(each[length]) for each in by_seed], digits) for length in measured}
         rows.append((label, seeds, *map(means.get, lengths)))
     return Table(name, "", ("model", "seeds", *(f"{length:,}" for length in lengths)), tuple(rows))
 
@@ -234,16 +267,11 @@ def noise(results: Sequence[Run]) -> str:
     """A sentence with the noise of seeds at the ends of each protocol."""
     said = []
     for protocol in PROTOCOLS:
-        lengths = _lengths(results, protocol)
+        lengths = lengths_of(results, protocol)
         found = {length: seed_noise(results, length, protocol) for length in (*lengths[:1], *lengths[-1:])}
         parts = [f"{width:.3f} nats at {length:,}" for length, width in found.items() if width is not None]
         said += [f"by `{protocol}` {', '.join(parts)}"] if parts else []
     return f"The noise of seeds is {'; '.join(said)}." if said else "The noise of seeds is not known."
-
-
-def _mean(values: Sequence[float], digits: int) -> NumberCell:
-    mean = mean_and_interval(values)
-    return NumberCell(mean.value, mean.half, digits=digits)
 
 
 def _gain(scores: Retrieval, distance: int) -> float:
@@ -276,7 +304,7 @@ def _trial(loss: float, best: bool) -> Cell:
 
 def best_first(table: Table) -> Table:
     """The same table, its rows in the order of their first number."""
-    return replace(table, rows=tuple(sorted(table.rows, key=lambda row: row[2].value)))
+    return replace(table, rows=tuple(sorted(table.rows, key=lambda row: first_number(row, 2))))
 
 
 def state(results: Sequence[Run]) -> str:

@@ -13,12 +13,19 @@ from typing import Any, NamedTuple
 
 from recall_record import digits_of
 
-from rfa_lab.report.measurements import copying_gain, repeat_distance, retrieval_scores
-from rfa_lab.report.recall_tables import accuracy_by_seed, read_recall_results, tokens_until
+from rfa_lab.report.measurements import (
+    compare,
+    copying_gain,
+    pairs_of,
+    repeat_distance,
+    retrieval_scores,
+    seed_noise,
+)
+from rfa_lab.report.records import accuracy_by_seed, is_learned, tokens_until
 from rfa_lab.report.runs import by_label
-from rfa_lab.report.series_tables import is_learned, read_series_results
-from rfa_lab.report.statistics import WITHIN_A_SEED, Mean, compare, mean_and_interval, pairs_of, seed_noise, verdict
+from rfa_lab.report.statistics import WITHIN_A_SEED, Mean, mean_and_interval, verdict
 from rfa_lab.results import read_results
+from rfa_lab.results.records import read_record
 
 ROOT = Path(__file__).parents[2]
 RECORDS, BENCHMARKS = ROOT / "results", ROOT / "benchmarks" / "results"
@@ -76,13 +83,13 @@ def language(record: str) -> Labelled:
 @functools.cache
 def series(name: str) -> list[dict[str, Any]]:
     """The results of a record of series."""
-    return read_series_results(RECORDS / f"series-{name}")
+    return read_record(RECORDS / f"series-{name}", "series")
 
 
 @functools.cache
 def recall() -> list[dict[str, Any]]:
     """The results of the record of recall; none where there is no record."""
-    return read_recall_results(RECORDS / "recall") if (RECORDS / "recall").is_dir() else []
+    return read_record(RECORDS / "recall", "recall") if (RECORDS / "recall").is_dir() else []
 
 
 def text(model: str, against: str, length: int, protocol: str = "blocks", record: str = "novels-small") -> Answer:

@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rfa.forecasting.style import COLOURS, MUTED, PAGE, styled
+from rfa_lab.report.measurements import seed_noise
 from rfa_lab.report.runs import perplexity_by_length
-from rfa_lab.report.statistics import mean_and_interval, seed_noise
+from rfa_lab.report.statistics import mean_and_interval
 
 _PARTS = ("filter", "forecast")
 DRAWN = {  # a line of the figure: the label in the records of text and recall, and that of series

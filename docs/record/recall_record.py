@@ -12,17 +12,17 @@ from rfa.files import write_text_whole
 from rfa.forecasting.style import save
 from rfa_lab.recipes import load_recall_recipe
 from rfa_lab.report.layout import Cell, NumberCell, Table, markdown, replace_between
-from rfa_lab.report.recall_tables import (
+from rfa_lab.report.records import (
     accuracies_by_task,
     accuracy_figure,
     accuracy_table,
     learning_table,
     lengths_of,
     overview_table,
-    read_recall_results,
     tasks_of,
 )
 from rfa_lab.report.statistics import Mean, mean_and_interval
+from rfa_lab.results.records import read_record
 
 PAGE = Path(__file__).with_name("recall.md")
 FIGURE = Path(__file__).parents[1] / "figures" / "recall.png"
@@ -64,7 +64,7 @@ PAIRS = {  # what is asked: the two models that differ in it
 
 def tables(record: Path) -> dict[str, Table]:
     """The tables of the record by the names of their marks: two overviews, and two tables of each task."""
-    results = read_recall_results(record)
+    results = read_record(record, "recall")
     lengths = lengths_of(results)
     found = {"at the trained length": overview_table(results, lengths[0])}
     found["at the longest"] = overview_table(results, lengths[-1])
@@ -110,7 +110,7 @@ def _decided(mean: Mean) -> bool:
 def state(record: Path) -> str:
     """How many runs of the recipe are done, of which seeds, and what made them."""
     planned = load_recall_recipe(RECIPE).runs
-    results = read_recall_results(record) if record.is_dir() else []
+    results = read_record(record, "recall") if record.is_dir() else []
     if not results:
         return f"No run of {len(planned)} is done."
     seeds: dict[str, set[int]] = {}
@@ -147,4 +147,4 @@ def written(page: str, record: Path = RECORD) -> str:
 if __name__ == "__main__":
     write_text_whole(PAGE, written(PAGE.read_text(encoding="utf-8")))
     if RECORD.is_dir():
-        save(accuracy_figure(read_recall_results(RECORD), complete=True), FIGURE, dots=150)
+        save(accuracy_figure(read_record(RECORD, "recall"), complete=True), FIGURE, dots=150)

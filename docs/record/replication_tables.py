@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -15,21 +14,22 @@ from matplotlib.figure import Figure
 
 from rfa.files import write_text_whole
 from rfa.forecasting.style import lengths_axis, looks, plain_numbers, save, styled
-from rfa_lab.report.difference_tables import difference_cell
-from rfa_lab.report.figures.panels import draw_reference, draw_series, limits
-from rfa_lab.report.layout import Cell, NumberCell, Table, markdown, replace_between
+from rfa_lab.report.figures.curves import draw_reference, draw_series, limits
+from rfa_lab.report.layout import Cell, NumberCell, Table, interval_cell, markdown, replace_between
 from rfa_lab.report.measurements import (
     TRIGRAM_LABEL,
     copying_gain,
+    pairs_of,
     perplexity_series,
     position_losses,
     repeat_distance,
     retrieval_scores,
+    seed_noise,
     trigram_of,
 )
 from rfa_lab.report.runs import Run, by_label, perplexity_by_length
-from rfa_lab.report.statistics import mean_and_interval, pairs_of, seed_noise
-from rfa_lab.report.tables import gain_cell
+from rfa_lab.report.statistics import mean_and_interval
+from rfa_lab.report.tables import difference_cell, gain_cell
 from rfa_lab.results import read_planned, read_results
 
 PAGE = Path(__file__).with_name("replication-details.md")
@@ -134,10 +134,13 @@ def _perplexities(groups: Groups, of: int, protocol: str) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for label, each in groups.items():
         cells: list[Cell] = [
-            _mean([perplexity_by_length(run, protocol)[length] for run in each], digits=1) for length in lengths
+            interval_cell([perplexity_by_length(run, protocol)[length] for run in each], digits=1) for length in lengths
         ]
         if blocks:
-            cells += [_mean([run["training"]["valid_perplexity"] for run in each], digits=1), gain_cell(each, distance)]
+            cells += [
+                interval_cell([run["training"]["valid_perplexity"] for run in each], digits=1),
+                gain_cell(each, distance),
+            ]
         rows.append((label, f"{len(each)}", *cells))
     found = perplexity_by_length(trigram, protocol)
     tail = (NumberCell(trigram["valid_perplexity"], digits=1), NumberCell(0.0, digits=3)) if blocks else ()
@@ -212,11 +215,6 @@ def drawing(groups: Groups) -> Figure:
     return figure
 
 
-def _mean(values: Sequence[float], **form: Any) -> NumberCell:
-    found = mean_and_interval(values)
-    return NumberCell(found.value, found.half, **form)
-
-
 NAMED = {  # in tables of the text
     "b1": "b1-rope",
     "b2": "b2-alibi",
@@ -249,7 +247,7 @@ def positions(groups: Groups) -> Table:
         losses = [np.array(position_losses(run)) - less for run in groups[NAMED[name]]]
         means = [[float(of[first - 1 : last].mean()) for of in losses] for first, last in POSITIONS]
         gained = [early - late for early, late in zip(means[1], means[-1], strict=True)]
-        rows.append((name, *(_mean(each, digits=3, signed=True) for each in [*means, gained])))
+        rows.append((name, *(interval_cell(each, digits=3, signed=True) for each in [*means, gained])))
     columns = ("", *(f"{first} to {last}" for first, last in POSITIONS), "gained from 16 to 31 on")
     return Table("positions", "", columns, tuple(rows))
 
@@ -277,7 +275,7 @@ def repeats(groups: Groups) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for name in names:
         scores = retrieval_scores(groups[NAMED[name]], "repeat")
-        rows.append((name, *(_mean(trials, digits=3) for trials in scores.trials)))
+        rows.append((name, *(interval_cell(trials, digits=3) for trials in scores.trials)))
     trained, run = groups["b1-rope"][0]["train_length"], groups["b1-rope"][0]
     gains = [copying_gain(run, "repeat", distance) for distance in scores.distances]
     rows.append(("perfect copying", *(None if gain is None else NumberCell(gain) for gain in gains)))

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from rfa.files import write_text_whole
 from rfa.forecasting.style import save
-from rfa_lab.report.layout import Cell, NumberCell, Table, markdown, replace_between
-from rfa_lab.report.series_tables import Results, ratio_figure, read_series_results, series_ratio, series_table
+from rfa_lab.report.layout import NumberCell, Table, first_number, markdown, replace_between
+from rfa_lab.report.records import Results, ratio_figure, series_ratio, series_table, settings_of
+from rfa_lab.results.records import read_record
 
 PAGE = Path(__file__).with_name("series-record.md")
 RECORDS = Path(__file__).parents[2] / "results"
@@ -21,27 +22,23 @@ DRAWN = {
 
 def ratios(results: Results, part: str, reference: str, name: str) -> Table:
     """Squared errors over those of a reference, with half the relative width of the interval."""
-    columns = list(
-        dict.fromkeys(column for one in results for column, scored in one["scores"].items() if part in scored)
-    )
-    rows: list[tuple[Cell, ...]] = []
-    for label in dict.fromkeys(one["label"] for one in results):
-        cells: list[Cell] = [label]
-        for column in columns:
-            found = series_ratio(results, label, reference, column, part, "mse")
-            if found is None:
-                cells.append(None)
-            else:
-                mean, half = found
-                cells.append(NumberCell(mean, None if half is None else mean * half))
-        rows.append(tuple(cells))
-    rows.sort(key=lambda row: row[1].value if isinstance(row[1], NumberCell) else 0.0)
+
+    def cell(label: str, column: str) -> NumberCell | None:
+        found = series_ratio(results, label, reference, column, part)
+        if found is None:
+            return None
+        mean, half = found
+        return NumberCell(mean, None if half is None else mean * half)
+
+    columns, labels = settings_of(results, part), dict.fromkeys(one["label"] for one in results)
+    rows = [(label, *(cell(label, column) for column in columns)) for label in labels]
+    rows.sort(key=lambda row: first_number(row, 1, missing=0.0))
     return Table(name, "", ("model", *columns), tuple(rows))
 
 
 def tables(name: str) -> dict[str, Table]:
     """The tables of one record, by the names of their marks."""
-    results = read_series_results(RECORDS / f"series-{name}")
+    results = read_record(RECORDS / f"series-{name}", "series")
     if name in SIMULATED:
         parts = ("filter", "forecast")
         return {f"{name} {part}": ratios(results, part, "wolf", f"{name} {part}") for part in parts}
@@ -72,7 +69,9 @@ def _parts(table: Table) -> list[Table]:
 
 def draw(name: str, labels: Sequence[str]) -> None:
     """The figure of a record: ratios to WoLF."""
-    save(ratio_figure(read_series_results(RECORDS / f"series-{name}"), "wolf", labels), FIGURES / f"series-{name}.png")
+    save(
+        ratio_figure(read_record(RECORDS / f"series-{name}", "series"), "wolf", labels), FIGURES / f"series-{name}.png"
+    )
 
 
 if __name__ == "__main__":

@@ -126,8 +126,7 @@ def _small_experiment(
 ) -> None:
     """The runs of a recipe of series or of recall, and their tables."""
     from rfa_lab import recipes as experiments
-    from rfa_lab.report.recall_tables import write_recall_report
-    from rfa_lab.report.series_tables import write_series_report
+    from rfa_lab.report.records import write_recall_report, write_series_report
 
     planned: Any
     finished: Callable[..., Any]
@@ -180,11 +179,10 @@ def report(
     A record of series has one Markdown page and one figure, a record of recall CSV files too.
     Missing runs and files are listed here and on the page. The exit status is 1 if a file could not be read.
     """
-    from rfa_lab.report.recall_tables import write_recall_report
-    from rfa_lab.report.records import record_kind
-    from rfa_lab.report.series_tables import write_series_report
+    from rfa_lab.report.records import write_recall_report, write_series_report
     from rfa_lab.report.write import write_report
     from rfa_lab.results import PLANNED, read_results
+    from rfa_lab.results.records import record_kind
 
     page = out or folder / "report"
     check_out(page if out is not None or folder.is_dir() else None)

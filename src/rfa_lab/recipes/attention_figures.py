@@ -4,11 +4,12 @@ from functools import partial
 from pathlib import Path
 
 from rfa.files import write_whole
+from rfa.forecasting.style import save
 from rfa.progress import Progress
 from rfa_lab.evaluation import MAP_LENGTHS, attention_maps
 from rfa_lab.evaluation.attention_maps import middle_window
 from rfa_lab.evaluation.evaluate import load_evaluation_input
-from rfa_lab.report import figures
+from rfa_lab.report.figures import heads
 from rfa_lab.results import write_maps
 
 
@@ -44,13 +45,13 @@ def draw_attention(
     for layer in range(layers):
         maps, _ = attention_maps(model, window, length, layer=layer)
         write_whole(out / f"layer-{layer}.npz", partial(write_maps, maps))
-        for name, when in (("weights", ""), ("undecayed", f"\n{figures.BEFORE_DECAY}")):
+        for name, when in (("weights", ""), ("undecayed", f"\n{heads.BEFORE_DECAY}")):
             if name in maps:
                 close = maps["near" if name == "weights" else "undecayed_near"]
                 far[f"layer {layer}{when}"], near[f"layer {layer}{when}"] = maps[name], close
         if progress is not None:
             progress(layer + 1, layers)
     paths = [out / "attention.png", out / "attention-near.png"]
-    figures.save(figures.attention_maps(far, length), paths[0])
-    figures.save(figures.near_attention(near, length), paths[1])
+    save(heads.attention_maps(far, length), paths[0])
+    save(heads.near_attention(near, length), paths[1])
     return paths

@@ -9,7 +9,7 @@ from rfa.files import write_text_whole
 from rfa.forecasting.style import save
 from rfa.progress import Stage, StageProgress
 from rfa_lab.evaluation import evaluate
-from rfa_lab.report.figures import training_and_extrapolation
+from rfa_lab.report.figures.curves import training_and_extrapolation
 from rfa_lab.results import write_result
 from rfa_lab.training import RunFolder, TrainingSpec, train
 from rfa_lab.training import resume as resume_run

@@ -13,7 +13,7 @@ from rfa.forecasting.scores import central_interval
 from rfa.forecasting.style import save
 from rfa.progress import Stage, StageProgress
 from rfa_lab.data.simulated_series import SimulatedSeries, SimulatedSetting, simulate_series
-from rfa_lab.report.figures import filtered_series
+from rfa_lab.report.figures.comparison import filtered_series
 from rfa_lab.results import write_result
 from rfa_lab.training.series import SeriesTraining
 

@@ -1,10 +1,11 @@
-"""The figures that belong to results, in their order on the page."""
+"""The tables and figures that belong to results, in their order on the page."""
 
 from rfa.checks import needs
 
 needs("matplotlib")
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -13,27 +14,93 @@ from matplotlib.figure import Figure
 
 from rfa_lab.evaluation import MAP_LENGTHS
 
-from . import figures
-from .measurements import MOST_LINES, copying_gain, main_labels, trigram_of, trigram_positions
-from .page import APPENDIX
+from .figures import comparison, curves, heads, theory
+from .layout import Table
+from .measurements import copying_gain, trigram_of, trigram_positions
 from .runs import (
+    BASELINES,
+    MOST_LINES,
     MissingData,
     Run,
     by_label,
+    damping_of,
     is_sweep,
-    labels_with_dynamics,
+    main_labels,
     other_differences,
     perplexity_by_length,
-    run_with_dynamics,
+    runs_with_dynamics,
     train_lengths,
 )
-from .summary import protocols
-
-_SEEDS = "mean over seeds; band: 95 % t interval over seeds"
-_CHOICE = (
-    "At most six lines: the baselines, m2, and the models with the most seeds and the lowest validation perplexity. "
-    "The appendix has all models."
+from .summary import protocols, runs_table, setting
+from .tables import (
+    attention_table,
+    damping_table,
+    difference_table,
+    models_table,
+    passkey_table,
+    probe_table,
+    published_table,
 )
+
+APPENDIX = "-all"  # at the end of the name of a figure of the appendix
+
+
+class ListedTable(NamedTuple):
+    """A table of a report: its name, and a function that makes it or raises `MissingData` with the reason."""
+
+    name: str
+    make: Callable[[], Table]
+
+
+def listed_tables(runs: Sequence[Run]) -> list[ListedTable]:
+    """The tables that belong to these results, in their order on the page.
+
+    Results with at least three values of the damping b have table 2. Runs whose damping the recipe sets appear only
+    there. All other runs are in table 3 if the recipe's name begins with table3 or the text is BabyLM's, and otherwise
+    in table 1. The paper's published numbers are in tables of their own, because its training length is another.
+    """
+    if not runs:
+        return [_published(name) for name in ("table1", "table2", "table3")]
+    found: list[ListedTable] = []
+    swept = is_sweep(runs)
+    others = [run for run in runs if not swept or damping_of(run) is None or "damping" not in run["spec"]["model"]]
+    of_models = "table3" if any(map(_is_babylm, runs)) else "table1"
+    with_models = any(run["label"] not in BASELINES for run in others) or not swept
+    for protocol in protocols(runs):
+        makers: dict[str, Callable[[], Table]] = {}
+        if with_models:
+            makers[of_models] = partial(models_table, of_models, others, protocol)
+        if swept:
+            makers["table2"] = partial(damping_table, runs, protocol)
+        makers["differences"] = partial(difference_table, runs, protocol=protocol)
+        found += [_of_protocol(protocol, name, make, runs) for name, make in makers.items()]
+    if protocols(runs):
+        found += [_published(name) for name in ([of_models] * with_models + ["table2"] * swept)]
+    found += [ListedTable(f"probe-{kind}", partial(probe_table, runs, kind)) for kind in ("passkey", "repeat")]
+    found.append(ListedTable("probe-accuracy", partial(passkey_table, runs)))
+    if any(run.get("attention_summary") for run in runs):
+        found.append(ListedTable("attention", partial(attention_table, runs)))
+    return [*found, ListedTable("runs", partial(runs_table, runs))]
+
+
+def _is_babylm(run: Run) -> bool:
+    return run["recipe"].startswith("table3") or run["spec"].get("data") == "babylm-2025"
+
+
+def _published(name: str) -> ListedTable:
+    return ListedTable(f"paper-{name}", partial(published_table, name))
+
+
+def _of_protocol(protocol: str, of: str, make: Callable[[], Table], runs: Sequence[Run]) -> ListedTable:
+    """The table of one protocol. Name and caption contain the protocol, and the notes contain the runs' setting."""
+    name = f"{of}-{protocol}"
+
+    def named() -> Table:
+        table = make()
+        caption = f"{table.caption} Protocol {protocol}."
+        return replace(table, name=name, caption=caption, notes=(setting(runs), *table.notes))
+
+    return ListedTable(name, named)
 
 
 class ListedFigure(NamedTuple):
@@ -50,8 +117,15 @@ class ListedFigure(NamedTuple):
     name: str
     caption: str
     draw: Callable[..., Figure]
-    has: Callable[[Run], object]
-    what: str
+    has: Callable[[Run], object] = bool
+    what: str = ""
+
+
+_SEEDS = "mean over seeds; band: 95 % t interval over seeds"
+_CHOICE = (
+    "At most six lines: the baselines, m2, and the models with the most seeds and the lowest validation perplexity. "
+    "The appendix has all models."
+)
 
 
 def listed_figures(runs: Sequence[Run]) -> list[ListedFigure]:
@@ -60,92 +134,25 @@ def listed_figures(runs: Sequence[Run]) -> list[ListedFigure]:
     Measurements come first, then the theory, and at the end an appendix of all models if these are too many for one
     panel. The names of its figures end with `APPENDIX`.
     """
-    of_lines = [
-        *(_over_length(runs, protocol) for protocol in protocols(runs)),
-        ListedFigure(
-            "training",
-            f"Validation perplexity over training: {_SEEDS}. The first half does not set the scale.",
-            figures.training_curves,
-            lambda run: run["curve"],
-            "validations",
-        ),
-        ListedFigure(
-            "position",
-            "Loss over the position in the longest window (protocol blocks), means of bins that grow by equal "
-            f"factors{_less_trigram(runs)}: {_SEEDS}. The first seven positions are left out. "
-            f"{_position_error(runs)}".rstrip(),
-            figures.loss_over_position,
-            lambda run: (run["by_position"] or {}).get("loss"),
-            "losses by position",
-        ),
-        ListedFigure(
-            "retrieval",
-            "Retrieval over the distance of the key: the gain in log likelihood because the key stood before in "
-            f"the text{_share(runs)}, with 95 % t intervals over trials. A model that does not use tokens at "
-            "this distance scores 0.",
-            figures.retrieval,
-            lambda run: run["passkey"],
-            "retrieval probes",
-        ),
-    ]
-    many = len(by_label(runs)) > len(main_labels(runs, MOST_LINES - (trigram_of(runs) is not None)))
-    main = [each._replace(caption=f"{each.caption} {_CHOICE}") for each in of_lines] if many else of_lines
+    over_length = [_over_length(protocol) for protocol in protocols(runs)]
+    over_others = _over_others(runs)
     compared = [figure for protocol in protocols(runs) for figure in _compared(runs, protocol)]
-    appendix = [
-        each._replace(name=each.name + APPENDIX, draw=partial(each.draw, appendix=True)) for each in of_lines if many
-    ]
-    lengths = len(protocols(runs))
-    measured = [*main[:lengths], *compared, *main[lengths:], *_head_parameters(runs), *_maps(runs)]
-    return [*measured, *THEORY, *appendix]
+    appendix: list[ListedFigure] = []
+    if len(by_label(runs)) > len(main_labels(runs, MOST_LINES - (trigram_of(runs) is not None))):
+        for each in (*over_length, *over_others):
+            appendix.append(each._replace(name=each.name + APPENDIX, draw=partial(each.draw, appendix=True)))
+        over_length, over_others = (
+            [each._replace(caption=f"{each.caption} {_CHOICE}") for each in of] for of in (over_length, over_others)
+        )
+    return [*over_length, *compared, *over_others, *_head_parameters(runs), *_maps(runs), *THEORY, *appendix]
 
 
-def _less_trigram(runs: Sequence[Run]) -> str:
-    return ", less that of the trigram on the same tokens" if trigram_positions(runs) else ""
-
-
-def _share(runs: Sequence[Run]) -> str:
-    """What the scores are divided by, in words."""
-    rows = ((run, kind, row) for run in runs for kind, of in (run["passkey"] or {}).items() for row in of["rows"])
-    known = [copying_gain(run, kind, row["distance"]) is not None for run, kind, row in rows]
-    return ", as a share of what perfect copying would gain" if known and all(known) else ", in nats per token"
-
-
-def _of_theory(name: str, caption: str, draw: Callable[[], Figure]) -> ListedFigure:
-    return ListedFigure(name, f"{caption} Computed from the closed forms, without any run.", lambda _: draw(), bool, "")
-
-
-THEORY = (
-    _of_theory(
-        "theory-trajectory",
-        "A simulated latent trajectory, its noisy measurements, and all of them transported to each of five times "
-        "(the paper's fig. 1).",
-        figures.transported_measurements,
-    ),
-    _of_theory(
-        "theory-transport",
-        "The transport between two times as a product of what each time needs alone.",
-        figures.transport_factorization,
-    ),
-    _of_theory(
-        "theory-rotate",
-        "Rotate, aggregate, rotate back: attention in one frame.",
-        figures.rotate_aggregate_counter_rotate,
-    ),
-    _of_theory(
-        "theory-regimes",
-        "Bias and gate in the diffusive and the integrative regime.",
-        figures.diffusive_and_integrative,
-    ),
-    _of_theory("theory-decay", "Bias and gate over the decay.", figures.bias_and_gate_over_decay),
-    _of_theory(
-        "theory-spectra",
-        "Eigenvalues of RFA's and SC-RFA's dynamics by head, at b = 1 and with decay in every head.",
-        figures.eigenvalue_spectra,
-    ),
-    _of_theory(
-        "theory-time-scales", "How SC-RFA's heads part the time scales among them.", figures.temporal_scale_separation
-    ),
-)
+def _over_length(protocol: str) -> ListedFigure:
+    caption = (
+        f"Test perplexity over context length, protocol {protocol}: {_SEEDS}; of one seed the noise of seeds. "
+        "A line far above the others is cut off, and the legend says how far it goes."
+    )
+    return _of_evaluation("length", protocol, caption, curves.perplexity_over_length)
 
 
 def _of_evaluation(name: str, protocol: str, caption: str, draw: Callable[..., Figure]) -> ListedFigure:
@@ -158,14 +165,6 @@ def _of_evaluation(name: str, protocol: str, caption: str, draw: Callable[..., F
     return ListedFigure(f"{name}-{protocol}", caption, partial(draw, protocol=protocol), has, what)
 
 
-def _over_length(runs: Sequence[Run], protocol: str) -> ListedFigure:
-    caption = (
-        f"Test perplexity over context length, protocol {protocol}: {_SEEDS}; of one seed the noise of seeds. "
-        "A line far above the others is cut off, and the legend says how far it goes."
-    )
-    return _of_evaluation("length", protocol, caption, figures.perplexity_over_length)
-
-
 def _compared(runs: Sequence[Run], protocol: str) -> list[ListedFigure]:
     """Differences to the baseline, and the sweep of the damping."""
     caption = (
@@ -174,30 +173,43 @@ def _compared(runs: Sequence[Run], protocol: str) -> list[ListedFigure]:
         "light bars: nominal 95 % bootstrap over books, too narrow where books or authors are few. Grey band: the "
         "noise of a single seed. A number at the edge is a point beyond it."
     )
-    found = [_of_evaluation("differences", protocol, caption, figures.differences)]
+    found = [_of_evaluation("differences", protocol, caption, comparison.differences)]
     if is_sweep(runs):
         words = f"Test perplexity over context length by damping b, protocol {protocol}; bands as "
         words += f"before. {other_differences(runs)}"
-        found.append(_of_evaluation("damping", protocol, words.rstrip(), figures.damping_sweep))
+        found.append(_of_evaluation("damping", protocol, words.rstrip(), curves.damping_sweep))
     return found
 
 
-def _head_parameters(runs: Sequence[Run]) -> list[ListedFigure]:
-    """Parameters of each head over training: of the paper's two models, and of models that start diffusive."""
-    found = []
-    for label in labels_with_dynamics(runs):
-        paper, kinds = label in ("m1-rfa", "m2-sc-rfa"), {}
-        if paper:
-            kinds["noises"] = ("Measurement and process noises", figures.noises_over_training)
-            kinds["robustness"] = ("Robustness and inverse temperature", figures.robustness_over_training)
-        run = run_with_dynamics(runs, label)
-        if paper or (run["config"]["prior"] == "lyapunov" and _starts_diffusive(run)):
-            kinds["regime"] = ("The regime's alpha", figures.regimes_over_training)
-        for name, (words, draw) in kinds.items():
-            caption = f"{words} of each head over training: {label}, its first seed."
-            of = partial(_has_label, label)
-            found.append(ListedFigure(f"{name}-{label.replace(' ', '-')}", caption, partial(draw, label=label), of, ""))
-    return found
+def _over_others(runs: Sequence[Run]) -> list[ListedFigure]:
+    """Figures over training, position and distance."""
+    less = ", less that of the trigram on the same tokens" if trigram_positions(runs) else ""
+    return [
+        ListedFigure(
+            "training",
+            f"Validation perplexity over training: {_SEEDS}. The first half does not set the scale.",
+            curves.training_curves,
+            lambda run: run["curve"],
+            "validations",
+        ),
+        ListedFigure(
+            "position",
+            "Loss over the position in the longest window (protocol blocks), means of bins that grow by equal "
+            f"factors{less}: {_SEEDS}. The first seven positions are left out. {_position_error(runs)}".rstrip(),
+            curves.loss_over_position,
+            lambda run: (run["by_position"] or {}).get("loss"),
+            "losses by position",
+        ),
+        ListedFigure(
+            "retrieval",
+            "Retrieval over the distance of the key: the gain in log likelihood because the key stood before in "
+            f"the text{_share(runs)}, with 95 % t intervals over trials. A model that does not use tokens at "
+            "this distance scores 0.",
+            comparison.retrieval,
+            lambda run: run["passkey"],
+            "retrieval probes",
+        ),
+    ]
 
 
 def _position_error(runs: Sequence[Run]) -> str:
@@ -211,63 +223,68 @@ def _position_error(runs: Sequence[Run]) -> str:
     )
 
 
+def _share(runs: Sequence[Run]) -> str:
+    """What the scores are divided by, in words."""
+    rows = ((run, kind, row) for run in runs for kind, of in (run["passkey"] or {}).items() for row in of["rows"])
+    known = [copying_gain(run, kind, row["distance"]) is not None for run, kind, row in rows]
+    return ", as a share of what perfect copying would gain" if known and all(known) else ", in nats per token"
+
+
+def _head_parameters(runs: Sequence[Run]) -> list[ListedFigure]:
+    """Parameters of each head over training: of the paper's two models, and of models that start diffusive."""
+    found = []
+    for label, run in runs_with_dynamics(runs).items():
+        paper, kinds = label in ("m1-rfa", "m2-sc-rfa"), {}
+        if paper:
+            kinds["noises"] = ("Measurement and process noises", heads.noises_over_training)
+            kinds["robustness"] = ("Robustness and inverse temperature", heads.robustness_over_training)
+        if paper or (run["config"]["prior"] == "lyapunov" and _starts_diffusive(run)):
+            kinds["regime"] = ("The regime's alpha", heads.regimes_over_training)
+        for name, (words, draw) in kinds.items():
+            caption = f"{words} of each head over training: {label}, its first seed."
+            found.append(ListedFigure(f"{name}-{label.replace(' ', '-')}", caption, _drawing(draw, run)))
+    return found
+
+
+def _drawing(draw: Callable[[Run], Figure], run: Run) -> Callable[..., Figure]:
+    return lambda _: draw(run)
+
+
 def _starts_diffusive(run: Run) -> bool:
     """Whether any head starts with a negative alpha. Heads without decay have no alpha."""
     first = [layer["alpha"][0] for layer in run["dynamics"]["layers"].values()]
-    return any(alpha is not None and alpha < 0 for heads in first for alpha in heads)
-
-
-def _block_lengths(runs: Sequence[Run]) -> str:
-    """The number of neighbouring tokens in one block of a map, in words."""
-    mapped = [run for run in runs if _has_entry("maps", run)]
-    return " or ".join(sorted({str(-(-MAP_LENGTHS * run["train_length"] // run["maps"].shape[-1])) for run in mapped}))
-
-
-def _has_label(label: str, run: Run) -> bool:
-    return run["label"] == label
+    return any(alpha is not None and alpha < 0 for of_heads in first for alpha in of_heads)
 
 
 def _maps(runs: Sequence[Run]) -> list[ListedFigure]:
     """Attention maps of the last layer: in blocks over the whole window, and by single tokens at its end."""
+    blocks = {-(-MAP_LENGTHS * run["train_length"] // run["maps"].shape[-1]) for run in _mapped(runs, "maps")}
     alone = "the paper's figures leave the decay out"
-    both = any(_has_entry("undecayed", run) for run in runs)
+    both = _mapped(runs, "undecayed")
     paper = f"rows before decay: the softmax weight alone; {alone}" if both else alone
     what = (
         f"what reaches the estimate: the softmax weight times the decay ({paper}). "
         f"Last layer, a window of {MAP_LENGTHS} training lengths"
     )
+    far = f"in blocks of {' or '.join(sorted(map(str, blocks)))} tokens, which hide shorter periods"
     kinds = (
-        (
-            "attention",
-            "maps",
-            figures.attention_maps,
-            f"in blocks of {_block_lengths(runs)} tokens, which hide shorter periods",
-        ),
-        ("attention-near", "near", figures.near_attention, "its end, by single tokens"),
+        ("attention", "maps", "undecayed", heads.attention_maps, far),
+        ("attention-near", "near", "undecayed_near", heads.near_attention, "its end, by single tokens"),
     )
     return [
-        ListedFigure(
-            name,
-            f"Where each head looks, {what}, {words}.",
-            partial(_draw_first_seeds, entry, draw),
-            partial(_has_entry, entry),
-            "",
-        )
-        for name, entry, draw, words in kinds
-        if any(_has_entry(entry, run) for run in runs)
+        ListedFigure(name, f"Where each head looks, {what}, {words}.", partial(_draw_first_seeds, entry, before, draw))
+        for name, entry, before, draw, words in kinds
+        if _mapped(runs, entry)
     ]
 
 
-def _has_entry(entry: str, run: Run) -> bool:
-    return run.get(entry) is not None
+def _mapped(runs: Sequence[Run], entry: str) -> list[Run]:
+    return [run for run in runs if run.get(entry) is not None]
 
 
-_UNDECAYED = {"maps": "undecayed", "near": "undecayed_near"}
-
-
-def _draw_first_seeds(entry: str, draw: Callable[..., Figure], runs: Sequence[Run]) -> Figure:
-    """A figure of the first run of each label that has maps."""
-    mapped = [run for run in runs if _has_entry(entry, run)]
+def _draw_first_seeds(entry: str, before: str, draw: Callable[..., Figure], runs: Sequence[Run]) -> Figure:
+    """A figure of the first run of each label that has maps, those before decay in a row of their own."""
+    mapped = _mapped(runs, entry)
     lengths = train_lengths(mapped)
     if len(lengths) > 1:
         raise MissingData(f"runs: got maps of training lengths {lengths}, expected one")
@@ -275,6 +292,44 @@ def _draw_first_seeds(entry: str, draw: Callable[..., Figure], runs: Sequence[Ru
     for run in mapped:
         if run["label"] not in first:
             first[run["label"]] = run[entry]
-            if (before := run.get(_UNDECAYED[entry])) is not None:
-                first[f"{run['label']}\n{figures.BEFORE_DECAY}"] = before
+            if run.get(before) is not None:
+                first[f"{run['label']}\n{heads.BEFORE_DECAY}"] = run[before]
     return draw(first, lengths[0])
+
+
+def _of_theory(name: str, caption: str, draw: Callable[[], Figure]) -> ListedFigure:
+    return ListedFigure(name, f"{caption} Computed from the closed forms, without any run.", lambda _: draw())
+
+
+THEORY = (
+    _of_theory(
+        "theory-trajectory",
+        "A simulated latent trajectory, its noisy measurements, and all of them transported to each of five times "
+        "(the paper's fig. 1).",
+        theory.transported_measurements,
+    ),
+    _of_theory(
+        "theory-transport",
+        "The transport between two times as a product of what each time needs alone.",
+        theory.transport_factorization,
+    ),
+    _of_theory(
+        "theory-rotate",
+        "Rotate, aggregate, rotate back: attention in one frame.",
+        theory.rotate_aggregate_counter_rotate,
+    ),
+    _of_theory(
+        "theory-regimes",
+        "Bias and gate in the diffusive and the integrative regime.",
+        theory.diffusive_and_integrative,
+    ),
+    _of_theory("theory-decay", "Bias and gate over the decay.", theory.bias_and_gate_over_decay),
+    _of_theory(
+        "theory-spectra",
+        "Eigenvalues of RFA's and SC-RFA's dynamics by head, at b = 1 and with decay in every head.",
+        theory.eigenvalue_spectra,
+    ),
+    _of_theory(
+        "theory-time-scales", "How SC-RFA's heads part the time scales among them.", theory.temporal_scale_separation
+    ),
+)

@@ -5,8 +5,12 @@ All text of a table is plain text, some of it from result files. In no form can 
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .statistics import mean_and_interval
 
 _MINUS, _DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
 _LATEX = {
@@ -33,11 +37,11 @@ class NumberCell:
         value: the number.
         error: half-width of an interval around it.
         interval: lower and upper end of another interval.
-        remark: a word or two about the number, in the report's own words.
         digits: number of decimal places.
         best: whether to set it in bold.
         signed: whether a positive number has a plus sign.
         grouped: whether commas separate the thousands.
+        remark: a word or two about the number, in the report's own words.
     """
 
     value: float
@@ -65,6 +69,44 @@ class NumberCell:
 Cell = NumberCell | str | None
 
 
+def interval_cell(values: Sequence[float], digits: int = 2, **form: Any) -> NumberCell | None:
+    """The mean of values and half of its 95 % interval by Student's t, which a single value has not; None for none."""
+    if not values:
+        return None
+    mean = mean_and_interval(values)
+    return NumberCell(mean.value, mean.half, digits=digits, **form)
+
+
+def first_number(row: Sequence[Cell], column: int, missing: float = math.inf) -> float:
+    """The number in a column of a row, by which rows are sorted."""
+    cell = row[column]
+    return cell.value if isinstance(cell, NumberCell) else missing
+
+
+def with_best(rows: Sequence[Sequence[Cell]], columns: int | None = None) -> list[list[Cell]]:
+    """Set the lowest number of each column in bold, if the column has at least two. Numbers are compared as printed.
+
+    Args:
+        rows: of a table.
+        columns: only of so many columns from the left; None for all.
+    """
+    lowest: list[float | None] = []
+    for column in list(zip(*rows, strict=True))[:columns]:
+        printed = [_printed(cell) for cell in column if isinstance(cell, NumberCell)]
+        lowest.append(min(printed) if len(printed) > 1 else None)
+
+    def marked(cell: Cell, least: float | None) -> Cell:
+        if isinstance(cell, NumberCell) and least is not None and _printed(cell) == least:
+            return replace(cell, best=True)
+        return cell
+
+    return [[*map(marked, row, lowest), *row[len(lowest) :]] for row in rows]
+
+
+def _printed(cell: NumberCell) -> float:
+    return round(cell.value, cell.digits)
+
+
 @dataclass(frozen=True)
 class Table:
     """A table with its caption and notes.
@@ -81,7 +123,7 @@ class Table:
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -102,6 +144,11 @@ def replace_between(page: str, begin: str, end: str, text: str) -> str:
     return f"{before}{begin}{text}{end}{after}"
 
 
+def pipe_table(rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table without a line end, of cells that are Markdown. The first rows are the head and the rule."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def markdown(table: Table, caption: str | None = None) -> str:
     """A Markdown table with the caption above and the notes below.
 
@@ -110,20 +157,16 @@ def markdown(table: Table, caption: str | None = None) -> str:
         caption: replaces the table's caption. It is Markdown and must not contain text from a result file.
     """
 
-    def line(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(cells) + " |"
-
-    def cell(of: Cell) -> str:
-        if not isinstance(of, NumberCell):
-            return _escaped(text_of(of), _MARKDOWN)
-        return f"**{of}**" if of.best else str(of)  # the brackets of an interval make no link
+    def written(cell: Cell) -> str:
+        if not isinstance(cell, NumberCell):
+            return markdown_text(text_of(cell))
+        return f"**{cell}**" if cell.best else str(cell)  # the brackets of an interval make no link
 
     rules = ["---" if aligned == "l" else "---:" for aligned in alignment(table)]
-    lines = [line(_escaped(column, _MARKDOWN) for column in table.columns), line(rules)]
-    lines += [line(map(cell, row)) for row in table.rows]
-    notes = [f"- {_escaped(note, _MARKDOWN)}" for note in table.notes]
-    above = _escaped(table.caption, _MARKDOWN) if caption is None else caption
-    return "\n".join([above, "", *lines, *([""] if notes else []), *notes]) + "\n"
+    rows = [map(markdown_text, table.columns), rules, *(map(written, row) for row in table.rows)]
+    notes = [f"- {markdown_text(note)}" for note in table.notes]
+    above = markdown_text(table.caption) if caption is None else caption
+    return "\n".join([above, "", pipe_table(rows), *([""] if notes else []), *notes]) + "\n"
 
 
 def markdown_text(text: str) -> str:
@@ -165,29 +208,19 @@ def comma_separated(table: Table) -> str:
 
     Text that a spreadsheet would read as a formula begins with an apostrophe.
     """
-    columns: list[str] = []
-    rows: list[list[str]] = [[] for _ in table.rows]
-    for index, name in enumerate(table.columns):
-        cells = [row[index] for row in table.rows]
-        numbers = [cell for cell in cells if isinstance(cell, NumberCell)]
-        parts = [(name, [_csv_text(cell) for cell in cells])]
-        if any(number.error is not None for number in numbers):
-            errors = [_float(cell.error) if isinstance(cell, NumberCell) else "" for cell in cells]
-            parts.append((f"{name} half-width", errors))
-        if any(number.interval is not None for number in numbers):
-            ends = [cell.interval if isinstance(cell, NumberCell) else None for cell in cells]
-            for side, end in enumerate(("low", "high")):
-                parts.append((f"{name} {end}", [_float(each[side]) if each else "" for each in ends]))
-        if any(number.remark for number in numbers):
-            parts.append((f"{name} remark", [cell.remark if isinstance(cell, NumberCell) else "" for cell in cells]))
-        for head, values in parts:
-            columns.append(_no_formula(head))
-            for row, value in zip(rows, values, strict=True):
-                row.append(value)
+    columns: list[list[str]] = []
+    for name, *cells in zip(table.columns, *table.rows, strict=True):
+        columns.append([_no_formula(name), *map(_csv_text, cells)])
+        numbers = [cell if isinstance(cell, NumberCell) else NumberCell(math.nan) for cell in cells]
+        ends = [number.interval or (None, None) for number in numbers]
+        parts: dict[str, list[Any]] = {"half-width": [number.error for number in numbers]}
+        parts |= {"low": [low for low, _ in ends], "high": [high for _, high in ends]}
+        parts["remark"] = [number.remark or None for number in numbers]
+        for part, values in parts.items():
+            if any(value is not None for value in values):
+                columns.append([_no_formula(f"{name} {part}"), *map(_plain, values)])
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
+    csv.writer(out, lineterminator="\n").writerows(zip(*columns, strict=True))
     return out.getvalue()
 
 
@@ -197,16 +230,19 @@ def text_of(cell: Cell) -> str:
 
 
 def _csv_text(cell: Cell) -> str:
-    return _float(cell.value) if isinstance(cell, NumberCell) else _no_formula(cell or "")
+    return _plain(cell.value) if isinstance(cell, NumberCell) else _no_formula(cell or "")
+
+
+def _plain(value: str | float | None) -> str:
+    """A number with all its digits; a remark as it is; nothing for None."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return repr(float(value))
 
 
 def _no_formula(text: str) -> str:
     text = _one_line(text)
     return f"'{text}" if text.startswith(_FORMULA) else text
-
-
-def _float(value: float | None) -> str:
-    return "" if value is None else repr(float(value))
 
 
 def alignment(table: Table) -> list[str]:

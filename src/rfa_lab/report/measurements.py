@@ -1,5 +1,6 @@
-"""What was measured of a model over length, position, training or distance, combined over seeds; and the trigram's."""
+"""What was measured of models: bands over seeds, the noise of seeds, paired differences, and distant tokens."""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .runs import MissingData, Run, by_label, perplexity_by_length, shared_train_length
-from .statistics import t_quantile
+from .statistics import Difference, LossByBook, normal_quantile, paired_difference, t_quantile
 
 
 class SeedBand(NamedTuple):
@@ -44,12 +45,9 @@ def training_series(runs: Sequence[Run]) -> SeedBand:
 
 
 def perplexity_series(runs: Sequence[Run], protocol: str, noise: Mapping[int, float | None] | None = None) -> SeedBand:
-    """Test perplexity over context length, at the lengths that all evaluated seeds have.
+    """Test perplexity of one label over context length, at the lengths that all evaluated seeds have.
 
-    Args:
-        runs: of one label.
-        protocol: of the evaluation.
-        noise: by context length, the noise of seeds in nats from `seed_noise`: the band of a single seed.
+    `noise` is that of `noise_by_length`: the band of a single seed.
     """
     found = _series({run["seed"]: perplexity_by_length(run, protocol) for run in runs})
     if found.seeds != 1 or noise is None:
@@ -60,11 +58,9 @@ def perplexity_series(runs: Sequence[Run], protocol: str, noise: Mapping[int, fl
 
 
 def position_series(runs: Sequence[Run], less: Sequence[float] = ()) -> SeedBand:
-    """Loss in nats over the position in the window, smoothed by `log_bins`.
+    """Loss of one label in nats over the position in the window, smoothed by `log_bins`.
 
-    Args:
-        runs: of one label.
-        less: losses of the same positions that are subtracted, such as the trigram's.
+    `less` are losses of the same positions that are subtracted, such as the trigram's.
     """
 
     def curve(run: Run) -> dict[float, float]:
@@ -90,6 +86,107 @@ def log_bins(losses: Sequence[float], per_octave: int = 2) -> dict[float, float]
     return {math.sqrt(start * (stop - 1)): float(np.mean(losses[start - 1 : stop - 1])) for start, stop in parts}
 
 
+def position_losses(result: Mapping[str, Any]) -> list[float]:
+    """Losses at the positions 1, 2, ... of the longest window, of a run or of the trigram; empty if it has none."""
+    return (result.get("by_position") or {}).get("loss") or []
+
+
+def _series(curves: Mapping[int, Mapping[Any, float]]) -> SeedBand:
+    """The band of curves by seed, at the x that all seeds with a curve have."""
+    measured = {seed: curve for seed, curve in curves.items() if curve}
+    missing = sorted(curves.keys() - measured.keys())
+    if not measured:
+        return SeedBand([], [], [], [], 0, missing)
+    x = sorted(set.intersection(*(set(curve) for curve in measured.values())))
+    values = np.array([[curve[point] for point in x] for curve in measured.values()])
+    mean = values.mean(0)
+    half = np.full(mean.shape, np.nan)
+    if len(values) > 1:
+        half = t_quantile(len(values)) * values.std(0, ddof=1) / math.sqrt(len(values))
+    low, high = ((mean + sign * half).tolist() for sign in (-1, 1))
+    return SeedBand(list(map(float, x)), mean.tolist(), low, high, len(measured), missing)
+
+
+def _exp(loss: float) -> float:
+    return math.exp(min(loss, 700.0))
+
+
+_MEASURED = 3  # seeds of a model whose noise is measured
+
+
+def seed_noise(runs: Sequence[Run], length: int, protocol: str) -> float | None:
+    """How far a difference of two models of one seed each may lie from 0 by the seed alone, in nats.
+
+    It is the normal quantile of 95 % times the root of the median, over all pairs of models with at least three seeds,
+    of the variance over seeds of their difference. The median leaves out a model that fails. It is also a little low:
+    the median of the variance of three values is 0.69 of its mean. Half of the pairs are noisier. None with fewer than
+    two models of three seeds.
+    """
+    losses = {
+        label: {
+            run["seed"]: math.log(found[length])
+            for run in of
+            if length in (found := perplexity_by_length(run, protocol))
+        }
+        for label, of in by_label(runs).items()
+    }
+    variances = []
+    for one, other in itertools.combinations(losses.values(), 2):
+        shared = sorted(one.keys() & other.keys())
+        if len(shared) >= _MEASURED:
+            variances.append(np.var([one[seed] - other[seed] for seed in shared], ddof=1))
+    if not variances:
+        return None
+    return float(normal_quantile() * math.sqrt(np.median(variances)))
+
+
+def noise_by_length(runs: Sequence[Run], protocol: str) -> dict[int, float | None]:
+    """`seed_noise` at every context length of a protocol, shortest first."""
+    return {length: seed_noise(runs, length, protocol) for length in lengths_of(runs, protocol)}
+
+
+def lengths_of(runs: Iterable[Run], protocol: str) -> list[int]:
+    """The context lengths at which any run was evaluated by a protocol, ascending."""
+    return sorted({length for run in runs for length in perplexity_by_length(run, protocol)})
+
+
+RunPairs = Sequence[tuple[Run, Run]]
+
+
+class Comparison(NamedTuple):
+    """A difference or None, and a remark about it, which may be empty."""
+
+    difference: Difference | None
+    problem: str
+
+
+def pairs_of(runs: Sequence[Run], baseline: Sequence[Run]) -> RunPairs:
+    """Pairs of a run of one label and the baseline's run of the same seed."""
+    against = {run["seed"]: run for run in baseline}
+    return [(run, against[run["seed"]]) for run in runs if run["seed"] in against]
+
+
+def compare(pairs: RunPairs, length: int, protocol: str) -> Comparison:
+    """`paired_difference` of pairs of runs at one context length, on the books that all runs have."""
+    sides = [[_books(pair[side], protocol, length) for pair in pairs] for side in (0, 1)]
+    every = [each for side in sides for each in side]
+    common, known = set.intersection(*map(set, every)), set.union(*map(set, every))
+    if not common:
+        return Comparison(None, "no losses by book" if not known else "no book in common")
+    try:
+        found = paired_difference(*([{book: each[book] for book in common} for each in side] for side in sides))
+    except ValueError as error:
+        return Comparison(None, str(error))
+    if known - common:
+        return Comparison(found, f"without {', '.join(sorted(known - common))}, not in every run")
+    return Comparison(found, "one book, no interval" if found.low is None else "")
+
+
+def _books(run: Run, protocol: str, length: int) -> LossByBook:
+    books = ((run.get("evaluations") or {}).get(protocol) or {}).get("books") or {}
+    return {book: tuple(of[str(length)]) for book, of in books.items() if str(length) in of}
+
+
 def retrieval_scores(runs: Sequence[Run], kind: str) -> Retrieval:
     """Retrieval scores of one label, at the distances that all probed seeds have: means over seeds of each trial.
 
@@ -107,7 +204,7 @@ def retrieval_scores(runs: Sequence[Run], kind: str) -> Retrieval:
                 f"{kind}: got {[len(each) for each in trials]} trials at {distance}, expected equally many"
             )
         averaged.append(np.mean(trials, axis=0).tolist())
-        gains = [gain for run in runs if (gain := copying_gain(run, kind, distance)) is not None]
+        gains = copying_gains(runs, kind, distance)
         possible.append(float(np.mean(gains)) if gains else None)
     return Retrieval(distances, averaged, possible)
 
@@ -127,6 +224,11 @@ def copying_gain(run: Run, kind: str, distance: int) -> float | None:
     return None
 
 
+def copying_gains(runs: Iterable[Run], kind: str, distance: int) -> list[float]:
+    """`copying_gain` of the runs for which it is known."""
+    return [gain for run in runs if (gain := copying_gain(run, kind, distance)) is not None]
+
+
 def repeat_distance(runs: Sequence[Run]) -> int | None:
     """The distance of a repeated passage that stands in tables: half the training length, or the next below it.
 
@@ -136,6 +238,9 @@ def repeat_distance(runs: Sequence[Run]) -> int | None:
     probes = [(run.get("passkey") or {}).get("repeat") or {} for run in runs]
     within = {row["distance"] for probe in probes for row in probe.get("rows", ())}
     return max((each for each in within if trained is not None and 2 * each <= trained), default=None)
+
+
+TRIGRAM_LABEL = "trigram"
 
 
 def trigram_of(runs: Iterable[Run]) -> Mapping[str, Any] | None:
@@ -148,53 +253,3 @@ def trigram_positions(runs: Sequence[Run]) -> list[float]:
     known = position_losses(trigram_of(runs) or {})
     lengths = {len(losses) for run in runs if (losses := position_losses(run))}
     return known if lengths == {len(known)} else []
-
-
-TRIGRAM_LABEL = "trigram"
-MOST_LINES = 6  # in one panel
-_ALWAYS = ("b1-rope", "b2-alibi", "m2-sc-rfa")
-
-
-def main_labels(runs: Sequence[Run], most: int = MOST_LINES) -> list[str]:
-    """The labels that stand in the main figures: all of them, or the most important ones if there are too many.
-
-    These are the two baselines and the paper's m2, then the models with the most seeds, and of those the ones with the
-    lowest validation perplexity. The test split has no part in the choice.
-
-    Args:
-        runs: result files.
-        most: number of labels.
-    """
-    groups = by_label(runs)
-
-    def rank(label: str) -> tuple[bool, int, float]:
-        found = [run.get("training", {}).get("valid_perplexity") for run in groups[label]]
-        known = [value for value in found if value is not None]
-        return label not in _ALWAYS, -len(groups[label]), float(np.mean(known)) if known else math.inf
-
-    chosen = sorted(groups, key=rank)[:most]
-    return [label for label in groups if label in chosen]
-
-
-def position_losses(result: Mapping[str, Any]) -> list[float]:
-    """Losses at the positions 1, 2, ... of the longest window, of a run or of the trigram; empty if it has none."""
-    return (result.get("by_position") or {}).get("loss") or []
-
-
-def _series(curves: Mapping[int, Mapping[Any, float]]) -> SeedBand:
-    measured = {seed: curve for seed, curve in curves.items() if curve}
-    missing = sorted(curves.keys() - measured.keys())
-    if not measured:
-        return SeedBand([], [], [], [], 0, missing)
-    x = sorted(set.intersection(*(set(curve) for curve in measured.values())))
-    values = np.array([[curve[point] for point in x] for curve in measured.values()])
-    mean = values.mean(0)
-    half = np.full(mean.shape, np.nan)
-    if len(values) > 1:
-        half = t_quantile(len(values)) * values.std(0, ddof=1) / math.sqrt(len(values))
-    low, high = ((mean + sign * half).tolist() for sign in (-1, 1))
-    return SeedBand(list(map(float, x)), mean.tolist(), low, high, len(measured), missing)
-
-
-def _exp(loss: float) -> float:
-    return math.exp(min(loss, 700.0))

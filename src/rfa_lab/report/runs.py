@@ -1,7 +1,10 @@
 """Result files of runs: grouped by label, by family and by damping."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 
 class MissingData(ValueError):
@@ -43,21 +46,10 @@ def shared_train_length(runs: Iterable[Run]) -> int | None:
     return lengths[0] if len(lengths) == 1 else None
 
 
-def labels_with_dynamics(runs: Iterable[Run]) -> list[str]:
-    """Labels with a run that has the parameters of its heads over training."""
-    return list(dict.fromkeys(run["label"] for run in runs if _has_dynamics(run)))
-
-
-def run_with_dynamics(runs: Iterable[Run], label: str) -> Run:
-    """The run with the lowest seed of a label that has the parameters of its heads over training.
-
-    Raises:
-        MissingData: if there is no such run.
-    """
-    found = [run for run in runs if run["label"] == label and _has_dynamics(run)]
-    if not found:
-        raise MissingData(f"runs: got none of {label} with its parameters over training, expected at least one")
-    return min(found, key=lambda run: run["seed"])
+def runs_with_dynamics(runs: Iterable[Run]) -> dict[str, Run]:
+    """Of each label the run with the lowest seed that has the parameters of its heads over training."""
+    learned = [run for run in runs if (run.get("dynamics") or {}).get("steps")]
+    return {label: of[0] for label, of in by_label(learned).items()}
 
 
 def perplexity_by_length(run: Run, protocol: str) -> dict[int, float]:
@@ -66,8 +58,26 @@ def perplexity_by_length(run: Run, protocol: str) -> dict[int, float]:
     return {int(row["length"]): float(row["perplexity"]) for row in evaluation.get("rows") or ()}
 
 
-def _has_dynamics(run: Run) -> bool:
-    return bool((run.get("dynamics") or {}).get("steps"))
+MOST_LINES = 6  # in one panel
+BASELINES = ("b1-rope", "b2-alibi")
+_ALWAYS = (*BASELINES, "m2-sc-rfa")
+
+
+def main_labels(runs: Sequence[Run], most: int = MOST_LINES) -> list[str]:
+    """The labels that stand in the main figures: all of them, or the most important ones if there are too many.
+
+    These are the two baselines and the paper's m2, then the models with the most seeds, and of those the ones with the
+    lowest validation perplexity. The test split has no part in the choice.
+    """
+    groups = by_label(runs)
+
+    def rank(label: str) -> tuple[bool, int, float]:
+        found = [run.get("training", {}).get("valid_perplexity") for run in groups[label]]
+        known = [value for value in found if value is not None]
+        return label not in _ALWAYS, -len(groups[label]), float(np.mean(known)) if known else math.inf
+
+    chosen = sorted(groups, key=rank)[:most]
+    return [label for label in groups if label in chosen]
 
 
 BASELINE = "b1-rope"  # every group is compared with it

@@ -6,6 +6,8 @@ from typing import Any
 
 from rfa.commit import short_commit
 
+from .layout import pipe_table
+
 Line = Mapping[str, Any]
 
 COLUMNS = ("what", "size", "dtype", "against", "ratio", "quartiles", "range", "rfa", "peer", "of bound: rfa, peer")
@@ -44,8 +46,7 @@ def markdown_tables(lines: Sequence[Line]) -> str:
         rows = [COLUMNS, ["---"] * len(COLUMNS), *cells]
         parts += [f"### {machine}", "", f"{', '.join(versions)}; commit {', '.join(commits)}.", ""]
         parts += [f"Model ({letter}): {model}.\n" for model, letter in models.items()]
-        parts += ["| " + " | ".join(row) + " |" for row in rows]
-        parts.append("")
+        parts += [pipe_table(rows), ""]
     return "\n".join(parts)
 
 
@@ -55,15 +56,13 @@ def instruction_table(lines: Sequence[Line]) -> str:
     The column "share" is the fraction of instructions that products, exponentials and logarithms need.
     """
     head = ("what", "size", "compiled for", "instructions", "a pair", "products", "exp, log", "share", "commit")
-    rows = [head, ["---"] * len(head)]
+    rows: list[Sequence[str]] = [head, ["---"] * len(head)]
     for line in lines:
         what = f"{line['contestant']}, {_PASSES.get(line['pass'], line['pass'])}"
-        figures = [f"{line[name]:.1f}" for name in ("per_pair", "products_per_pair", "functions_per_pair")]
-        commit = short_commit(line["environment"]["commit"])
-        rows.append(
-            (what, _size(line), line["march"], f"{line['instructions']:,}", *figures, f"{line['share']:.0%}", commit)
-        )
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+        counts = [f"{line[name]:.1f}" for name in ("per_pair", "products_per_pair", "functions_per_pair")]
+        counts = [f"{line['instructions']:,}", *counts, f"{line['share']:.0%}"]
+        rows.append((what, _size(line), line["march"], *counts, short_commit(line["environment"]["commit"])))
+    return pipe_table(rows)
 
 
 def operator_curves(lines: Sequence[Line]) -> dict[str, list[Line]]:
@@ -100,9 +99,10 @@ def speed_cells(line: Line) -> list[str]:
     if "ratio" not in line and line["check"]["passed"]:
         return [what, size, line["dtype"], named, "not timed", "no peer ran", *[""] * 4]
     if "ratio" not in line:
-        worst = max(line["check"]["errors"].items(), key=lambda item: _or_infinite(item[1]))
-        error = "not finite" if worst[1] is None else f"{worst[1]:.1e}"
-        return [what, size, line["dtype"], named, "check failed", f"{worst[0]}: {error}", *[""] * 4]
+        found = {name: float("inf") if error is None else error for name, error in line["check"]["errors"].items()}
+        worst = max(found, key=found.__getitem__)
+        error = "not finite" if line["check"]["errors"][worst] is None else f"{found[worst]:.1e}"
+        return [what, size, line["dtype"], named, "check failed", f"{worst}: {error}", *[""] * 4]
     ratio = line["ratio"]
     spread = [f"{ratio['q1']:.3f} to {ratio['q3']:.3f}", f"{ratio['low']:.2f} to {ratio['high']:.2f}"]
     if len(line["ratios"]) == 1:
@@ -138,7 +138,3 @@ def _time(seconds: float) -> str:
         if seconds * scale >= 1:
             return f"{seconds * scale:.3g} {unit}"
     return f"{seconds * 1e6:.3g} µs"
-
-
-def _or_infinite(error: float | None) -> float:
-    return float("inf") if error is None else error

@@ -108,23 +108,24 @@ def runs_table(runs: Sequence[Run]) -> Table:
     columns = ("run", "seed", "parameters", "tokens", "tokens/s", "minutes", "validation perplexity")
     rows: list[tuple[Cell, ...]] = []
     for run in runs:
-        training = run["training"]
-        seconds = _seconds(run)
-        counts = (_whole(training.get(name)) for name in ("parameters", "tokens", "tokens_per_second"))
-        minutes = None if seconds is None else NumberCell(seconds / 60, digits=1)
-        perplexity = training.get("valid_perplexity")
-        rows.append(
-            (run["label"], str(run["seed"]), *counts, minutes, None if perplexity is None else NumberCell(perplexity))
-        )
-    note = (
+        training, seconds = run["training"], _seconds(run)
+        counts = [
+            _number(training.get(name), digits=0, grouped=True)
+            for name in ("parameters", "tokens", "tokens_per_second")
+        ]
+        minutes = _number(None if seconds is None else seconds / 60, digits=1)
+        rows.append((run["label"], str(run["seed"]), *counts, minutes, _number(training.get("valid_perplexity"))))
+    notes = [
         "Speeds and times are of the machine under whatever else it did, not of the models, which rfa bench compares "
         "in turns; no time where a run was stopped and gone on with."
-    )
-    one_group = dict.fromkeys(run["label"] for run in runs if run["spec"].get("one_group"))
-    notes = [note]
-    if one_group:
+    ]
+    if one_group := dict.fromkeys(run["label"] for run in runs if run["spec"].get("one_group")):
         notes.append(f"The SDE's parameters trained like all others (one parameter group): {', '.join(one_group)}.")
     return Table("runs", "The runs.", columns, tuple(rows), tuple(notes))
+
+
+def _number(value: float | None, **form: Any) -> NumberCell | None:
+    return None if value is None else NumberCell(value, **form)
 
 
 def distinct_values(values: Iterable[Any]) -> str:
@@ -145,10 +146,6 @@ def _values_over_stages(run: Run, key: str) -> str | None:
 
 def _sizes(config: Mapping[str, Any]) -> str:
     return f"{config['num_hidden_layers']} layers of {config['hidden_size']}, {config['num_attention_heads']} heads"
-
-
-def _whole(value: float | None) -> NumberCell | None:
-    return None if value is None else NumberCell(value, digits=0, grouped=True)
 
 
 def _duration(seconds: float) -> str:

@@ -15,7 +15,7 @@ from rfa_lab.recipes import (
     run_series_recipe,
 )
 from rfa_lab.recipes.series_contestants import FILTERS, build_network, network_predictor, score
-from rfa_lab.report.series_tables import SCORES
+from rfa_lab.report.records import SCORES
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 SMALL = """

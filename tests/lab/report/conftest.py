@@ -2,6 +2,7 @@
 
 import shutil
 
+import matplotlib.pyplot as plt
 import pytest
 
 from rfa_lab.report.contents import THEORY
@@ -12,6 +13,12 @@ from .results import whole_result
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    yield
+    plt.close("all")
 
 
 @pytest.fixture(scope="session")

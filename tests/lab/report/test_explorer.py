@@ -126,35 +126,3 @@ def test_regime_and_peak(page, name):
     response = expected(values)["response"]
     if peak <= values["longest"]:  # the mark stands where the drawn curve is highest, to one of its 256 steps
         assert abs(response.argmax().item() / 256 * values["longest"] - peak) <= values["longest"] / 256
-
-
-OVER_LAG, WEIGHTS = {"bias", "gate", "response"}, {"student_t", "exponential", "gaussian"}
-
-
-@pytest.mark.parametrize(
-    ("slider", "moved"),
-    {
-        "decay": OVER_LAG | WEIGHTS,
-        "process_noise": OVER_LAG | WEIGHTS,
-        "key_noise": OVER_LAG | WEIGHTS,
-        "noise_floor": OVER_LAG | WEIGHTS,
-        "query_noise": {"gate"} | WEIGHTS,
-        "robustness": {"student_t", "exponential"},
-        "longest": OVER_LAG,
-        "at": WEIGHTS,
-    }.items(),
-)
-def test_each_slider_moves_its_curves_by_keyboard(page, slider, moved):
-    def drawn():
-        return page.eval_on_selector_all(
-            "path.curve", "all => Object.fromEntries(all.map(path => [path.dataset.curve, path.getAttribute('d')]))"
-        )
-
-    before, value = drawn(), page.evaluate("explorer.values()")
-    page.locator(f"#{slider}").focus()
-    for _ in range(20):
-        page.keyboard.press("ArrowRight")
-    after, now = drawn(), page.evaluate("explorer.values()")
-    assert {name for name in before if before[name] != after[name]} == moved
-    assert now == {**value, slider: now[slider]}
-    assert now[slider] == pytest.approx(value[slider] * 10 ** (20 / 60), rel=0.01)  # shown and used with three digits

@@ -26,22 +26,6 @@ def test_markup(rfa, tmp_path, monkeypatch):
     assert escaped.encode() in written["tables/table1-blocks.md"]
 
 
-def test_names_become_no_paths(rfa, tmp_path, monkeypatch):
-    """A figure is named after its model."""
-    label = "m1/../../../../evil"
-    run = {**whole_result("m1-rfa"), "label": label}
-    courses = {name: [[-1.0, -1.0]] for name in ("alpha", "decay", "process_noise")}
-    run["dynamics"] = {"steps": [1], "tokens": [64], "layers": {"0": courses}}
-    run["config"]["prior"] = "lyapunov"
-    write_results(tmp_path / "out", [run])
-    only(monkeypatch, f"regime-{label}")
-    status, _, err = rfa("report", "out")
-    assert not list(tmp_path.glob("evil*"))
-    assert status == 1
-    assert "is damaged (label: String should match pattern" in messages(err)[0]
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
 @cover(1, field=["label", "run", "preset", "recipe"], name=["", "../a", "a\nb", "$a$", "a\x1b[31m", "-a", "a" * 251])
 def test_names(field, name, tmp_path):
     from rfa_lab.results import read_result

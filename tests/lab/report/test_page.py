@@ -9,13 +9,12 @@ from cover import slow
 from PIL import Image
 
 from rfa_lab.report.layout import NumberCell, Table
-from rfa_lab.report.page import DrawnFigure, render_page
 from rfa_lab.report.tables import published_results
+from rfa_lab.report.write import DrawnFigure, render_page
 
 from .results import whole_result
 
 PHONE = {"viewport": {"width": 320, "height": 640}}
-A4 = {"viewport": {"width": 718, "height": 1000}}  # 190 mm between margins
 
 
 @slow
@@ -100,54 +99,6 @@ def test_phone(visit, report, scheme):
     assert min(per_inch) * 7 / 72 > 11  # pixels of the smallest letters, of seven points
     heights = page.eval_on_selector_all("input", "all => all.map(input => input.getBoundingClientRect().height)")
     assert min(heights) >= 24  # WCAG 2.2: a target's least height
-
-
-CONTRAST = """([front, back]) => {
-  const colour = (name) => {
-    const probe = document.body.appendChild(document.createElement("i"));
-    probe.style.color = `var(${name})`;
-    const parts = getComputedStyle(probe).color.match(/[\\d.]+/g).slice(0, 3).map(Number);
-    probe.remove();
-    return parts;
-  };
-  const luminance = (name) => colour(name).map(c => c / 255)
-    .map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, c, k) => sum + c * [0.2126, 0.7152, 0.0722][k], 0);
-  const [a, b] = [luminance(front), luminance(back)];
-  return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-}"""
-
-
-@slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_contrast(visit, report, scheme):
-    """WCAG: 4.5 for text, 3 for curves."""
-    page = visit(report.page, color_scheme=scheme)
-    for back in ("--page", "--box"):
-        for front in ("--text", "--quiet", "--link"):
-            assert page.evaluate(CONTRAST, [front, back]) >= 4.5
-    for curve in ("--one", "--two", "--three"):
-        assert page.evaluate(CONTRAST, [curve, "--page"]) >= 3
-    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
-    assert dark == (scheme == "dark")
-
-
-@slow
-def test_print(visit, report):
-    page = visit(report.page, **A4, color_scheme="dark")
-    assert page.locator(".controls").is_visible()
-    assert not page.locator("#setting").is_visible()
-    page.emulate_media(media="print")
-    assert not page.locator(".controls").is_visible()
-    assert not page.locator("nav").is_visible()
-    assert "μ = 0.02" in page.inner_text("#setting")  # what the sliders were set to stays on paper
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    kept = page.eval_on_selector_all("figure", "all => all.map(each => getComputedStyle(each).breakInside)")
-    assert set(kept) == {"avoid"}
-    cut = page.eval_on_selector_all(
-        "table, img, svg", "all => all.filter(e => e.getBoundingClientRect().right > 718.5).map(e => e.outerHTML)"
-    )
-    assert cut == []
 
 
 @slow

@@ -2,14 +2,19 @@
 
 import json
 import math
+import random
+import string
 
 import pytest
 from cover import slow
-from training.runs import contents, messages
+from experiments.recipes import TRAINING, write_recipe
+from training.runs import MODEL, contents, messages
 
 from rfa_lab.data.corpora import load_documents
+from rfa_lab.recipes import load_recipe, run_recipe
 from rfa_lab.report import write
 from rfa_lab.report.contents import THEORY
+from rfa_lab.results import read_results
 
 from .results import whole_result, write_results
 
@@ -68,25 +73,16 @@ def fails(rfa, tmp_path, *arguments):
     return err
 
 
-@pytest.mark.parametrize(("folder", "says"), [("nowhere", "not there"), ("a", "no folder")])
-def test_no_folder(rfa, tmp_path, folder, says):
+def test_what_is_no_record_is_refused(rfa, tmp_path):
     (tmp_path / "a").write_text("file")
-    err = fails(rfa, tmp_path, folder)
-    assert says in err
-    assert "expected result files as `rfa experiment RECIPE --out DIR` leaves them" in err
-
-
-def test_the_folder_of_a_training_run_is_no_record(rfa, tmp_path):
-    """Its only record must not be called a damaged result."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text('{"format": 1}')
-    assert "a run of `rfa train`" in fails(rfa, tmp_path, "run")
-
-
-@pytest.mark.parametrize("name", ["empty", "empty/results"])
-def test_without_results_nothing_is_written(rfa, tmp_path, name):
-    (tmp_path / name).mkdir(parents=True)
-    assert "without results, expected result files as `rfa experiment" in fails(rfa, tmp_path, "empty")
+    (tmp_path / "empty" / "results").mkdir(parents=True)
+    faults = {"nowhere": "not there", "a": "no folder", "run": "a run of `rfa train`", "empty": "without results"}
+    for folder, says in faults.items():
+        err = fails(rfa, tmp_path, folder)
+        assert says in err
+        assert "expected result files as `rfa experiment RECIPE --out DIR` leaves them" in err
 
 
 def test_without_a_result_that_can_be_read_nothing_is_written(rfa, tmp_path):
@@ -216,20 +212,6 @@ def test_the_trigram_or_what_is_wrong_with_its_file(rfa, out, monkeypatch, chang
         assert reason in err
 
 
-def test_a_fault_of_ours_is_no_missing_figure(rfa, out, monkeypatch):
-    """An error of matplotlib's is not taken for results that lack something."""
-
-    def broken(runs):
-        raise ValueError("x and y must have same first dimension")
-
-    drawn = write.listed_figures
-    faulty = [each._replace(draw=broken) for each in drawn(RUNS) if each.name == "training"]
-    monkeypatch.setattr(write, "listed_figures", lambda runs: faulty)
-    monkeypatch.setenv("RFA_DEBUG", "1")
-    with pytest.raises(ValueError, match="same first dimension"):
-        rfa("report", "out")
-
-
 def test_what_runs_lack_is_named_and_the_rest_drawn(rfa, tmp_path, one_of_theory):
     bare = {"curve": [], "by_position": None, "passkey": None}
     second = {**whole_result("m2-sc-rfa"), **bare}
@@ -291,3 +273,30 @@ def test_stopped_midway_files_are_whole(rfa, out, one_figure, monkeypatch, fault
     assert after["index.html"] == before["index.html"]
     assert after["figures/training.pdf"] == before["figures/training.pdf"]
     assert after["tables/table1-blocks.md"] != before["tables/table1-blocks.md"]
+
+
+EVALUATION = {"lengths": [16, 128], "protocols": {"blocks": 300, "matched": 128}, "by_position": True, "passkey": True}
+
+
+@slow
+def test_a_tiny_experiment_is_reported_whole(tmp_path, one_of_theory):
+    letters = random.Random(0)
+    for split in ("train", "valid", "test"):
+        (tmp_path / "corpus" / split).mkdir(parents=True)
+        text = "".join(letters.choices(string.ascii_lowercase + " ", k=800))
+        (tmp_path / "corpus" / split / "a.txt").write_text(text)
+    path = write_recipe(
+        tmp_path,
+        training={**TRAINING, "length": 16, "data": "corpus", "model": MODEL},
+        evaluation={**EVALUATION, "attention": ["m2-sc-rfa"]},
+    )
+    assert run_recipe(load_recipe(path), tmp_path / "out").failed == {}
+    found = read_results(tmp_path / "out")
+    assert found.missing == {}
+    assert [run["maps"] is None for run in found.runs] == [True, False, True]
+    written = one_of_theory(write.write_report, found.runs, tmp_path / "report", found.missing)
+    assert written.missing == {}
+    tables = {"table1", "differences"}
+    assert {f"{name}-{protocol}" for name in tables for protocol in ("blocks", "matched")} < set(written.tables)
+    assert {"probe-passkey", "probe-repeat", "probe-accuracy", "runs"} < set(written.tables)
+    assert "m2-sc-rfa b=0.5" in (tmp_path / "report" / "tables" / "table1-blocks.md").read_text()

@@ -1,35 +1,45 @@
-"""The paper's tables: published figures beside ours, what is missing named."""
+"""Tables of language models: which belong to results, what is in them, and what is said of what is missing."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.stats
+import yaml
 
-from rfa_lab.report.difference_tables import difference_table
-from rfa_lab.report.layout import comma_separated, latex, markdown
-from rfa_lab.report.tables import published_results, published_table, table1, table2
+from rfa.models import preset as build
+from rfa.models.flat import flat_record
+from rfa_lab.report.contents import listed_tables
+from rfa_lab.report.layout import NumberCell, comma_separated, latex, markdown, text_of
+from rfa_lab.report.runs import damping_by_label, damping_of
+from rfa_lab.report.summary import facts
+from rfa_lab.report.tables import damping_table, difference_table, models_table, published_results, published_table
 
 from .results import LENGTHS, near, result, whole_result
 from .test_layout import check_latex
 
-PUBLISHED = {
-    "lengths": [512, 1024, 2048, 4096],
-    "wikitext-103": {"b1-rope": [28.48, 30.94, 44.21, 72.69], "b2-alibi": [28.59, 27.3, 26.54, 26.3]},
-    "wikitext-103-damping": {"0.05": [27.54, 26.73, 29.46, 37.19], "5.0": [27.91, 26.68, 26.37, 28.16]},
-    "babylm-2025-strict": {"b1-rope": [17.7, 18.78, 23.33, 33.29], "m1-rfa": [17.51, 17.71, 20.61, 31.04]},
-}
 RUNS = [result("b1-rope", seed, 4.0 + 0.1 * seed) for seed in range(3)] + [result("x2", 1, 3.5, -0.1)]
+WHOLE = [whole_result("b1-rope"), whole_result("m2-sc-rfa")]
+RECIPES = Path(__file__).parents[3] / "recipes"
 
 
 def row(table, label):
     return dict(zip(table.columns, next(row for row in table.rows if row[0] == label), strict=True))
 
 
+def names(planned):
+    return [each.name for each in planned]
+
+
+def made(runs, name):
+    return next(each for each in listed_tables(runs) if each.name == name).make()
+
+
 def test_ours_in_the_papers_order():
-    table = table1(RUNS, PUBLISHED)
+    table = models_table("table1", RUNS)
     assert table.columns == ("model", "seeds", *(f"L = {n}" for n in LENGTHS))
-    assert [each[0] for each in table.rows] == ["b1-rope", "b2-alibi", "x2"]  # the paper's order, then our own
+    assert [each[0] for each in table.rows] == [*TABLE_1, "x2"]  # the paper's order, then our own
     rope = row(table, "b1-rope")
     perplexities = [math.exp(4.3 + 0.1 * seed) for seed in range(3)]
     assert rope["seeds"] == "3"
@@ -44,13 +54,14 @@ def test_ours_in_the_papers_order():
 
 def test_the_published_numbers_have_a_table_of_their_own():
     """At the paper's lengths, which are not ours."""
-    tables = {name: published_table(name, PUBLISHED) for name in ("table1", "table2", "table3")}
+    tables = {name: published_table(name) for name in ("table1", "table2", "table3")}
     for table in tables.values():
         assert table.columns == ("model", "L = 512", "L = 1024", "L = 2048", "L = 4096")
     assert row(tables["table1"], "b1-rope")["L = 4096"].value == 72.69
-    assert [each[0] for each in tables["table2"].rows] == ["b1-rope", "b2-alibi", "b = 0.05", "b = 5"]
+    swept = [f"b = {b}" for b in ("0.0005", "0.005", "0.05", "0.5", "5")]
+    assert [each[0] for each in tables["table2"].rows] == ["b1-rope", "b2-alibi", *swept]
     assert row(tables["table2"], "b = 5")["L = 512"].value == 27.91
-    assert row(tables["table3"], "m1-rfa")["L = 512"].best
+    assert row(tables["table3"], "m2-sc-rfa")["L = 512"].best
 
 
 def test_the_trigram_and_the_repeated_passage_stand_in_the_table():
@@ -61,7 +72,7 @@ def test_the_trigram_and_the_repeated_passage_stand_in_the_table():
         "passkey": {"repeat": {"rows": [{"distance": 8, "loss_by_token": [9.0, 1.0, 2.0]}]}},
     }
     runs = [{**whole_result(label), "trigram": trigram} for label in ("b1-rope", "x2")]
-    table = table1(runs, PUBLISHED)
+    table = models_table("table1", runs)
     assert table.columns[-1] == "repeat, D = 8"  # half of the training length of 16
     ours = row(table, "x2")["repeat, D = 8"]
     assert (ours.value, ours.error) == (0.25, pytest.approx(12.7062 * 0.125, rel=1e-5))  # of two trials, 0.125 away
@@ -73,18 +84,18 @@ def test_the_trigram_and_the_repeated_passage_stand_in_the_table():
     said = "Trigram: modified Kneser-Ney, on the 192 tokens of the text that the longest runs of seed 0 read."
     assert said in table.notes
     runs[1]["training"] = {**runs[1]["training"], "tokens": 48}
-    assert f"{said} Shorter runs: x2." in table1(runs, PUBLISHED).notes
-    assert "repeat" not in "".join(table1(RUNS, PUBLISHED).columns)
-    assert "No trigram of the same tokens: rfa experiment makes it." in table1(RUNS, PUBLISHED).notes
+    assert f"{said} Shorter runs: x2." in models_table("table1", runs).notes
+    assert "repeat" not in "".join(models_table("table1", RUNS).columns)
+    assert "No trigram of the same tokens: rfa experiment makes it." in models_table("table1", RUNS).notes
 
 
 def test_missing_runs_and_seeds_are_named():
     partial = result("m1-rfa", 0)
     partial["evaluations"]["blocks"]["rows"].pop()
     unfinished = {**result("m1-rfa", 1), "evaluations": {}}
-    table = table1([*RUNS, partial, unfinished], PUBLISHED)
+    table = models_table("table1", [*RUNS, partial, unfinished])
     notes = "\n".join(table.notes)
-    assert "Not run here: b2-alibi." in notes
+    assert "Not run here: b2-alibi, b3" in notes
     assert "x2: no run of seed 0, 2." in notes
     assert "m1-rfa, seed 0: not evaluated at L = 128." in notes
     assert "m1-rfa, seed 1: not evaluated by blocks." in notes
@@ -93,16 +104,8 @@ def test_missing_runs_and_seeds_are_named():
     assert all(cell is None for name, cell in row(table, "b2-alibi").items() if name.startswith("L ="))
 
 
-def test_damping():
-    runs = [result("b1-rope"), result("sweep", loss=3.9), result("other")]
-    table = table2(runs, PUBLISHED, {"sweep": 0.05, "more": 0.1})
-    assert [each[0] for each in table.rows] == ["b1-rope", "b2-alibi", "b = 0.05", "b = 0.1", "b = 5"]
-    assert row(table, "b = 0.05")["L = 16"].value == pytest.approx(math.exp(3.9))
-    assert row(table, "b = 5")["L = 16"] is None
-
-
 def test_differences():
-    table = difference_table(RUNS, resamples=200)
+    table = difference_table(RUNS)
     assert table.columns == ("model", "against", "seeds", *(f"L = {n}" for n in LENGTHS))
     assert [each[:3] for each in table.rows] == [("x2", "b1-rope", "1")]
     for place, cell in enumerate(table.rows[0][3:]):
@@ -111,7 +114,7 @@ def test_differences():
         assert (cell.error, cell.remark) == (None, "one seed")  # no two models have three seeds
     uneven = result("x3", 1, loss=3.5)
     uneven["evaluations"]["blocks"]["books"]["emma"]["16"] = [40 * 9.0, 40]
-    (cell,) = [each[3] for each in difference_table([*RUNS, uneven], resamples=200).rows if each[0] == "x3"]
+    (cell,) = [each[3] for each in difference_table([*RUNS, uneven]).rows if each[0] == "x3"]
     assert cell.interval[0] < cell.value - 0.5 < cell.value + 0.5 < cell.interval[1]  # Emma is drawn or is not
     assert "No run of b2-alibi" in "\n".join(table.notes)
 
@@ -120,7 +123,7 @@ def test_differences_that_decide_nothing_are_said():
     """Of b1 three seeds 0.1 apart; one model lies always 0.3 below, one 0.3 below or level, one has a single seed."""
     always = [result("always", seed, 3.7 + 0.11 * seed) for seed in range(3)]
     level = [result("level", seed, 4.0 - 0.15 * seed) for seed in range(3)]
-    table = difference_table([*RUNS, *always, *level, result("once", 0, 3.99)], ("b1-rope",), resamples=50)
+    table = difference_table([*RUNS, *always, *level, result("once", 0, 3.99)], ("b1-rope",))
     cells = {each[0]: each[3] for each in table.rows}
     assert {label: cell.remark for label, cell in cells.items()} == {
         "always": "",
@@ -140,7 +143,7 @@ def test_differences_of_partial_results():
     del one["evaluations"]["blocks"]["books"]["emma"]
     two = result("m2", 1, books={"emma": 41, "persuasion": 10, "ulysses": 25})
     three = {**result("m3", 1), "evaluations": {"blocks": {"rows": []}}}
-    table = difference_table([*RUNS, one, two, three, result("m4", 7)], ("b1-rope",), resamples=200)
+    table = difference_table([*RUNS, one, two, three, result("m4", 7)], ("b1-rope",))
     notes = "\n".join(table.notes)
     assert "m1-rfa against b1-rope at L = 16: without emma, not in every run." in notes
     assert "m2 against b1-rope at L = 16: books: got different numbers of targets" in notes
@@ -151,7 +154,7 @@ def test_differences_of_partial_results():
         assert all(cell is None for name, cell in row(table, label).items() if name.startswith("L ="))
 
 
-@pytest.mark.parametrize("table", [table1(RUNS, PUBLISHED), difference_table(RUNS, resamples=50)], ids=["1", "d"])
+@pytest.mark.parametrize("table", [models_table("table1", RUNS), difference_table(RUNS)], ids=["1", "d"])
 def test_all_forms(table):
     check_latex(latex(table))
     assert markdown(table).count("\n| ") == len(table.rows) + 2
@@ -160,7 +163,185 @@ def test_all_forms(table):
 
 def test_two_runs_of_one_seed_are_refused():
     with pytest.raises(ValueError, match="b1-rope-seed0, b1-rope-seed0 both of label b1-rope and seed 0"):
-        table1([*RUNS, RUNS[0]], PUBLISHED)
+        models_table("table1", [*RUNS, RUNS[0]])
+
+
+def swept(label, preset, loss=4.0, **model):
+    written = {"spec": {"preset": preset, "model": {"hidden_size": 256, **model}}}
+    return {**result(label, loss=loss), **written, "config": flat_record(build(preset, **model).to_dict())}
+
+
+SWEEP = [swept("b1-rope", "b1-rope"), swept("b=5.0", "m3-sc-rfa", 3.8), swept("low", "m2-sc-rfa", 3.9, damping=0.0005)]
+
+
+def test_recipe_of_table_2():
+    """Every row of the paper's table 2 has a run of the recipe."""
+    recipe = yaml.safe_load((RECIPES / "table2-damping.yaml").read_text("utf-8"))
+    sizes = recipe["training"]["model"]
+    runs = [swept(each["label"], *each["presets"], **sizes, **each.get("model", {})) for each in recipe["runs"]]
+    found = damping_by_label(runs)
+    assert list(found) == ["b=0.0005", "b=0.005", "b=0.05", "b=0.5", "b=5.0"]
+    assert list(found.values()) == [float(label[2:]) for label in found]
+    assert {str(b) for b in found.values()} == published_results()["wikitext-103-damping"].keys()
+    configs = {each["label"]: each["config"] for each in runs}
+    strong, light = configs["b=5.0"], configs["b=0.05"]  # appendix F: identical but for b and the steady state
+    changed = {name: strong[name] for name in strong if strong[name] != light[name]}
+    assert changed == {"damping": 5.0, "steady_state": 0.5}
+    assert strong["zero_heads"] == 2
+
+
+@pytest.mark.parametrize(
+    ("preset", "model", "damping"),
+    [
+        ("m2-sc-rfa", {}, 0.05),
+        ("m3-sc-rfa", {}, 5.0),
+        ("m3-sc-rfa", {"zero_heads": 2}, 5.0),
+        ("m3-sc-rfa", {"zero_heads": 1}, None),
+        ("m2-sc-rfa", {"zero_heads": 0}, None),
+        ("m2-sc-rfa", {"damping": 5}, 5.0),
+        ("m2-sc-rfa", {"num_hidden_layers": 2, "damping": 0.0}, 0.0),
+        ("m2-sc-rfa", {"innovation": False}, None),
+        ("m2.3-no-gate", {}, None),
+        ("b3-decayed-rope", {"damping": 0.5}, None),
+        ("b1-rope", {}, None),
+    ],
+)
+def test_damping_of(preset, model, damping):
+    assert damping_of(swept("any", preset, **model)) == damping
+
+
+def test_a_run_trained_in_one_group_is_of_no_sweep():
+    other = swept("one-group", "m2-sc-rfa")
+    other["spec"]["one_group"] = True
+    assert damping_by_label([swept("m2-sc-rfa", "m2-sc-rfa"), other]) == {"m2-sc-rfa": 0.05}
+
+
+def test_two_labels_of_one_damping():
+    with pytest.raises(ValueError, match=r"got labels a and b both of b = 0\.05, expected one"):
+        damping_by_label([swept("a", "m2-sc-rfa"), swept("b", "m2-sc-rfa")])
+    with pytest.raises(ValueError, match=r"got b = 0\.05 and 0\.5 of label a, expected one"):
+        damping_by_label([swept("a", "m2-sc-rfa"), swept("a", "m2-sc-rfa", damping=0.5)])
+
+
+def test_the_table_reads_it():
+    table = damping_table(SWEEP)
+    found = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    assert list(found) == ["b1-rope", "b2-alibi", "b = 0.0005", "b = 0.005", "b = 0.05", "b = 0.5", "b = 5"]
+    assert isinstance(found["b = 0.0005"]["L = 16"], NumberCell)
+    assert isinstance(found["b = 5"]["L = 16"], NumberCell)
+    assert found["b = 0.005"]["L = 16"] is None
+
+
+def test_models():
+    assert names(listed_tables(WHOLE)) == [
+        *("table1-blocks", "differences-blocks", "table1-matched", "differences-matched", "paper-table1"),
+        *("probe-passkey", "probe-repeat", "probe-accuracy", "runs"),
+    ]
+    assert made(WHOLE, "differences-matched").caption.endswith("Protocol matched.")
+    assert made(WHOLE, "paper-table1").notes[0].startswith("Protocol blocks")
+
+
+def of_sweep(b):
+    run = whole_result(f"m2-sc-rfa b={b}", preset="m2-sc-rfa")
+    run["config"]["damping"] = b
+    return {**run, "spec": {**run["spec"], "preset": "m2-sc-rfa", "model": {"damping": b}}}
+
+
+@pytest.mark.parametrize(("recipe", "data"), [("table3-babylm", "../mine"), ("mine", "babylm-2025")])
+def test_babylm_stands_beside_table_3(recipe, data):
+    runs = [whole_result("b1-rope", recipe=recipe, data=data)]
+    assert names(listed_tables(runs))[:2] == ["table3-blocks", "differences-blocks"]
+    assert "17.70" in markdown(made(runs, "paper-table3"))
+
+
+def test_tables_say_what_was_trained_on_what():
+    config = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 128}
+    runs = [{**run, "config": {**run["config"], **config}} for run in WHOLE]
+    runs[1]["training"] = {**runs[1]["training"], "tokens": 4_096_000}
+    assert made(runs, "table1-blocks").notes[0] == (
+        "Here: text corpus, tokenizer bytes, sizes 4 layers of 128, 8 heads, "
+        "training tokens a run 192 (1 run); 4,096,000 (1 run)."
+    )
+
+
+def test_a_sweep_beside_models_has_both():
+    runs = [*WHOLE, *(of_sweep(b) for b in (0.5, 0.005))]
+    assert names(listed_tables(runs))[:3] == ["table1-blocks", "table2-blocks", "differences-blocks"]
+    rows = {row[0]: row[1] for row in made(runs, "table1-blocks").rows}
+    assert rows["m2-sc-rfa"] == "1"
+    assert "m2-sc-rfa b=0.5" not in rows
+    found = [row[0] for row in made(runs, "table2-blocks").rows if row[1] == "1"]
+    assert found == ["b1-rope", "b = 0.005", "b = 0.05", "b = 0.5"]
+
+
+def test_probes():
+    other = whole_result("b2-alibi")
+    other["passkey"]["passkey"]["rows"].pop()
+    bare = {**whole_result("c1-nope"), "passkey": None}
+    probes = made([*WHOLE, other, bare], "probe-passkey")
+    assert probes.columns == ("run", "seed", "D = 8", "D = 16", "D = 32")
+    assert [row[0] for row in probes.rows] == ["b1-rope", "m2-sc-rfa", "b2-alibi"]
+    assert probes.rows[0][2].value == 0.25
+    assert probes.rows[0][2].error == pytest.approx(12.7062 * 0.125, rel=1e-5)  # two trials, each 0.125 from their mean
+    loss = {"rows": [{"distance": 8, "loss_by_token": [9.0, 3.0]}]}
+    with_trigram = [{**run, "trigram": {"passkey": {"passkey": loss, "repeat": loss}}} for run in WHOLE]
+    ceilings = {kind: made(with_trigram, f"probe-{kind}").rows[-1][:3] for kind in ("passkey", "repeat")}
+    assert {kind: (name, cell.value) for kind, (name, _, cell) in ceilings.items()} == {
+        "passkey": ("perfect copying", 6.0),
+        "repeat": ("perfect copying", 1.5),  # not the first of two tokens
+    }
+    assert probes.rows[2][4] is None
+    accuracy = made([*WHOLE, bare], "probe-accuracy")
+    assert accuracy.rows[0][2].value == 0.5
+    wilson = scipy.stats.binomtest(1, 2).proportion_ci(0.95, method="wilson")
+    assert accuracy.rows[0][2].interval == pytest.approx((wilson.low, wilson.high))
+    assert accuracy.notes[0].startswith("By chance: 0.062. In brackets Wilson's 95 % interval over 2 trials")
+    for name in ("probe-passkey", "probe-repeat", "probe-accuracy"):
+        with pytest.raises(ValueError, match="got none with the probe"):
+            made([bare], name)
+
+
+def test_where_heads_look():
+    one, two = whole_result("b1-rope", maps=True), whole_result("m2-sc-rfa", maps=True)
+    two["attention_summary"]["heads"] = [{"kept": 0.5, "mean_lag": 7.0, "beyond_training": 0.125}]
+    rows = made([one, two, WHOLE[0]], "attention").rows
+    assert [text_of(cell) for cell in rows[0]] == ["b1-rope", "0", "share beyond", "0.500", "0.500"]
+    assert [text_of(cell) for cell in rows[1]] == ["m2-sc-rfa", "0", "share beyond", "0.125", text_of(None)]
+    assert [[text_of(cell) for cell in row[2:4]] for row in rows[3::2]] == [["mean lag", "7"], ["kept", "0.500"]]
+    assert "attention" not in names(listed_tables(WHOLE))
+
+
+def test_how_much_context_is_used():
+    loss = {"rows": [{"distance": 8, "loss_by_token": [9.0, 3.0, 2.0]}]}
+    trigram = {"valid_perplexity": 80.0, "passkey": {"repeat": loss}}
+    runs = [{**run, "trigram": trigram} for run in (*WHOLE, whole_result("b1-rope", 1))]
+    runs[1]["training"] = {**runs[1]["training"], "valid_perplexity": 50.3}
+    found = dict(facts(runs))["context used"]
+    below = np.log(80 / 50.3)  # m2 is ahead of b1, whose seeds have 50 and 51
+    assert found.startswith(f"on validation m2-sc-rfa, the best, is {below:.3f} nats a token below a trigram")
+    assert found.endswith(
+        "a passage 8 tokens before gains at most 15.0% of what perfect copying would (b1-rope)"
+    )  # 0.25
+    assert "context used" not in dict(facts([{**WHOLE[0], "passkey": None}]))
+
+
+def test_runs():
+    """A speed that no process measured from its first step to its last is no time."""
+    resumed, unmeasured = whole_result("b2-alibi", 1), whole_result("m1-rfa")
+    resumed["resumed"] = [{"step": 1}]
+    unmeasured["training"] |= {"tokens_per_second": None, "seconds": None}
+    unmeasured["spec"] = {**unmeasured["spec"], "one_group": True}
+    probes = made([WHOLE[0], resumed, unmeasured], "runs")
+    assert [list(map(text_of, row)) for row in probes.rows] == [
+        ["b1-rope", "0", "98,765", "192", "1,234", "1.5", "50.00"],
+        ["b2-alibi", "1", "98,765", "192", "1,234", text_of(None), "51.00"],
+        ["m1-rfa", "0", "98,765", "192", text_of(None), text_of(None), "50.00"],
+    ]
+    assert "not of the models" in probes.notes[0]
+    assert "like all others (one parameter group): m1-rfa." in probes.notes[1]
+    assert (
+        dict(facts([WHOLE[0], resumed, unmeasured]))["trained on"] == "576 tokens in all, 1.5 minutes for 1 of 3 runs"
+    )
 
 
 # as printed in the paper: M1 to M2.6 and the baselines at 512, 1,024, 2,048 and 4,096 tokens

@@ -69,6 +69,6 @@ SERIES = [
              "the best model is deleted", "lab/training/test_limits.py"),
     Mutation("rfa_lab/recipes/series_contestants.py", "row.factor**-2", "row.factor**-1",
              "the filter that knows the outliers", "lab/experiments/test_known_filters.py"),
-    Mutation("rfa_lab/report/series_tables.py", "math.log(mine / theirs) for mine", "mine / theirs for mine",
-             "the mean of ratios", "lab/report/test_series_tables.py"),
+    Mutation("rfa_lab/report/records.py", "math.log(mine / theirs) for mine", "mine / theirs for mine",
+             "the mean of ratios", "lab/report/test_records.py"),
 ]  # fmt: skip

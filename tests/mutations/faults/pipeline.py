@@ -48,9 +48,9 @@ RECALL = [
     Mutation("rfa_lab/recipes/recall_runner.py", "    write_planned(results.parent, planned)\n", "",
              "a folder does not list the runs of its recipe", "lab/experiments/test_series.py"),
     Mutation("rfa_lab/report/records.py", "missing = unfinished_runs(folder)", "missing = dict[str, str]()",
-             "a page does not name missing runs", "lab/report/test_series_tables.py"),
-    Mutation("rfa_lab/report/recall_tables.py", 'point["accuracy"] >= accuracy', 'point["accuracy"] > accuracy',
-             "exactly 99 % is not enough", "lab/report/test_recall_tables.py"),
+             "a page does not name missing runs", "lab/report/test_records.py"),
+    Mutation("rfa_lab/report/records.py", 'point["accuracy"] >= accuracy', 'point["accuracy"] > accuracy',
+             "exactly 99 % is not enough", "lab/report/test_records.py"),
 ]  # fmt: skip
 
 RECORD = [
@@ -68,7 +68,7 @@ RECORD = [
              "the degrees of freedom of a t interval", "lab/report/test_statistics.py"),
     Mutation("rfa_lab/report/statistics.py", "OPEN if over_seeds or over_books", "OPEN if over_seeds and over_books",
              "a difference that is open over books", "lab/report/test_statistics.py"),
-    Mutation("rfa_lab/report/statistics.py", "math.sqrt(np.median(variances))", "math.sqrt(np.mean(variances))",
+    Mutation("rfa_lab/report/measurements.py", "math.sqrt(np.median(variances))", "math.sqrt(np.mean(variances))",
              "the noise of a seed with a model that fails", "lab/report/test_statistics.py"),
     Mutation("rfa_lab/report/measurements.py", 'losses[kind == "repeat" :]', "losses[0:]",
              "perfect copying foresees a passage", "lab/report/test_tables.py"),

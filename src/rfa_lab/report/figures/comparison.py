@@ -1,13 +1,15 @@
-"""Comparisons of models: differences to a baseline, retrieval at a distance, right answers by task, and speed."""
+"""Comparisons of models: differences to a baseline, retrieval at a distance, recall by task, series, and speed."""
 
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rfa.forecasting.style import (
     COLOURS,
+    MARKERS,
     MUTED,
     PAGE,
     SMALLEST,
@@ -18,27 +20,19 @@ from rfa.forecasting.style import (
     plain,
     styled,
 )
-from rfa_lab.report.measurements import MOST_LINES, retrieval_scores
-from rfa_lab.report.runs import (
-    BASELINE,
-    MissingData,
-    Run,
-    by_group,
-    by_label,
-    perplexity_by_length,
-    shared_train_length,
-)
+from rfa_lab.report.measurements import compare, lengths_of, pairs_of, retrieval_scores, seed_noise
+from rfa_lab.report.runs import BASELINE, MOST_LINES, MissingData, Run, by_group, by_label, shared_train_length
 from rfa_lab.report.speed import Line, fraction_of_bound, operator_curves
-from rfa_lab.report.statistics import RunPairs, compare, mean_and_interval, pairs_of, seed_noise
+from rfa_lab.report.statistics import Difference, mean_and_interval
 
-from .panels import panel_labels
+from .curves import panel_labels, panel_looks
 
 _DARK = 0.43  # a share below it has a dark colour, and so a white number
 _KINDS = {"passkey": "three words, asked for by name", "repeat": "a passage, seen again"}
 
 
 @styled
-def differences(runs: Sequence[Run], baseline: str = BASELINE, protocol: str = "blocks") -> Figure:
+def differences(runs: Sequence[Run], protocol: str = "blocks") -> Figure:
     """`log perplexity - log perplexity(baseline)` of each label, at the training length and at the longest context.
 
     A negative difference is better than the baseline. Full points are means over several seeds, open points have one
@@ -46,22 +40,17 @@ def differences(runs: Sequence[Run], baseline: str = BASELINE, protocol: str = "
     the noise of a single seed. A point far from the others is a number at the edge. Labels are grouped, and sorted by
     the difference at the longer context.
 
-    Args:
-        runs: result files with losses by book.
-        baseline: a label.
-        protocol: which evaluation.
-
     Raises:
-        MissingData: if there is no run of the baseline, or no other run.
+        MissingData: if there is no run of the baseline, no other run, or none at more than the training length.
     """
     grouped = by_label(runs)
-    if baseline not in grouped or len(grouped) == 1:
-        raise MissingData(f"runs: got {', '.join(grouped) or 'none'}, expected {baseline} and one to compare with it")
-    trained = grouped[baseline][0]["train_length"]
-    longest = max((length for run in grouped[baseline] for length in perplexity_by_length(run, protocol)), default=0)
+    if BASELINE not in grouped or len(grouped) == 1:
+        raise MissingData(f"runs: got {', '.join(grouped) or 'none'}, expected {BASELINE} and one to compare with it")
+    trained = grouped[BASELINE][0]["train_length"]
+    longest = max(lengths_of(grouped[BASELINE], protocol), default=0)
     if longest <= trained:
-        raise MissingData(f"runs: got {baseline} at up to {longest} tokens by {protocol}, expected more than {trained}")
-    pairs = {label: pairs_of(of, grouped[baseline]) for label, of in grouped.items() if label != baseline}
+        raise MissingData(f"runs: got {BASELINE} at up to {longest} tokens by {protocol}, expected more than {trained}")
+    pairs = {label: pairs_of(of, grouped[BASELINE]) for label, of in grouped.items() if label != BASELINE}
     values = {
         length: {label: compare(of, length, protocol).difference if of else None for label, of in pairs.items()}
         for length in (trained, longest)
@@ -69,45 +58,44 @@ def differences(runs: Sequence[Run], baseline: str = BASELINE, protocol: str = "
     long = {label: found.value if found else np.inf for label, found in values[longest].items()}
     groups = {name: sorted(filter(pairs.__contains__, of), key=long.__getitem__) for name, of in by_group(runs).items()}
     rows = [row for name, labels in groups.items() if labels for row in (name, *labels)]
-    height = 0.15 * len(rows) + 1.0
-    figure, panels = plt.subplots(1, 2, figsize=(PAGE, height), sharey=True, squeeze=False)
-    for axes, (length, found) in zip(panels[0], values.items(), strict=True):
+    figure, panels = plt.subplots(1, 2, figsize=(PAGE, 0.15 * len(rows) + 1.0), sharey=True)
+    for axes, (length, found) in zip(panels, values.items(), strict=True):
         axes.axvline(0, color=MUTED, linewidth=0.8, zorder=0)
         noise = seed_noise(runs, length, protocol)
         if noise is not None:
             axes.axvspan(-noise, noise, color="0.92", linewidth=0, zorder=-1)
         low, high = _without_outliers([each.value for each in found.values() if each is not None])
         for label, each in found.items():
-            row = rows.index(label)
-            if each is None:
-                axes.text(0.5, row, "no results", va="center", ha="center", transform=axes.get_yaxis_transform())
-                continue
-            if not low <= each.value <= high:  # at the edge, with its number
-                right = each.value > high
-                look = {"va": "center", "ha": "right" if right else "left", "fontsize": 7}
-                axes.annotate(
-                    f"{each.value:+.2f} " + ">" if right else f"< {each.value:+.2f}",
-                    (high if right else low, row),
-                    **look,
-                )
-                continue
-            if each.low is not None and each.high is not None:
-                axes.plot((each.low, each.high), (row, row), color=COLOURS[5], linewidth=3.5, alpha=0.6)
-            if each.half is not None:
-                axes.errorbar(each.value, row, xerr=each.half, color=COLOURS[0], linewidth=1, capsize=2)
-            fill = COLOURS[0] if each.half is not None else "white"
-            axes.plot(each.value, row, "o", color=COLOURS[0], markerfacecolor=fill, label=label)
+            _draw_difference(axes, label, each, rows.index(label), low, high)
         axes.set_xlim(low, high)
         axes.set_title(f"L = {length}" + (" (training length)" if length == trained else ""))
         axes.set_xlabel("difference (nats / token)")
         axes.grid(visible=False, axis="y")
-    figure.suptitle(f"log perplexity minus that of {baseline} ({protocol}; negative: better)")
-    panels[0, 0].tick_params(axis="y", length=0)
-    panels[0, 0].set_yticks(range(len(rows)), [_name(name, pairs) for name in rows])
-    panels[0, 0].set_ylim(len(rows) - 0.4, -0.6)
-    for name, text in zip(rows, panels[0, 0].get_yticklabels(), strict=True):
+    figure.suptitle(f"log perplexity minus that of {BASELINE} ({protocol}; negative: better)")
+    seeds = {label: f" ({len(of)} seeds)" if len(of) > 1 else "" for label, of in pairs.items()}
+    panels[0].tick_params(axis="y", length=0)
+    panels[0].set_yticks(range(len(rows)), [f"{row}{seeds.get(row, '')}" for row in rows])
+    panels[0].set_ylim(len(rows) - 0.4, -0.6)
+    for name, text in zip(rows, panels[0].get_yticklabels(), strict=True):
         text.set_fontweight("normal" if name in pairs else "bold")
     return figure
+
+
+def _draw_difference(axes: Axes, label: str, found: Difference | None, row: int, low: float, high: float) -> None:
+    """Draw a difference with its intervals in its row; one beyond the limits as a number at the edge."""
+    if found is None:
+        axes.text(0.5, row, "no results", va="center", ha="center", transform=axes.get_yaxis_transform())
+    elif found.value > high:
+        axes.annotate(f"{found.value:+.2f} >", (high, row), va="center", ha="right", fontsize=7)
+    elif found.value < low:
+        axes.annotate(f"< {found.value:+.2f}", (low, row), va="center", ha="left", fontsize=7)
+    else:
+        if found.low is not None and found.high is not None:
+            axes.plot((found.low, found.high), (row, row), color=COLOURS[5], linewidth=3.5, alpha=0.6)
+        if found.half is not None:
+            axes.errorbar(found.value, row, xerr=found.half, color=COLOURS[0], linewidth=1, capsize=2)
+        fill = COLOURS[0] if found.half is not None else "white"
+        axes.plot(found.value, row, "o", color=COLOURS[0], markerfacecolor=fill, label=label)
 
 
 def _without_outliers(values: Sequence[float]) -> tuple[float, float]:
@@ -127,18 +115,10 @@ def retrieval(runs: Sequence[Run], appendix: bool = False) -> Figure:
 
     The share is 0 for a model that does not use tokens at this distance, and 1 for one that copies all that can be
     copied (see `rfa_lab.evaluation.probe`). Bars are 95 % t intervals over trials, with seeds averaged. Results that
-    do not say what perfect copying gains are drawn in nats per token.
-
-    Args:
-        runs: result files. A label without probes is named in the legend.
-        appendix: all labels, in rows of at most six lines, instead of `main_labels` in one row.
-
-    Raises:
-        MissingData: if no run has probes.
+    do not say what perfect copying gains are drawn in nats per token. A label without probes is named in the legend. An
+    appendix has all labels, in rows of at most six lines, instead of `main_labels` in one row.
     """
     grouped = by_label(runs)
-    if not any(run.get("passkey") for run in runs):
-        raise MissingData("runs: got none with retrieval probes, expected at least one")
     groups = panel_labels(runs, list(grouped), appendix, MOST_LINES)
     size = (PAGE, (1.7 if appendix else 2.2) * len(groups) + 0.5)
     figure, panels = plt.subplots(len(groups), 2, figsize=size, sharex=True, sharey="col", squeeze=False)
@@ -149,18 +129,17 @@ def retrieval(runs: Sequence[Run], appendix: bool = False) -> Figure:
     for axes, (kind, words) in zip(panels[0], _KINDS.items(), strict=True):
         axes.set_title(f"{kind}: {words}")
     for row, (group, labels) in zip(panels, groups.items(), strict=True):
-        look = looks([label for label in labels if not (appendix and label == BASELINE)])
+        styles = panel_looks(labels, appendix)
         for axes, kind in zip(row, _KINDS, strict=True):
             axes.axhline(0, color="0.3", linewidth=0.6, zorder=0)
             for label in labels:
                 found = scores[kind][label]
-                style = look.get(label, {"color": MUTED, "linestyle": "--"})
                 name = label if found.distances else f"{label} (no results)"
                 units = [possible / 100 if shares and possible else 1.0 for possible in found.possible]
                 parts = [np.array(trials) / unit for trials, unit in zip(found.trials, units, strict=True)]
                 means = [mean_and_interval(part.tolist()) for part in parts]
                 values, halves = [each.value for each in means], [each.half or 0.0 for each in means]
-                axes.errorbar(found.distances, values, halves, label=name, linewidth=1, capsize=1.5, **style)
+                axes.errorbar(found.distances, values, halves, label=name, linewidth=1, capsize=1.5, **styles[label])
         row[0].set_ylabel("% of perfect copying" if shares else "score (nats / token)")
         beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "alignment": "left"}
         row[1].legend(title=group, title_fontproperties={"weight": "bold", "size": 7}, **beside)
@@ -172,21 +151,12 @@ def retrieval(runs: Sequence[Run], appendix: bool = False) -> Figure:
     return figure
 
 
-def _name(row: str, pairs: Mapping[str, RunPairs]) -> str:
-    if row not in pairs:
-        return row
-    seeds = len(pairs[row])
-    return f"{row} ({seeds} seeds)" if seeds > 1 else row
-
-
 @styled
 def accuracy_maps(panels: Mapping[str, Mapping[str, Sequence[float | None]]], columns: Sequence[str]) -> Figure:
     """One panel for each length: a row for each model, a column for each task, bright where answers are right.
 
-    Args:
-        panels: for each title and model, the share of right answers in each task; None where it is missing.
-            All panels have the same models.
-        columns: the tasks.
+    `panels` has, for each title and model, the share of right answers in each task; None where it is missing. All
+    panels have the same models.
     """
     models = list(next(iter(panels.values())))
     tasks, labels = [plain(task) for task in columns], [plain(model) for model in models]
@@ -206,6 +176,82 @@ def accuracy_maps(panels: Mapping[str, Mapping[str, Sequence[float | None]]], co
         no_formulas(axes.get_xticklabels())
     grid[0, 0].set_yticks(range(len(models)), labels)
     no_formulas(grid[0, 0].get_yticklabels())
+    return figure
+
+
+Band = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+@styled
+def filtered_series(
+    readings: tuple[np.ndarray, np.ndarray, np.ndarray],
+    truth: tuple[np.ndarray, np.ndarray],
+    bands: Mapping[str, Band],
+    now: float,
+) -> Figure:
+    """One panel for each model: its estimates with their 90 % intervals, over the readings and the true signal.
+
+    Args:
+        readings: times, values, and which of them are wrong, `(T,)` each.
+        truth: times and the signal.
+        bands: for each model, times, means, and the lower and upper end of the interval, in order of time.
+        now: the time of the last reading, after which all is forecast.
+    """
+    times, values, wrong = readings
+    size = (PAGE, 1.5 * len(bands))
+    figure, panels = plt.subplots(len(bands), 1, figsize=size, sharex=True, sharey=True, squeeze=False)
+    low, high = np.min(truth[1]), np.max(truth[1])
+    margin = 0.8 * (high - low)
+    for axes, (name, (at, mean, lower, upper)), colour in zip(panels[:, 0], bands.items(), COLOURS, strict=False):
+        axes.fill_between(at, lower, upper, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(at, mean, color=colour, label=name)
+        axes.plot(*truth, color="black", linewidth=0.7, label="signal")
+        axes.plot(times[~wrong], values[~wrong], ".", color=MUTED, markersize=2.5, label="reading")
+        shown = values[wrong].clip(low - margin, high + margin)  # points beyond the axes stand at their edge
+        axes.plot(times[wrong], shown, "^", color=COLOURS[3], label="wrong")
+        axes.axvline(now, color=MUTED, linestyle=":", linewidth=1)
+        axes.set_ylim(low - margin, high + margin)
+        axes.legend(loc="upper left", ncols=4)
+    panels[-1, 0].set_xlabel("time; dotted: the last reading")
+    return figure
+
+
+@styled
+def series_ratios(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float | None] | None]]],
+    columns: Sequence[str],
+    reference: str,
+) -> Figure:
+    """One panel for each part: the ratio of each model's error to the reference's in each setting, with its interval.
+
+    `panels` has, for each part and model, the ratio and its relative half width in each setting; None where it is
+    missing.
+    """
+    labels = list(dict.fromkeys(label for models in panels.values() for label in models))
+    size = (PAGE, 2.6 * len(panels))
+    figure, axes = plt.subplots(len(panels), 1, figsize=size, sharex=True, squeeze=False)
+    for panel, (part, models) in zip(axes[:, 0], panels.items(), strict=True):
+        panel.axhline(1.0, color=MUTED, linewidth=1)
+        for index, label in enumerate(labels):
+            known = [(k, *found) for k, found in enumerate(models.get(label, ())) if found is not None]
+            if not known:
+                continue
+            shift = 0.7 * ((index + 0.5) / len(labels) - 0.5)
+            place = [k + shift for k, _, _ in known]
+            mean = np.array([value for _, value, _ in known])
+            factor = np.array([1 + (half or 0.0) for _, _, half in known])
+            colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index // len(COLOURS) % len(MARKERS)]
+            ends = mean - mean / factor, mean * factor - mean
+            look = {"fmt": marker, "color": colour, "elinewidth": 0.8, "markersize": 3}
+            panel.errorbar(place, mean, yerr=ends, label=plain(label), **look)
+        panel.set_yscale("log")
+        panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        panel.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if value in (0.8, 0.9, 2, 3, 5) else "")
+        panel.set_ylabel(f"{part}: error / {plain(reference)}'s")
+        panel.set_xlim(-0.5, len(columns) - 0.5)
+    axes[-1, 0].set_xticks(range(len(columns)), map(plain, columns))
+    legend = axes[0, 0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6)
+    no_formulas([*legend.get_texts(), *axes[-1, 0].get_xticklabels(), *(panel.yaxis.label for panel in axes[:, 0])])
     return figure
 
 

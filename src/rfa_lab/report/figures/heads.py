@@ -1,8 +1,7 @@
 """What the heads of a model learned over training, and the attention maps of its last layer."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import matplotlib
@@ -16,13 +15,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from rfa.forecasting.style import MARKERS, MUTED, PAGE, letter, shades, styled
-from rfa_lab.report.runs import MissingData, Run, run_with_dynamics
-from rfa_lab.results import check_maps, read_maps
+from rfa_lab.report.runs import MissingData, Run
+from rfa_lab.results import check_maps
 
+_PROCESS_NOISE = r"$\sigma^2$" + "\n(variance / token)"
 _NOISES = {
     "key_noise": r"$\eta^2$ (variance)",
     "query_noise": r"$\gamma^2$ (variance)",
-    "process_noise": r"$\sigma^2$" + "\n(variance / token)",
+    "process_noise": _PROCESS_NOISE,
     "steady_state": r"$\tilde{\sigma}^2 = \sigma^2 / 2\mu$" + "\n(variance)",
 }
 _SHARPNESS = {
@@ -32,46 +32,33 @@ _SHARPNESS = {
 
 
 @styled
-def noises_over_training(runs: Sequence[Run], label: str = "m2-sc-rfa") -> Figure:
+def noises_over_training(run: Run) -> Figure:
     """Variances of each head over training, with one column for each layer.
 
     The rows are `eta^2` (keys), `gamma^2` (queries), `sigma^2` per token (process, logarithmic), and the stationary
     variance `sigma~^2 = sigma^2 / (2 mu)`. Heads without decay have no stationary variance.
-
-    Args:
-        runs: result files.
-        label: of the model. Its first seed with parameters over training is drawn.
-
-    Raises:
-        MissingData: if no run of the label has them.
     """
-    figure = _figure_by_layer(runs, label, _NOISES, height=5.0)
+    figure = _figure_by_layer(run, _NOISES, height=5.0)
     for axes in figure.axes:
-        if axes.get_ylabel() == _NOISES["process_noise"]:
+        if axes.get_ylabel() == _PROCESS_NOISE:
             axes.set_yscale("log")  # the whole row shares this axis
     return figure
 
 
 @styled
-def robustness_over_training(runs: Sequence[Run], label: str = "m2-sc-rfa") -> Figure:
-    """Robustness `nu_s` and inverse temperature `beta_s` of each head over training, with one column for each layer.
-
-    Args and raises as `noises_over_training`.
-    """
-    return _figure_by_layer(runs, label, _SHARPNESS, height=2.9)
+def robustness_over_training(run: Run) -> Figure:
+    """Robustness `nu_s` and inverse temperature `beta_s` of each head over training, with one column for each layer."""
+    return _figure_by_layer(run, _SHARPNESS, height=2.9)
 
 
 @styled
-def regimes_over_training(runs: Sequence[Run], label: str = "m2-sc-rfa") -> Figure:
+def regimes_over_training(run: Run) -> Figure:
     """The phase parameter `alpha = eta^2 - sigma~^2` of each head (appendix C.2).
 
     The first panel shows all layers at the first logged step and at the last step, the second panel the last layer over
     training. Alpha is negative in the diffusive regime and positive in the integrative one. Heads without decay have no
     stationary variance: their alpha is minus infinity, which a text at their position says.
-
-    Args and raises as `noises_over_training`.
     """
-    run = run_with_dynamics(runs, label)
     figure, (by_head, over_training) = plt.subplots(1, 2, figsize=(PAGE, 2.7), width_ratios=(1.3, 1), sharey=True)
     alphas = {name: _values(layer, "alpha") for name, layer in run["dynamics"]["layers"].items()}
     last, alpha = list(alphas.items())[-1]
@@ -103,9 +90,8 @@ def regimes_over_training(runs: Sequence[Run], label: str = "m2-sc-rfa") -> Figu
     return figure
 
 
-def _figure_by_layer(runs: Sequence[Run], label: str, rows: Mapping[str, str], height: float) -> Figure:
+def _figure_by_layer(run: Run, rows: Mapping[str, str], height: float) -> Figure:
     """A figure with a row for each parameter, a column for each layer, and a line for each head."""
-    run = run_with_dynamics(runs, label)
     layers = run["dynamics"]["layers"]
     look: dict[str, Any] = {"sharex": True, "sharey": "row", "squeeze": False}
     figure, panels = plt.subplots(len(rows), len(layers), figsize=(PAGE, height), **look)
@@ -164,10 +150,11 @@ def _title(run: Run) -> str:
 _FAINTEST = 1e-5  # lowest weight of the colour scale; weights spread evenly over 128 blocks are 8e-3
 BEFORE_DECAY = "before decay"  # in the labels of maps of the softmax's weights
 _HEADS_PER_ROW = 4  # if the figure shows one model
+Maps = Mapping[str, np.ndarray]
 
 
 @styled
-def attention_maps(maps: Mapping[str, np.ndarray | str | Path], train_length: int, length: int | None = None) -> Figure:
+def attention_maps(maps: Maps, train_length: int) -> Figure:
     """The weight of each block of keys for each block of queries, by head, on one logarithmic colour scale.
 
     The weights are those of the estimate, `A_ij exp(-mu tau)`, or A alone in rows whose label says `BEFORE_DECAY`. They
@@ -176,113 +163,118 @@ def attention_maps(maps: Mapping[str, np.ndarray | str | Path], train_length: in
     Weights below the scale have its faintest colour. Keys after the query are white.
 
     Args:
-        maps: by label, as `rfa_lab.evaluation.attention_maps` returns them, or the `.npz` file that holds them. The
+        maps: by label, as `rfa_lab.evaluation.attention_maps` returns them, of a window of 8 training lengths. The
             heads of a single model are in rows of four. Of several models each has its own row.
-        train_length: in tokens.
-        length: of the mapped window, in tokens; by default 8 times the training length.
-
-    Raises:
-        ValueError: for no maps, or a file or array that holds no maps.
-    """
-    if not maps:
-        raise ValueError("maps: got none, expected those of at least one model")
-    shown = {label: _array(of, label) for label, of in maps.items()}
-    length = 8 * train_length if length is None else length
-    most = max(len(of) for of in shown.values())
-    alone = len(shown) == 1
-    columns = min(most, _HEADS_PER_ROW) if alone else most
-    rows = -(-most // columns) if alone else len(shown)
-    size = (PAGE - 0.6) / columns
-    look: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False, "layout": "compressed"}
-    figure, panels = plt.subplots(rows, columns, figsize=(PAGE, rows * size + 0.95), **look)
-    norm = LogNorm(_FAINTEST, 1)
-    for axes in panels.flat:
-        axes.set_visible(False)
-    for row, (label, of) in enumerate(shown.items()):
-        panels_of_model = panels.ravel() if alone else panels[row]
-        blocks = of.shape[1]
-        after = np.triu(np.ones((blocks, blocks), dtype=bool), 1)
-        end = blocks * -(-length // blocks)  # the last block may be short
-        for head, (weights, axes) in enumerate(zip(of, panels_of_model, strict=False)):
-            axes.set_visible(True)
-            image = _draw(axes, weights, after, norm, extent=(0, end, end, 0))
-            _frame(axes, (0, length), (0, length), since=((0, length - train_length), (train_length, length)))
-            if alone or row == 0:
-                axes.set_title(f"head {head}", fontsize=7.5, pad=2)
-        panels_of_model[0].set_ylabel(label)
-    _label_axes(figure, panels, image, "tokens", "tokens", f"{-(-length // blocks)} neighbouring keys{_decay(maps)}")
-    return figure
-
-
-@styled
-def near_attention(maps: Mapping[str, np.ndarray], train_length: int) -> Figure:
-    """The weights of single keys for the window's last queries, by head. This map shows short periods.
-
-    Args:
-        maps: `near` by label, as `rfa_lab.evaluation.attention_maps` returns it. Each model has its own row.
         train_length: in tokens.
 
     Raises:
         ValueError: for no maps, or an array that holds no maps.
     """
-    if not maps:
-        raise ValueError("maps: got none, expected those of at least one model")
-    for label, of in maps.items():
-        check_maps(of, label, square=False)
-    heads = max(len(of) for of in maps.values())
-    _, queries, keys = next(iter(maps.values())).shape
-    look: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
-    figure, panels = plt.subplots(len(maps), heads, figsize=(PAGE, len(maps) + 0.95), **look)
-    norm, first = LogNorm(_FAINTEST, 1), -queries - train_length
-    after = np.triu(np.ones((queries, keys), dtype=bool), keys - queries + 1)
-    for row, (panels_of_model, (label, of)) in enumerate(zip(panels, maps.items(), strict=True)):
-        for axes in panels_of_model[len(of) :]:
-            axes.set_visible(False)
-        for head, (weights, axes) in enumerate(zip(of, panels_of_model, strict=False)):
-            image = _draw(axes, weights, after, norm, extent=(-keys, 0, queries, 0), aspect="auto")
-            _frame(axes, (-keys, 0), (0, queries), since=((first, first + queries), (0, queries)))
-            if row == 0:
-                axes.set_title(f"head {head}", fontsize=7.5, pad=2)
-        panels_of_model[0].set_ylabel(label)
-    marked = train_length < keys  # otherwise the line lies before the first key
-    _label_axes(
-        figure, panels, image, "tokens before the end", f"of the last {queries}", f"a key{_decay(maps)}", marked
-    )
+    _check(maps, square=True)
+    length = 8 * train_length
+    most, alone = max(map(len, maps.values())), len(maps) == 1
+    columns = min(most, _HEADS_PER_ROW) if alone else most
+    rows = -(-most // columns) if alone else len(maps)
+    height = rows * (PAGE - 0.6) / columns + 0.95
+    figure, panels = plt.subplots(rows, columns, figsize=(PAGE, height), layout="compressed", **_SHARED)
+    norm = LogNorm(_FAINTEST, 1)
+    for row, (label, of) in enumerate(maps.items()):
+        panels_of_model = panels.ravel() if alone else panels[row]
+        blocks = of.shape[1]
+        end = blocks * -(-length // blocks)  # the last block may be short
+        since = (0, length - train_length), (train_length, length)
+        titled = alone or row == 0
+        image = _draw(panels_of_model, of, label, (0, length), (0, length), since, titled=titled, end=end, norm=norm)
+    _label_axes(figure, panels, image, "tokens", "tokens", f"{-(-length // blocks)} neighbouring keys", maps)
     return figure
 
 
-def _decay(labels: Iterable[str]) -> str:
-    """Whether the rows of these labels are after decay, in words."""
-    return f", after decay{' unless the row says before' if any(BEFORE_DECAY in label for label in labels) else ''}"
+@styled
+def near_attention(maps: Maps, train_length: int) -> Figure:
+    """The weights of single keys for the window's last queries, by head. This map shows short periods.
+
+    `maps` are `near` by label, as `rfa_lab.evaluation.attention_maps` returns it. Each model has its own row. Raises as
+    `attention_maps`.
+    """
+    _check(maps, square=False)
+    _, queries, keys = next(iter(maps.values())).shape
+    size = (PAGE, len(maps) + 0.95)
+    figure, panels = plt.subplots(len(maps), max(map(len, maps.values())), figsize=size, **_SHARED)
+    norm, first = LogNorm(_FAINTEST, 1), -queries - train_length
+    since = (first, first + queries), (0, queries)
+    for row, (label, of) in enumerate(maps.items()):
+        look: dict[str, Any] = {"norm": norm, "aspect": "auto"}
+        image = _draw(panels[row], of, label, (-keys, 0), (0, queries), since, titled=row == 0, **look)
+    marked = train_length < keys  # otherwise the line lies before the first key
+    _label_axes(figure, panels, image, "tokens before the end", f"of the last {queries}", "a key", maps, marked)
+    return figure
 
 
-def _draw(axes: Axes, weights: np.ndarray, after: np.ndarray, norm: LogNorm, **look: Any) -> AxesImage:
-    """Draw one head's weights. Keys after the query stay white."""
-    drawn = np.ma.array(np.clip(weights.astype(np.float32), _FAINTEST, None), mask=after)
+_SHARED: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
+
+
+def _check(maps: Maps, square: bool) -> None:
+    if not maps:
+        raise ValueError("maps: got none, expected those of at least one model")
+    for label, of in maps.items():
+        check_maps(of, label, square)
+
+
+def _draw(
+    panels: np.ndarray,
+    maps: np.ndarray,
+    label: str,
+    keys: tuple[int, int],
+    queries: tuple[int, int],
+    since: tuple[tuple[int, int], tuple[int, int]],
+    *,
+    titled: bool,
+    end: int | None = None,
+    **look: Any,
+) -> AxesImage:
+    """Draw the weights of a model's heads, queries downwards. Keys after the query stay white.
+
+    Args:
+        panels: at least one for each head.
+        maps, label: of the model.
+        keys, queries: limits of both axes.
+        since: the dotted line, one training length before the query.
+        titled: whether the panels are named after their heads.
+        end: of the last block of keys and of queries, if it is not that of the axes.
+        look: of the images.
+    """
+    _, rows, columns = maps.shape
+    after = np.triu(np.ones((rows, columns), dtype=bool), columns - rows + 1)
+    extent = (keys[0], end or keys[1], end or queries[1], queries[0])
     scale = matplotlib.colormaps["viridis"].with_extremes(bad="white")
-    return axes.imshow(drawn, cmap=scale, norm=norm, interpolation="nearest", **look)
-
-
-def _frame(axes: Axes, keys: tuple[int, int], queries: tuple[int, int], since: Sequence[tuple[int, int]]) -> None:
-    """Set the limits of both axes, queries downwards, and draw a dotted line one training length before the query."""
-    axes.plot(*since, color="white", linestyle=":", linewidth=0.9)
-    axes.set(xlim=keys, ylim=queries[::-1], xticks=keys, yticks=queries)
-    axes.grid(visible=False)
+    for axes in panels[len(maps) :]:
+        axes.set_visible(False)
+    for head, (weights, axes) in enumerate(zip(maps, panels, strict=False)):
+        drawn = np.ma.array(np.clip(weights.astype(np.float32), _FAINTEST, None), mask=after)
+        image = axes.imshow(drawn, cmap=scale, interpolation="nearest", extent=extent, **look)
+        axes.plot(*since, color="white", linestyle=":", linewidth=0.9)
+        axes.set(xlim=keys, ylim=queries[::-1], xticks=keys, yticks=queries)
+        axes.grid(visible=False)
+        if titled:
+            axes.set_title(f"head {head}", fontsize=7.5, pad=2)
+    panels[0].set_ylabel(label)
+    return image
 
 
 def _label_axes(
-    figure: Figure, panels: np.ndarray, image: AxesImage, keys: str, queries: str, share: str, marked: bool = True
+    figure: Figure,
+    panels: np.ndarray,
+    image: AxesImage,
+    keys: str,
+    queries: str,
+    share: str,
+    labels: Iterable[str],
+    marked: bool = True,
 ) -> None:
     """Label both axes and the colours of all panels."""
     dotted = "; dotted: one training length before the query" if marked else ""
     figure.supxlabel(f"key ({keys}){dotted}", fontsize=7.5)
     figure.supylabel(f"query ({queries})", fontsize=7.5)
-    words = f"weight of a query on {share}"
+    before = " unless the row says before" if any(BEFORE_DECAY in label for label in labels) else ""
+    words = f"weight of a query on {share}, after decay{before}"
     figure.colorbar(image, ax=panels, label=words, location="top", extend="min", aspect=50, fraction=0.05, shrink=0.7)
-
-
-def _array(of: np.ndarray | str | Path, label: str) -> np.ndarray:
-    if not isinstance(of, np.ndarray):
-        return read_maps(of)
-    check_maps(of, label)
-    return of.astype(np.float32)

@@ -1,6 +1,5 @@
 """Figures of the theory: how states move in time, and the closed forms of the dynamics. They need no results."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -13,41 +12,24 @@ from rfa.dynamics import bias, decay_kernel, gate, partitioned_frequencies, rope
 from rfa.estimation import LinearSDE
 from rfa.forecasting.style import COLOURS, COLUMN, MARKERS, PAGE, letter, shades, styled
 
+DECAY, FREQUENCY, PROCESS_NOISE, KEY_NOISE = 0.06, 0.6, 0.05, 0.3  # of the simulated path
+LENGTH, TARGETS, _DURATION = 60, 5, 16.0  # numbers of measurements and of target times, and units of time
 _STEPS = 8  # of the path between two measurements
 
 
 @styled
-def transported_measurements(
-    decay: float = 0.06,
-    frequency: float = 0.6,
-    process_noise: float = 0.05,
-    key_noise: float = 0.3,
-    length: int = 60,
-    duration: float = 16.0,
-    targets: int = 5,
-    seed: int = 0,
-) -> Figure:
+def transported_measurements() -> Figure:
     """A damped rotation in the plane: its path, its measurements, and every measurement transported to five times.
 
     This is the paper's figure 1. Filled points come from before the target time, and a causal estimate uses them. Faint
     points come from later times.
-
-    Args:
-        decay: mu, per unit of time.
-        frequency: omega, radians per unit of time.
-        process_noise: sigma^2, variance per unit of time.
-        key_noise: eta^2, variance.
-        length: number of measurements.
-        duration: units of time that they span.
-        targets: number of target times, evenly spread.
-        seed: of the random numbers.
     """
     eye = torch.eye(2, dtype=torch.float64)
-    turning = torch.tensor([[0.0, -frequency], [frequency, 0.0]], dtype=torch.float64)
-    sde = LinearSDE(turning - decay * eye, process_noise / 2 * eye, eye, key_noise / 2 * eye)
-    fine = torch.linspace(0, duration, (length - 1) * _STEPS + 1, dtype=torch.float64)
+    turning = torch.tensor([[0.0, -FREQUENCY], [FREQUENCY, 0.0]], dtype=torch.float64)
+    sde = LinearSDE(turning - DECAY * eye, PROCESS_NOISE / 2 * eye, eye, KEY_NOISE / 2 * eye)
+    fine = torch.linspace(0, _DURATION, (LENGTH - 1) * _STEPS + 1, dtype=torch.float64)
     start = torch.tensor([3.0, 0.0], dtype=torch.float64), torch.zeros_like(eye)
-    path_states, path_measured = sde.simulate(fine, torch.Generator().manual_seed(seed), initial=start)
+    path_states, path_measured = sde.simulate(fine, torch.Generator().manual_seed(0), initial=start)
     times, states, measured = fine[::_STEPS], path_states[::_STEPS], path_measured[::_STEPS]
 
     figure, (path, transported) = plt.subplots(1, 2, figsize=(PAGE, 3.2), sharex=True, sharey=True, layout="compressed")
@@ -56,7 +38,7 @@ def transported_measurements(
     path.set(title="trajectory and measurements", ylabel="second component")
 
     transported.plot(*path_states.T, color="0.6", linewidth=0.8, zorder=1)
-    chosen = torch.linspace(length / targets - 1, length - 1, targets).round().long()
+    chosen = torch.linspace(LENGTH / TARGETS - 1, LENGTH - 1, TARGETS).round().long()
     for index, target in enumerate(chosen.tolist()):
         at = (sde.transition(times[target] - times) @ measured[..., None])[..., 0]
         before = times <= times[target]
@@ -80,14 +62,10 @@ _TO_FRAME, _FROM_FRAME, _FRAME = COLOURS[0], COLOURS[3], COLOURS[2]
 
 
 @styled
-def transport_factorization(times: int = 4) -> Figure:
-    """Direct transport between every pair of times, and the same through a common frame at t = 0 (appendix B.2).
-
-    Args:
-        times: number of source times, and of target times.
-    """
+def transport_factorization() -> Figure:
+    """Direct transport between every pair of four times, and the same through a frame at t = 0 (appendix B.2)."""
     figure, (direct, factored) = plt.subplots(1, 2, figsize=(PAGE, 2.6))
-    heights = [1 - index / (times - 1) for index in range(times)]
+    heights = [1 - index / 3 for index in range(4)]
     for axes in (direct, factored):
         for number, height in enumerate(heights, start=1):
             _node(axes, 0, height, rf"$x(t_{number})$", "0.93")
@@ -148,40 +126,26 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], col
     axes.add_patch(FancyArrowPatch(start, end, color=colour, zorder=1, **look))
 
 
-DECAYS = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1)
+NOISE_FLOOR, QUERY_NOISE = 0.01, 0.1  # of the closed forms
+REGIME_DECAY, LOW, HIGH = 0.02, (0.05, 0.1, 0.2, 0.4), 1.0  # the smaller of the two variances, a curve each; the larger
 
 
 @styled
-def diffusive_and_integrative(
-    decay: float = 0.02,
-    low: Sequence[float] = (0.05, 0.1, 0.2, 0.4),
-    high: float = 1.0,
-    noise_floor: float = 0.01,
-    query_noise: float = 0.1,
-    longest: float = 150.0,
-) -> Figure:
-    """Bias and gate over the lag: diffusive heads in the upper row, integrative ones below (appendix C.2).
-
-    Args:
-        decay: mu > 0, per unit of time.
-        low: the smaller of the two variances, one curve each: eta^2 in the upper row, sigma~^2 in the lower.
-        high: the larger one: sigma~^2 in the upper row, eta^2 in the lower.
-        noise_floor, query_noise: sigma_0^2 and gamma^2, variances.
-        longest: the last lag, in units of time.
-    """
+def diffusive_and_integrative() -> Figure:
+    """Bias and gate over the lag: diffusive heads in the upper row, integrative ones below (appendix C.2)."""
     figure, panels = plt.subplots(2, 2, figsize=(PAGE, 3.7), sharex=True, sharey="col")
-    lag = torch.linspace(0, longest, 301, dtype=torch.float64)
-    mu, floor, gamma2 = _numbers(decay, noise_floor, query_noise)
+    lag = torch.linspace(0, 150.0, 301, dtype=torch.float64)
+    mu, floor, gamma2 = _numbers(REGIME_DECAY, NOISE_FLOOR, QUERY_NOISE)
     names = ("diffusive", r"\eta^2"), ("integrative", r"\tilde{\sigma}^2")
     fixed = (r"\tilde{\sigma}^2", r"\eta^2")
     for row, (regime, symbol) in enumerate(names):
-        for value, colour in zip(low, shades(len(low)), strict=True):
-            eta2, steady = _numbers(value, high) if regime == "diffusive" else _numbers(high, value)
+        for value, colour in zip(LOW, shades(len(LOW)), strict=True):
+            eta2, steady = _numbers(value, HIGH) if regime == "diffusive" else _numbers(HIGH, value)
             parameters = mu, 2 * mu * steady, eta2, floor
             panels[row, 0].plot(lag, bias(*parameters, lag), color=colour, label=f"${symbol}$ = {value:g}")
             panels[row, 1].plot(lag, gate(*parameters, gamma2, lag), color=colour)
         kind = rf"{regime}, $\alpha {'<>'[row]} 0$:"
-        level = f"(${fixed[row]}$ = {high:g})"
+        level = f"(${fixed[row]}$ = {HIGH:g})"
         panels[row, 0].set(ylabel=r"bias $B_\tau$ (nats)", title=f"{kind} bias {level}")
         panels[row, 1].set(ylabel=r"gate $\tilde{P}_\tau$ (1/variance)", title=f"{kind} gate {level}")
         panels[row, 0].legend(loc=("upper right", "lower right")[row], ncols=row + 1)
@@ -191,27 +155,16 @@ def diffusive_and_integrative(
     return figure
 
 
-@styled
-def bias_and_gate_over_decay(
-    decays: Sequence[float] = DECAYS,
-    process_noise: float = 0.02,
-    key_noise: float = 0.05,
-    noise_floor: float = 0.01,
-    query_noise: float = 0.1,
-    longest: float = 200.0,
-) -> Figure:
-    """Bias and gate over the lag by decay rate, from Brownian motion (mu = 0) to fast decay (appendix C.2).
+DECAYS = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1)
 
-    Args:
-        decays: mu >= 0, per unit of time, one curve each.
-        process_noise: sigma^2, variance per unit of time, the same for all.
-        key_noise, noise_floor, query_noise: eta^2, sigma_0^2 and gamma^2, variances.
-        longest: the last lag, in units of time.
-    """
+
+@styled
+def bias_and_gate_over_decay() -> Figure:
+    """Bias and gate over the lag by decay rate, from Brownian motion (mu = 0) to fast decay (appendix C.2)."""
     figure, panels = plt.subplots(1, 2, figsize=(PAGE, 2.4))
-    lag = torch.linspace(0, longest, 401, dtype=torch.float64)
-    sigma2, eta2, floor, gamma2 = _numbers(process_noise, key_noise, noise_floor, query_noise)
-    for decay, colour in zip(decays, shades(len(decays)), strict=True):
+    lag = torch.linspace(0, 200.0, 401, dtype=torch.float64)
+    sigma2, eta2, floor, gamma2 = _numbers(0.02, 0.05, NOISE_FLOOR, QUERY_NOISE)
+    for decay, colour in zip(DECAYS, shades(len(DECAYS)), strict=True):
         (mu,) = _numbers(decay)
         name = f"$\\mu$ = {decay:g}" + (" (Brownian)" if decay == 0 else "")
         panels[0].plot(lag, bias(mu, sigma2, eta2, floor, lag), color=colour, label=name)
@@ -220,8 +173,7 @@ def bias_and_gate_over_decay(
     panels[1].set(ylabel=r"gate $\tilde{P}_\tau$ (1/variance)", title="gate")
     for axes in panels:
         axes.set_xlabel(r"lag $\tau$ (units of time)")
-    handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside right center")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
     letter(panels)
     return figure
 
@@ -230,69 +182,61 @@ def _numbers(*values: float) -> list[torch.Tensor]:
     return [torch.tensor(value, dtype=torch.float64) for value in values]
 
 
+HEADS, MODES = 8, 32
+
+
 @styled
-def eigenvalue_spectra(heads: int = 8, modes: int = 32, damping: float = 1.0) -> Figure:
+def eigenvalue_spectra() -> Figure:
     """Eigenvalues `-mu_h + i omega_hk`. In RFA every head has RoPE's bank; in SC-RFA each head has its own band.
 
     Both panels have the decays of SC-RFA. The axes are logarithmic except around zero.
-
-    Args:
-        heads, modes: as `rfa.dynamics.partitioned_frequencies`.
-        damping: b.
     """
     figure, panels = plt.subplots(1, 2, figsize=(PAGE, 3.4), sharex=True, sharey=True)
-    bands = partitioned_frequencies(heads, modes)
-    decay = spectral_decay(bands, damping)
+    bands = partitioned_frequencies(HEADS, MODES)
+    decay = spectral_decay(bands, 1.0)
     slowest = bands.abs().min().item()
     for axes, title, bank in (
-        (panels[0], "RFA: one bank for all heads", rope_frequencies(heads, modes)),
-        (panels[1], rf"SC-RFA: a band a head, $\mu_h = b\,\omega_{{h,\max}}$, $b$ = {damping:g}", bands),
+        (panels[0], "RFA: one bank for all heads", rope_frequencies(HEADS, MODES)),
+        (panels[1], r"SC-RFA: a band a head, $\mu_h = b\,\omega_{h,\max}$, $b$ = 1", bands),
     ):
-        for head, colour in enumerate(shades(heads)):
+        for head, colour in enumerate(shades(HEADS)):
             look = {"color": colour, "marker": "_", "markersize": 8, "markeredgewidth": 0.6, "linestyle": ""}
-            axes.plot(-decay[head].expand(modes), bank[head], label=f"head {head}", **look)
+            axes.plot(-decay[head].expand(MODES), bank[head], label=f"head {head}", **look)
         axes.axhline(0, color="0.3", linewidth=0.6, zorder=0)
         axes.set_xscale("symlog", linthresh=decay.min().item())
         axes.set_yscale("symlog", linthresh=slowest)
         axes.set_yticks([sign * 10.0**power for sign in (-1, 1) for power in (-4, -2, 0)] + [0])
         axes.set(xlabel=r"real part $-\mu_h$ (1/time)", title=title)
     panels[0].set_ylabel(r"imaginary part $\omega_{hk}$ (radians/time)")
-    handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside right center")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
     letter(panels)
     return figure
 
 
 @styled
-def temporal_scale_separation(heads: int = 8, modes: int = 32, damping: float = 0.05, shown: int = 4) -> Figure:
-    """The fraction of a state that remains over the lag, by head, and the oscillation of its fastest mode (SC-RFA).
-
-    Args:
-        heads, modes, damping: as `eigenvalue_spectra`.
-        shown: number of heads in the second panel, spread evenly from the slowest to the fastest.
-    """
+def temporal_scale_separation() -> Figure:
+    """The fraction of a state that remains over the lag, by head, and the oscillation of its fastest mode (SC-RFA)."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(PAGE, 2.7), width_ratios=(1, 1))
-    bands = partitioned_frequencies(heads, modes)
-    decay, fastest = spectral_decay(bands, damping).double(), bands.amax(dim=-1, keepdim=True)
+    bands = partitioned_frequencies(HEADS, MODES)
+    decay, fastest = spectral_decay(bands, 0.05).double(), bands.amax(dim=-1, keepdim=True)
     longest = 5 / decay.min().item()
     lag = torch.logspace(-1, torch.tensor(longest).log10().item(), 4000, dtype=torch.float64)
     remaining = decay_kernel(decay[:, None], lag)
     cosine = rotation(fastest, lag)[0][..., 0]
-    colours = shades(heads)
-    for head in range(heads):
+    colours = shades(HEADS)
+    for head in range(HEADS):
         left.plot(lag, remaining[head], color=colours[head], label=f"head {head}")
-    rows = [round(index * (heads - 1) / max(shown - 1, 1)) for index in range(shown)]
+    rows = (0, 2, 5, 7)  # of 8 heads, from the slowest to the fastest
     for row, head in enumerate(rows):
         right.axhline(2.4 * row, color="0.8", linewidth=0.5, zorder=0)
         right.plot(lag, 2.4 * row + remaining[head] * cosine[head], color=colours[head], linewidth=0.8)
-    right.set_yticks([2.4 * row for row in range(shown)], [f"head {head}" for head in rows])
+    right.set_yticks([2.4 * row for row in range(len(rows))], [f"head {head}" for head in rows])
     right.grid(visible=False, axis="y")
     right.set(title=r"fastest mode, $e^{-\mu_h\tau}\cos\,\omega_{h,\max}\tau$")
-    left.set(ylabel=r"share left $e^{-\mu_h\tau}$", title=f"decay by head, $b$ = {damping:g}", ylim=(0, 1.02))
+    left.set(ylabel=r"share left $e^{-\mu_h\tau}$", title="decay by head, $b$ = 0.05", ylim=(0, 1.02))
     for axes in (left, right):
         axes.set_xscale("log")
         axes.set_xlabel(r"lag $\tau$ (tokens)")
-    handles, names = left.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside right center")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right center")
     letter((left, right))
     return figure

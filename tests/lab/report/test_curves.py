@@ -1,22 +1,21 @@
-"""Figures from result files: means and bands over seeds; what is missing is named in the legend."""
+"""Curves over training, length and position: means and bands over seeds; what is missing is named in the legend."""
 
 import math
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import scipy.stats
 
-from rfa_lab.report.figures import damping_sweep, loss_over_position, perplexity_over_length, training_curves
+from rfa_lab.report.figures.curves import (
+    damping_sweep,
+    loss_over_position,
+    perplexity_over_length,
+    training_and_extrapolation,
+    training_curves,
+)
 from rfa_lab.report.measurements import log_bins
 
 from .results import LENGTHS, result, whole_result
-
-
-@pytest.fixture(autouse=True)
-def _close():
-    yield
-    plt.close("all")
 
 
 def legend(figure):
@@ -115,10 +114,13 @@ def test_a_single_seed_has_the_noise_of_seeds():
 
 
 def test_damping_sweep():
-    runs = [result("b1-rope"), result("slow", loss=3.9), result("fast", loss=3.8)]
-    figure = damping_sweep(runs, {"fast": 5.0, "slow": 0.0005, "absent": 0.05})
-    assert legend(figure) == ["b1-rope", "$b$ = 0.0005", "$b$ = 0.05 (no results)", "$b$ = 5"]
-    assert line(figure, "$b$ = 5")[0, 1] == pytest.approx(math.exp(3.8))
+    swept = [(0.5, 3.8), (0.0005, 3.9)]
+    runs = [whole_result(f"b={b}", preset="m2-sc-rfa", loss=loss) for b, loss in swept]
+    for run, (b, _) in zip(runs, swept, strict=True):
+        run["config"] = {**run["config"], "damping": b}
+    figure = damping_sweep([whole_result("b1-rope"), *runs])
+    assert legend(figure) == ["b1-rope", "$b$ = 0.0005", "$b$ = 0.5"]
+    assert line(figure, "$b$ = 0.5")[0, 1] == pytest.approx(math.exp(3.8))
 
 
 @pytest.mark.parametrize("positions", [1, 2, 127])
@@ -147,3 +149,15 @@ def test_loss_over_position():
     assert band(figure)[:, 1].max() >= drawn[-1][1] + half
     assert legend(figure) == ["m", "none (no results)"]
     assert any(set(each.get_xdata()) == {16} for each in figure.axes[0].lines)  # the training length
+
+
+def test_the_figure_of_the_demo_has_the_lines_that_are_given():
+    curves = {"b1-rope": [(64, 200.0), (128, 120.0)], "m2-sc-rfa": [(64, 190.0), (128, 100.0)]}
+    rows = {name: [{"length": n, "perplexity": x} for n, x in ((16, 120.0), (32, 300.0))] for name in curves}
+    over_training, over_length = training_and_extrapolation(curves, rows, 16).axes
+    drawn = {each.get_label(): list(map(tuple, each.get_xydata())) for each in over_training.lines}
+    assert drawn == curves
+    drawn = {each.get_label(): list(map(tuple, each.get_xydata())) for each in over_length.lines[:2]}
+    assert drawn == {name: [(16, 120.0), (32, 300.0)] for name in curves}
+    assert any(set(line.get_xdata()) == {16} for line in over_length.lines)  # the training length
+    assert [label.get_text() for label in over_length.get_xticklabels()] == ["16", "32"]

@@ -1,0 +1,107 @@
+"""What the artists of the theory's figures hold, against the paper's closed forms and scipy; and print's demands."""
+
+import itertools
+from functools import partial
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.special
+from cover import slow
+from matplotlib.text import Text
+
+from rfa.forecasting.style import COLUMN, PAGE
+from rfa.models import PRESETS
+from rfa_lab.report.contents import listed_figures
+from rfa_lab.report.figures import theory
+
+from .results import whole_result
+from .test_heads import learned, maps
+
+MANY = [whole_result(label, seed) for label in PRESETS for seed in range(2)]
+MAPPED = [{**whole_result(label), "maps": maps(8, 16)} for label in ("b1-rope", "b2-alibi", "m1-rfa", "m2-sc-rfa")]
+MAPPED[-1]["dynamics"] = learned()["dynamics"]
+PRINTED = {each.name: partial(each.draw, runs) for runs in (MAPPED, MANY) for each in listed_figures(runs)}
+
+
+def curves(axes):
+    return [np.array(line.get_xydata(), dtype=float) for line in axes.lines]
+
+
+@slow
+@pytest.mark.parametrize(("name", "draw"), PRINTED.items())
+def test_fit_for_print(name, draw):
+    with plt.rc_context({"font.size": 3, "xtick.labelsize": 3, "axes.labelsize": 3}):  # the caller's style is not ours
+        figure = draw()
+        figure.draw_without_rendering()
+        figure.draw_without_rendering()  # two passes, as `save` makes
+    width, height = figure.get_size_inches()
+    assert width in (COLUMN, PAGE)
+    assert height <= 9.0  # of a page
+    assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= 7
+    box = figure.get_tightbbox()
+    assert box.x0 >= -0.01  # of an inch: half a line's width
+    assert box.y0 >= -0.01
+    assert box.x1 <= width + 0.01
+    assert box.y1 <= height + 0.01
+    legends = [each.get_window_extent() for axes in figure.axes if (each := axes.get_legend()) is not None]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(legends, 2))
+    for axes in figure.axes:
+        place = axes.get_subplotspec()
+        if axes.axison and place is not None:  # a colour bar has none
+            assert axes.get_xlabel() or figure.get_supxlabel() or not place.is_last_row()
+            assert (
+                axes.get_ylabel()
+                or figure.get_supylabel()
+                or name.startswith("differences")
+                or not place.is_first_col()
+            )
+
+
+def test_regimes_are_the_papers_closed_forms():
+    """Appendix C.2: a logarithm in the diffusive regime, mirrored softplus and sigmoid in the integrative one."""
+    mu, high, floor, gamma2 = 0.02, 1.0, 0.01, 0.1
+    low = (0.05, 0.1, 0.2, 0.4)
+    figure = theory.diffusive_and_integrative()
+    bias_above, gate_above, bias_below, gate_below = map(curves, figure.axes)
+    for k, value in enumerate(low):
+        tau = bias_above[k][:, 0]
+        beta, alpha = floor + high, high - value  # diffusive: alpha' = sigma~^2 - eta^2
+        np.testing.assert_allclose(
+            bias_above[k][:, 1], -np.log(beta) - np.log1p(-alpha / beta * np.exp(-2 * mu * tau)), atol=1e-9
+        )
+        np.testing.assert_allclose(gate_above[k][:, 1], 1 / (beta + gamma2 - alpha * np.exp(-2 * mu * tau)), atol=1e-9)
+        beta = floor + value
+        softplus = np.logaddexp(0, np.log(alpha / beta) - 2 * mu * tau)
+        np.testing.assert_allclose(bias_below[k][:, 1], -np.log(beta) - softplus, atol=1e-9)
+        opening = scipy.special.expit(2 * mu * tau - np.log(alpha / (beta + gamma2)))
+        np.testing.assert_allclose(gate_below[k][:, 1], opening / (beta + gamma2), atol=1e-9)
+
+
+def test_brownian_limit_and_settled_end():
+    (brownian, *_, settled), (gate, *_) = map(curves, theory.bias_and_gate_over_decay().axes)
+    np.testing.assert_allclose(brownian[:, 1], -np.log(0.02 * brownian[:, 0] + 0.06), atol=1e-9)
+    np.testing.assert_allclose(gate[:, 1], 1 / (0.02 * gate[:, 0] + 0.16), atol=1e-9)
+    assert settled[-1, 1] == pytest.approx(-np.log(0.02 / 0.2 + 0.01), abs=1e-9)
+
+
+def test_spectra():
+    rfa, coupled = (curves(axes)[:8] for axes in theory.eigenvalue_spectra().axes)
+    bands = np.sort(10000.0 ** -(np.arange(128) / 128)).reshape(8, 16)
+    bank = 10000.0 ** -(np.arange(16) / 16)
+    for head in range(8):
+        for drawn, positive in ((rfa[head], bank), (coupled[head], bands[head])):
+            np.testing.assert_allclose(drawn[:, 0], -bands[head].max(), rtol=1e-6)  # frequencies are float32
+            np.testing.assert_allclose(np.sort(drawn[:, 1]), np.sort([*positive, *-positive]), rtol=1e-6)
+
+
+def test_measurements_are_transported_by_the_matrix_exponential():
+    path, transported = theory.transported_measurements().axes
+    measured, step = curves(path)[1], 16 / 59
+    dynamics = np.array([[-0.06, -0.6], [0.6, -0.06]])
+    later, past = curves(transported)[1::3], curves(transported)[2::3]
+    for place, target in enumerate((11, 23, 35, 47, 59)):
+        expected = [scipy.linalg.expm(dynamics * step * (target - j)) @ z for j, z in enumerate(measured)]
+        np.testing.assert_allclose(past[place], expected[: target + 1], atol=1e-9)
+        np.testing.assert_allclose(later[place].reshape(-1, 2), np.reshape(expected[target + 1 :], (-1, 2)), atol=1e-9)
