@@ -9,8 +9,8 @@ from training.runs import MODEL, contents, ctrl_c, once, write_corpus
 
 from rfa_lab.evaluation import evaluate
 from rfa_lab.recipes import demo
-from rfa_lab.report.layout import markdown
 from rfa_lab.report.contents import listed_tables
+from rfa_lab.report.layout import markdown
 from rfa_lab.results import read_results
 from rfa_lab.training import RunFolder, Stopped
 
