@@ -18,43 +18,55 @@ _ROPER = DotProductAttentionConfig(frequencies=_PARTITIONED, rotate_values=True,
 
 _GATED_ROPER = DotProductAttentionConfig(prior="forget_gate", rotate_values=True)
 
-PRESETS: MappingProxyType[str, AttentionConfig] = MappingProxyType(
+# plain names of the presets that most users need, and their names in the record
+PLAIN_NAMES = MappingProxyType(
     {
-        "b1-rope": DotProductAttentionConfig(),
-        "b2-alibi": DotProductAttentionConfig(frequencies=_NO_ROTATION, prior="alibi"),
-        "b3-decayed-rope": DotProductAttentionConfig(decay=_DECAYED),
-        "b4-sc-rope": DotProductAttentionConfig(frequencies=_PARTITIONED, decay=_DECAYED),
-        "m1-rfa": replace(_M2, frequencies=FrequencyBank(kind="paired_rope"), decay=DecayRates(kind="length_scaled")),
-        "m2-sc-rfa": _M2,
-        "m3-sc-rfa": replace(_M2, decay=DecayRates(damping=5.0, zero_heads=0), steady_state=0.5),
-        "m2.1-exponential": replace(_M2, score="exponential"),
-        "m2.2-flat-prior": replace(_M2, prior="flat"),
-        "m2.3-no-gate": replace(_M2, gate=False),
-        "m2.4-no-value-rotation": replace(_M2, rotate_values=False),
-        "m2.5-no-rotation": replace(_M2, frequencies=_NO_ROTATION),
-        "m2.6-pure-rotation": _ROPER,
-        "b1-rope-as-released": DotProductAttentionConfig(frequencies=FrequencyBank(kind="as_released")),
-        "x1-riccati": replace(_M2, prior="riccati"),
-        "x2-riccati-alibi": _X2,
-        "x3-rotation-riccati": replace(_ROPER, prior="riccati"),
-        "x4-content-riccati": DotProductAttentionConfig(prior="content_riccati", innovation=True),
-        "x5-content-clock": replace(_X2, clock="content"),
-        "x6-content-dynamics": ContentAttentionConfig(),
-        "x7-gated-roper": _GATED_ROPER,
-        "m2-no-innovation": replace(_M2, innovation=False),
-        "m2-released-bias": replace(_M2, query_noise_in_bias=True),
-        "c1-nope": DotProductAttentionConfig(frequencies=_NO_ROTATION),
-        "c2-window": DotProductAttentionConfig(prior="window"),
-        "c3-yarn": DotProductAttentionConfig(frequencies=FrequencyBank(kind="yarn")),
-        "c4-fox": DotProductAttentionConfig(frequencies=_NO_ROTATION, prior="forget_gate"),
-        "c5-rope-innovation": DotProductAttentionConfig(innovation=True),
-        "c6-alibi-innovation": DotProductAttentionConfig(frequencies=_NO_ROTATION, prior="alibi", innovation=True),
-        "c7-rope-alibi-innovation": DotProductAttentionConfig(prior="alibi", innovation=True),
-        "c8-fox-clock": DotProductAttentionConfig(prior="riccati", clock="content"),
-        "c9-rotation-fox": _GATED_ROPER,
-        "c10-rotation-learned": DotProductAttentionConfig(prior="riccati", rotate_values=True, learn_frequencies=True),
-        "c12-kerple": DotProductAttentionConfig(frequencies=_NO_ROTATION, prior="kerple"),
+        "rope": "b1-rope",
+        "alibi": "b2-alibi",
+        "sc-rfa": "m2-sc-rfa",
+        "riccati": "x2-riccati-alibi",
+        "forget-gate": "c4-fox",
     }
+)
+
+_OF_RECORD: dict[str, AttentionConfig] = {
+    "b1-rope": DotProductAttentionConfig(),
+    "b2-alibi": DotProductAttentionConfig(frequencies=_NO_ROTATION, prior="alibi"),
+    "b3-decayed-rope": DotProductAttentionConfig(decay=_DECAYED),
+    "b4-sc-rope": DotProductAttentionConfig(frequencies=_PARTITIONED, decay=_DECAYED),
+    "m1-rfa": replace(_M2, frequencies=FrequencyBank(kind="paired_rope"), decay=DecayRates(kind="length_scaled")),
+    "m2-sc-rfa": _M2,
+    "m3-sc-rfa": replace(_M2, decay=DecayRates(damping=5.0, zero_heads=0), steady_state=0.5),
+    "m2.1-exponential": replace(_M2, score="exponential"),
+    "m2.2-flat-prior": replace(_M2, prior="flat"),
+    "m2.3-no-gate": replace(_M2, gate=False),
+    "m2.4-no-value-rotation": replace(_M2, rotate_values=False),
+    "m2.5-no-rotation": replace(_M2, frequencies=_NO_ROTATION),
+    "m2.6-pure-rotation": _ROPER,
+    "b1-rope-as-released": DotProductAttentionConfig(frequencies=FrequencyBank(kind="as_released")),
+    "x1-riccati": replace(_M2, prior="riccati"),
+    "x2-riccati-alibi": _X2,
+    "x3-rotation-riccati": replace(_ROPER, prior="riccati"),
+    "x4-content-riccati": DotProductAttentionConfig(prior="content_riccati", innovation=True),
+    "x5-content-clock": replace(_X2, clock="content"),
+    "x6-content-dynamics": ContentAttentionConfig(),
+    "x7-gated-roper": _GATED_ROPER,
+    "m2-no-innovation": replace(_M2, innovation=False),
+    "m2-released-bias": replace(_M2, query_noise_in_bias=True),
+    "c1-nope": DotProductAttentionConfig(frequencies=_NO_ROTATION),
+    "c2-window": DotProductAttentionConfig(prior="window"),
+    "c3-yarn": DotProductAttentionConfig(frequencies=FrequencyBank(kind="yarn")),
+    "c4-fox": DotProductAttentionConfig(frequencies=_NO_ROTATION, prior="forget_gate"),
+    "c5-rope-innovation": DotProductAttentionConfig(innovation=True),
+    "c6-alibi-innovation": DotProductAttentionConfig(frequencies=_NO_ROTATION, prior="alibi", innovation=True),
+    "c7-rope-alibi-innovation": DotProductAttentionConfig(prior="alibi", innovation=True),
+    "c8-fox-clock": DotProductAttentionConfig(prior="riccati", clock="content"),
+    "c9-rotation-fox": _GATED_ROPER,
+    "c10-rotation-learned": DotProductAttentionConfig(prior="riccati", rotate_values=True, learn_frequencies=True),
+    "c12-kerple": DotProductAttentionConfig(frequencies=_NO_ROTATION, prior="kerple"),
+}
+PRESETS: MappingProxyType[str, AttentionConfig] = MappingProxyType(
+    {plain: _OF_RECORD[name] for plain, name in PLAIN_NAMES.items()} | _OF_RECORD
 )
 
 _SUMMARIES = {
@@ -100,7 +112,7 @@ _OF_CLASSIFIERS = ("num_labels", "id2label", "label2id", "problem_type", "classi
 
 def describe(name: str) -> str:
     """A short description of a preset."""
-    return _SUMMARIES[name]
+    return _SUMMARIES[PLAIN_NAMES.get(name, name)]
 
 
 def preset(name: str, /, **overrides: Any) -> RFAConfig:

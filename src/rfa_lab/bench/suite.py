@@ -12,6 +12,7 @@ import torch
 from rfa.checks import check_range, require
 from rfa.environment import cpu_name, environment
 from rfa.models import PRESETS, FilterAttentionConfig
+from rfa.models.presets import PLAIN_NAMES
 from rfa.progress import Stage, StageProgress
 
 from .decode import DecodingCase
@@ -80,7 +81,8 @@ def cases(
     for length in lengths:
         check_range("lengths", length, 1, LARGEST)
     peer = peers[0] if what == "step" and peers else PEER
-    chosen = [name for name in PRESETS if name != peer] if "all" in presets else list(presets) or [PRESET]
+    every = [name for name in PRESETS if name not in {peer, *PLAIN_NAMES}]
+    chosen = every if "all" in presets else list(presets) or [PRESET]
     require(what in (None, "step", "generate", "all") or not model, "--set", model, "a whole model with it")
     for name in chosen:
         require(name in PRESETS, "presets", name, f"'all' or some of {', '.join(PRESETS)}")

@@ -82,10 +82,13 @@ def main_labels(runs: Sequence[Run], most: int = MOST_LINES) -> list[str]:
 
 BASELINE = "b1-rope"  # every group is compared with it
 _PRESETS = {
-    "the paper's models": ("b1-rope", "b2-alibi", "b3-decayed-rope", "b4-sc-rope", "m1-rfa", "m2-sc-rfa", "m3-sc-rfa"),
+    "the paper's models": (
+        *("rope", "alibi", "sc-rfa"),
+        *("b1-rope", "b2-alibi", "b3-decayed-rope", "b4-sc-rope", "m1-rfa", "m2-sc-rfa", "m3-sc-rfa"),
+    ),
     "the paper's ablations of m2": ("m2.",),
-    "Riccati priors, variants of m2": ("x", "m2-"),
-    "controls": ("c", "b1-rope-as-released", "x7-gated-roper"),  # x7 is a forget gate with turned values
+    "Riccati priors, variants of m2": ("x", "m2-", "riccati"),
+    "controls": ("c", "forget-gate", "b1-rope-as-released", "x7-gated-roper"),  # x7 is a forget gate with turned values
     "controls of series": ("c9-rotation-fox", "c10-rotation-learned"),
 }
 _OTHERS = "others"
@@ -105,7 +108,7 @@ def _group(preset: str) -> str:
     return exact or begins
 
 
-_SWEPT = ("m2-sc-rfa", "m3-sc-rfa")  # the paper's sweep of the damping has m3 at b = 5
+_SWEPT = ("m2-sc-rfa", "sc-rfa", "m3-sc-rfa")  # the paper's sweep of the damping has m3 at b = 5
 _AS_M2 = {"zero_heads": 2}  # m3 by appendix F is "identical to M2" in this; the preset lets all heads decay
 _LEAST_SWEEP = 3  # values of b; m2 and m3 alone are no sweep
 _SIZES = {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "layer_norm_eps", "backend"}

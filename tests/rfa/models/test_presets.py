@@ -12,6 +12,7 @@ from ops import oracle
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rfa.models import PRESETS, RFAConfig, RFAForCausalLM, describe, preset
+from rfa.models.presets import PLAIN_NAMES
 from rfa.nn import ContentFilterAttention, DotProductAttention, RobustFilterAttention, Yarn
 from rfa.nn.state_options import LEAST_RATE
 
@@ -116,8 +117,11 @@ PAPER_COUNT = 19_364_177
 
 
 def test_the_table_is_complete():
-    assert TABLE.keys() == PRESETS.keys() == {*FILTERS, *BASELINES, "x6-content-dynamics"}
+    assert {*TABLE} == {*NAMES} == {*FILTERS, *BASELINES, "x6-content-dynamics"}
     assert all(describe(name) for name in PRESETS)
+    assert list(PRESETS) == [*PLAIN_NAMES, *NAMES]  # errors list plain names first
+    assert all(PRESETS[plain] == PRESETS[name] for plain, name in PLAIN_NAMES.items())
+    assert preset("riccati", damping=0.1) == preset("x2-riccati-alibi", damping=0.1)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -317,7 +321,7 @@ def test_slow_modes_without_effect_are_refused():
         preset("b1-rope", slow_modes="slow")
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", NAMES)
 def test_shapes_come_out_without_data(name):
     """On the device "meta", and under `FakeTensorMode`, in which tools plan memory and placement."""
     for place in (torch.device("meta"), FakeTensorMode()):
