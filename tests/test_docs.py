@@ -250,6 +250,21 @@ def test_the_site_builds_without_warnings_or_network(tmp_path):
         assert not re.findall(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="?(?:https?:)?//', page.read_text("utf-8"))
 
 
+@pytest.mark.slow
+def test_zensical_builds_the_site_too(tmp_path):
+    """The successor of Material for MkDocs reads the same mkdocs.yml. It writes beside it, so a copy is built."""
+    pytest.importorskip("zensical")
+    for name_of in ("docs", "src", "examples"):
+        shutil.copytree(ROOT / name_of, tmp_path / name_of, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tests").mkdir()
+    for file in ("mkdocs.yml", "CONTRIBUTING.md", "tests/README.md"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", "mkdocs.yml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "robust_filter_attention" in (tmp_path / "site" / "api" / "operator" / "index.html").read_text("utf-8")
+
+
 def test_nothing_reads_a_folder_beside_the_repository():
     beside = re.compile(r"\.\./shared|[\"']shared[\"'] */|/ *[\"']shared")
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()

@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rfa.commit import short_commit, source_commit, source_digest
 
@@ -118,3 +119,17 @@ def test_packages_without_which_tests_are_skipped_are_listed():
     needed = {name for text in files for name in re.findall(r'importorskip\("(\w+)', text)} - {"tomllib"}
     assert {"kernels", "hatchling"} <= needed
     assert {name for name in needed if not re.search(rf"\b{name}\b", listed)} == set()
+
+
+def test_the_workflows_call_targets_of_the_makefile():
+    """And run the tests on the oldest Python that the package allows."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    jobs = {}
+    for path in sorted((ROOT / ".github" / "workflows").glob("*.yml")):
+        jobs |= yaml.safe_load(path.read_text("utf-8"))["jobs"]
+    commands = " ".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
+    called = set(re.findall(r"\bmake ([a-z-]+)", commands))
+    assert called >= {"test", "test-all"}
+    assert called <= targets, called - targets
+    (oldest,) = re.findall(r'^requires-python = ">=(.*)"$', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
+    assert oldest in jobs["changes"]["strategy"]["matrix"]["python"]
