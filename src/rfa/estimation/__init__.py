@@ -4,8 +4,7 @@ from .components import Autoregression, Cycle, Level, Season, Trend
 from .fit import Fit, fit
 from .likelihood import log_likelihood
 from .linear_sde import Diagonalization, LinearSDE, Outliers, Simulation
-from .recursive import RecursiveEstimate, recursive_estimate
-from .robust import Estimate, robust_estimate
+from .robust import Estimate, RecursiveEstimate, recursive_estimate, robust_estimate
 from .robust_filter import RobustFilter
 from .series_estimate import Diagnostics, SeriesEstimate
 from .structural_model import Component, SeriesScale, StructuralModel

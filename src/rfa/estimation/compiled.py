@@ -1,13 +1,12 @@
-"""The compiled Kalman filter and smoother: a loop over times in C++, in float64, linear in time and memory.
+"""The compiled filters, likelihoods and transitions: loops in C++, in float64, linear in time and memory.
 
 `kernels/` has the sources. A wheel may bring them compiled; otherwise they are compiled on first use and kept in the
-cache, as those of `rfa.ops.cpu`. Where neither is possible, where gradients are wanted, or off the CPU, the filter runs
-in PyTorch (`kalman.py`).
+cache, as those of `rfa.ops.cpu`. Where neither is possible, where gradients are wanted, or off the CPU, PyTorch
+does the same (`recursive_filter.py`).
 """
 
 import ctypes
 import functools
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,7 +17,6 @@ from rfa.ops.cpu.build import load_library
 from rfa.ops.cpu.compiler import BuildError
 from rfa.ops.transforms import transformed
 
-from .grid import check_gaps
 from .linear_sde import LinearSDE
 
 SOURCES = Path(__file__).parent / "kernels"
@@ -128,14 +126,14 @@ class FirstDerivatives(torch.autograd.Function):
 
 
 class Discretization(torch.autograd.Function):
-    """`Phi(dt)` and `V(dt)` of many lags, `(lags, n, n)`, with the gradient for A and Q."""
+    """`Phi(dt)` and `V(dt)` of many lags, `(models, lags, n, n)`, with the gradient for A and Q of one model."""
 
     @staticmethod
     def forward(ctx, dynamics, diffusion, lags):  # noqa: D102 - of PyTorch
         dynamics, diffusion = dynamics.contiguous(), diffusion.contiguous()
-        transition = lags.new_zeros(len(lags), *dynamics.shape)
-        variance = torch.zeros_like(transition)
-        problem = LagsProblem(1, len(lags), len(dynamics), 1)
+        b, n, _ = dynamics.shape
+        transition, variance = (lags.new_zeros(b, len(lags), n, n) for _ in range(2))
+        problem = LagsProblem(b, len(lags), n, threads_for(b, len(lags), n))
         given = {"dynamics": dynamics, "diffusion": diffusion, "lags": lags}
         run("transitions", problem, **given, transition=transition, variance=variance)
         ctx.save_for_backward(dynamics, diffusion, lags)
@@ -147,60 +145,31 @@ class Discretization(torch.autograd.Function):
         grads = torch.empty_like(dynamics), torch.empty_like(diffusion)
         given = {"dynamics": dynamics, "diffusion": diffusion, "lags": lags}
         given |= {"grad_transition": grad_transition.contiguous(), "grad_variance": grad_variance.contiguous()}
-        run(
-            "transitions_gradient",
-            LagsProblem(1, len(lags), len(dynamics), 1),
-            **given,
-            grad_dynamics=grads[0],
-            grad_diffusion=grads[1],
-        )
+        given |= {"grad_dynamics": grads[0], "grad_diffusion": grads[1]}
+        run("transitions_gradient", LagsProblem(1, len(lags), dynamics.shape[-1], 1), **given)
         given_grads = grad_transition, grad_variance
         return *FirstDerivatives.apply(2, *grads, *given_grads, dynamics, diffusion), None  # type: ignore[no-untyped-call]
 
 
-@dataclass(frozen=True)
-class Lags:
-    """The different lags of a grid.
+def discretize(sde: LinearSDE, lags: Float[Tensor, " lags"]) -> tuple[Tensor, Tensor]:
+    """Phi and V of each lag, `(models, lags, n, n)`, of models in one batch dimension or none. They may overflow.
 
-    Args:
-        lags: each once, `(lags,)`.
-        index: which lag each step has, `(b, steps)`.
+    They have first derivatives for A and Q of one model only.
     """
-
-    lags: Float[Tensor, " lags"]
-    index: Int[Tensor, "b steps"]
-
-    @classmethod
-    def of(cls, times: Float[Tensor, "b grid"]) -> "Lags":
-        """Of increasing times. Those of a regular series, such as multiples of 0.1, have some ten lags by rounding."""
-        return cls(*torch.unique(times.diff(dim=-1), return_inverse=True))
-
-
-@torch.no_grad()
-def transitions_of_models(sde: LinearSDE, lags: Float[Tensor, " lags"]) -> tuple[Tensor, Tensor]:
-    """Phi and V of several models for each lag, `(models, lags, n, n)`. They may not be finite."""
-    dynamics, diffusion = (x.contiguous() for x in torch.broadcast_tensors(sde.dynamics, sde.diffusion))
-    b, n, _ = dynamics.shape
-    if not bool((dynamics - torch.diag_embed(dynamics.diagonal(dim1=-2, dim2=-1))).any()):
-        return sde.transition(lags), sde.covariance(lags)
-    transition, variance = (lags.new_zeros(b, len(lags), n, n) for _ in range(2))
-    problem = LagsProblem(b, len(lags), n, threads_for(b, len(lags), n))
-    given = {"dynamics": dynamics, "diffusion": diffusion, "lags": lags}
-    run("transitions", problem, **given, transition=transition, variance=variance)
-    return transition, variance
+    n, dynamics = sde.state_size, sde.dynamics
+    closed_form = not bool((dynamics - torch.diag_embed(dynamics.diagonal(dim1=-2, dim2=-1))).any())
+    if closed_form and not dynamics.requires_grad:
+        shape = *sde.batch_shape, len(lags), n, n
+        found = (of(lags).expand(shape) for of in (sde.transition, sde.covariance))
+        transition, variance = (x.reshape(sde.batch_shape.numel(), *shape[-3:]) for x in found)
+        return transition, variance
+    matrices = (x.reshape(-1, n, n) for x in torch.broadcast_tensors(dynamics, sde.diffusion))
+    return Discretization.apply(*matrices, lags)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def transitions(sde: LinearSDE, lags: Float[Tensor, " lags"]) -> tuple[Tensor, Tensor]:
-    """Phi and V of one model for each lag, `(lags, n, n)`. First derivatives for A and Q only.
+def different_lags(times: Float[Tensor, "b grid"]) -> tuple[Float[Tensor, " lags"], Int[Tensor, "b steps"]]:
+    """The lags of increasing times, each once, and which of them each step has.
 
-    Raises:
-        ValueError: for a gap over which an unstable state overflows.
+    Those of a regular series, such as multiples of 0.1, have some ten lags by rounding.
     """
-    n = sde.state_size
-    dynamics, diffusion = (x.reshape(n, n) for x in (sde.dynamics, sde.diffusion))
-    if not dynamics.requires_grad and not bool((dynamics - dynamics.diagonal().diag()).any()):
-        transition, variance = (of(lags).reshape(-1, n, n) for of in (sde.transition, sde.covariance))
-    else:
-        transition, variance = Discretization.apply(dynamics, diffusion, lags)  # type: ignore[no-untyped-call]
-    check_gaps(transition, variance, lags)
-    return transition, variance
+    return torch.unique(times.diff(dim=-1), return_inverse=True)

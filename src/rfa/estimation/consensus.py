@@ -11,43 +11,58 @@ Source: appendix A.3, equations `precision_weighted_average` and `conditional_ob
 import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .contributions import Contributions, TransportedObservations, deviation_ratios
+from .contributions import Contributions, ForwardTransitions, TransportedObservations, deviation_ratios
 from .gaussian import AffineUpdate, Gaussian, Information
-from .grid import ForwardTransitions, ObservationGrid, Transitions, inverse_transitions
-from .kalman import backward_information, combined, initial_gaussian
 from .matrices import identity_like, inverse, positive, symmetric, trace
-from .problem import LARGEST_VARIANCE, EstimationProblem, EstimatorOptions, QueryEstimate
-from .recursive_filter import FilterPass, kalman_pass, robust_filter, robust_smoother
-from .robust_weight import LOWEST_LOG_WEIGHT, Number
+from .problem import EstimationProblem, ObservationGrid, Transitions, along_grid, each_step
+from .recursive_filter import FilterPass, backward_information, diffuse_start, kalman_pass, robust_pass
+from .robust_weight import LOWEST_LOG_WEIGHT, RobustWeight
+
+Start = Literal["recursive", "leave_one_out", "query"]
 
 _SMALLEST_EIGENVALUE = 1e-2  # of the weighted information, over the mean of its eigenvalues
 _REGULAR = 1e-12  # smallest eigenvalue of a covariance, over the largest
 _LARGEST_DISTANCE = 1e200  # stands for a squared distance that overflows
 _HALVINGS = 6
 _SAME = 1e-12  # relative: a rise of the objective by rounding
+_LARGEST_VARIANCE = 100.0  # of a prediction, in units of the noise: a less certain one weights nothing
+
+
+@dataclass(frozen=True)
+class EstimatorOptions:
+    """What to estimate, and how, as `robust_estimate` says."""
+
+    riccati: bool
+    robust_weight: RobustWeight
+    iterations: int
+    start: Start
+    with_weights: bool
+
+
+class QueryEstimate(NamedTuple):
+    """The estimate at one query; of many, each part has a second dimension, `(b, queries, ...)`."""
+
+    mean: Tensor  # (b, n)
+    covariance: Tensor  # (b, n, n)
+    weights: Tensor | None  # (b, T)
+    objective: Tensor  # (b, iterations + 1)
 
 
 @dataclass(frozen=True)
 class LyapunovConsensus:
-    """`(J_0 + sum_j w_ij N_ij)^-1 (y_0 + sum_j w_ij u_ij)`, with N_ij the precision of each observation alone.
+    """`(J_0 + sum_j w_ij N_ij)^-1 (y_0 + sum_j w_ij u_ij)`, with N_ij the precision of each observation alone."""
 
-    Args:
-        initial: the information of the initial state, J_0 and y_0.
-        observations: transported to this time.
-        index: this time.
-        stationary: the stationary covariance. It is taken where nothing is observed.
-    """
-
-    initial: Information
-    observations: TransportedObservations
-    index: int
-    stationary: Float[Tensor, "b n n"] | None
+    initial: Information  # of the initial state, J_0 and y_0
+    observations: TransportedObservations  # transported to this time
+    index: int  # this time
+    stationary: Float[Tensor, "b n n"] | None  # the covariance where nothing is observed
 
     def mean(self, weight: Float[Tensor, "b j"]) -> Float[Tensor, "b n"]:
         """The weighted mean."""
@@ -81,26 +96,16 @@ class LyapunovConsensus:
 
 @dataclass(frozen=True)
 class RiccatiConsensus:
-    """`W^-1 (v_0 + sum_j w_ij v_ij)` with `W = M_0 + sum_j w_ij M_ij`. For weights 1 it is the Kalman filter.
+    """`W^-1 (v_0 + sum_j w_ij v_ij)` with `W = M_0 + sum_j w_ij M_ij`. For weights 1 it is the Kalman filter."""
 
-    Args:
-        predicted: the Kalman filter (or smoother) without the observation at this time.
-        state: with it.
-        contributions: M_ij and v_ij of the observations in `state`.
-        remainder: M_0 and v_0.
-        stationary: the stationary covariance. It is taken where nothing is observed.
-        count, others: how many observations there are, `(b,)`; and how many at other times.
-        unobserved: the state without any observation, or None where nothing is known of it.
-    """
-
-    predicted: Gaussian
-    state: Gaussian
-    contributions: Contributions
-    remainder: tuple[Tensor, Tensor]
-    stationary: Float[Tensor, "b n n"] | None
-    count: Int[Tensor, " b"]
-    others: Int[Tensor, " b"]
-    unobserved: Gaussian | None
+    predicted: Gaussian  # the Kalman filter (or smoother) without the observation at this time
+    state: Gaussian  # with it
+    contributions: Contributions  # M_ij and v_ij of the observations in `state`
+    remainder: tuple[Tensor, Tensor]  # M_0 and v_0
+    stationary: Float[Tensor, "b n n"] | None  # the covariance where nothing is observed
+    count: Int[Tensor, " b"]  # how many observations there are
+    others: Int[Tensor, " b"]  # how many at other times
+    unobserved: Gaussian | None  # the state without any observation, or None where nothing is known of it
 
     def mean(self, weight: Float[Tensor, "b j"]) -> Float[Tensor, "b n"]:
         """The weighted mean."""
@@ -111,7 +116,13 @@ class RiccatiConsensus:
         """Its covariance, `W^-1 P`."""
         factor = self._bounded(self._solve(weight)[1], weight)
         state = self.state._replace(covariance=symmetric(factor @ self.state.covariance))
-        return state.full_covariance(self.stationary, self.count)
+        return self._full_covariance(state, self.count)
+
+    def _full_covariance(self, state: Gaussian, count: Tensor) -> Tensor:
+        covariance = state.full_covariance()
+        if self.stationary is None:
+            return covariance
+        return torch.where((count == 0)[:, None, None], self.stationary, covariance)
 
     def _bounded(self, factor: Tensor, weight: Tensor) -> Tensor:
         """`W^-1` with enough of the identity that `W^-1 P` is at least P divided by the largest weight.
@@ -169,7 +180,7 @@ class RiccatiConsensus:
 
     def leave_one_out(self) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n n"]]:
         """Mean and covariance for weights 1, without the observation at this time."""
-        return self.predicted.mean, self.predicted.full_covariance(self.stationary, self.others)
+        return self.predicted.mean, self._full_covariance(self.predicted, self.others)
 
     def effective(self, observations: TransportedObservations) -> tuple[TransportedObservations, Float[Tensor, "b j"]]:
         """The observations with the effective variance `Sigma_ij + P_i`, and their weights in the objective.
@@ -223,7 +234,13 @@ def reweighted_estimate(
     # A row with missing components has smaller distances, so its weights are nearer 1. The calibration undoes that.
     complete = math.prod(options.robust_weight.consistency())
     share = share * complete / calibration
-    measure = functools.partial(_distance_and_cost, consensus, effective, share, present, complete, options)
+
+    def measure(at: Tensor) -> tuple[Tensor, Tensor]:
+        """Squared distances `(b, j)` from a state, and its objective `(b,)`."""
+        distance = effective.distance(at).nan_to_num(nan=_LARGEST_DISTANCE, posinf=_LARGEST_DISTANCE)
+        cost = (share * options.robust_weight.cost(distance) * present).sum(-1)
+        return distance, cost + complete * consensus.initial_cost(at)
+
     weight = ones
     distance, cost = measure(state)
     costs = [cost]
@@ -241,21 +258,6 @@ def reweighted_estimate(
     covariance = consensus.covariance(weight / calibration)
     covariance = positive(torch.where(covariance.isnan(), torch.inf, covariance))
     return QueryEstimate(state, covariance, weight, torch.stack(costs, dim=-1))
-
-
-def _distance_and_cost(
-    consensus: Consensus,
-    effective: TransportedObservations,
-    share: Tensor,
-    present: Tensor,
-    complete: Number,
-    options: EstimatorOptions,
-    state: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Squared distances `(b, j)` from a state, and its objective `(b,)`."""
-    distance = effective.distance(state).nan_to_num(nan=_LARGEST_DISTANCE, posinf=_LARGEST_DISTANCE)
-    cost = (share * options.robust_weight.cost(distance) * present).sum(-1)
-    return distance, cost + complete * consensus.initial_cost(state)
 
 
 def _halved_until_lower(
@@ -278,7 +280,7 @@ def _left_out(mean: Tensor, other: Tensor, covariance: Tensor, grid: Observation
     rows = grid.rows[:, index]
     finite = covariance.isfinite().all(-1).all(-1)
     variance = (rows @ torch.where(finite[:, None, None], covariance, 0.0) @ rows.mT).diagonal(dim1=-2, dim2=-1)
-    certain = finite & (variance.amax(-1) <= LARGEST_VARIANCE) & grid.present[:, index]
+    certain = finite & (variance.amax(-1) <= _LARGEST_VARIANCE) & grid.present[:, index]
     return torch.where(certain[:, None], other, mean)
 
 
@@ -300,25 +302,21 @@ def _plus_identity(matrix: Float[Tensor, "b n n"], factor: Float[Tensor, " b"]) 
 # The dense estimator: every observation is transported to every query. Any linear SDE, in float64, quadratic in T
 
 
-def dense_estimate(problem: EstimationProblem) -> QueryEstimate:
+def dense_estimate(problem: EstimationProblem, options: EstimatorOptions) -> QueryEstimate:
     """The estimate at every query, `(b, queries, ...)`."""
-    options = problem.options
-    if not options.robust_weight.gaussian:
-        problem = replace(problem, grid=problem.grid.bounded())
-    grid = problem.grid
+    grid, smooth, robust = problem.grid, problem.smooth, not options.robust_weight.gaussian
     transitions, forward = Transitions.of(problem.sde, grid), ForwardTransitions.of(problem.sde, grid)
-    first = initial_gaussian(problem.initial, grid, transitions)
+    first = problem.start or diffuse_start(grid, transitions)
     filtered, states, riccati = None, None, None
-    if options.start == "recursive" and not options.robust_weight.gaussian:
-        filtered = (robust_smoother if options.smooth else robust_filter)(grid, transitions, first)
-        states = _means(filtered, options.smooth)
+    if options.start == "recursive" and robust:
+        filtered = robust_pass(grid, transitions, first, smooth)
+        states = [state.mean for state in filtered.estimates(smooth)]
     if options.riccati:
         filtered = filtered or kalman_pass(grid, transitions, first)
-        unobserved = None if problem.initial is None else _without_observations(first, transitions, grid.length)
-        riccati = _riccati(problem, filtered, unobserved)
+        riccati = _riccati(problem, filtered)
         grid = filtered.with_median_noise(grid)
-    later = _later_observations(grid, transitions) if options.smooth else None
-    initial = grid.information.zero() if problem.initial is None else problem.initial.information()
+    later = _later_observations(grid, transitions) if smooth else None
+    initial = grid.information.zero() if problem.start is None else Information.of_state(problem.start)
     earlier, estimates = TransportedObservations.none(grid), []
     indices = grid.query_index.unique()
     wanted = set(indices.tolist())
@@ -334,7 +332,11 @@ def dense_estimate(problem: EstimationProblem) -> QueryEstimate:
             estimate = reweighted_estimate(consensus, observations, grid, k, options, state)
             weights = _by_observation(estimate.weights, observations, grid) if options.with_weights else None
             estimates.append(estimate._replace(weights=weights))
-    return QueryEstimate.stacked(estimates).gathered(torch.searchsorted(indices, grid.query_index.contiguous()))
+    at = torch.searchsorted(indices, grid.query_index.contiguous())
+    parts = (
+        None if part[0] is None else along_grid(torch.stack(part, dim=1), at) for part in zip(*estimates, strict=True)
+    )
+    return QueryEstimate(*parts)  # type: ignore[arg-type]
 
 
 def _later_observations(grid: ObservationGrid, transitions: Transitions) -> list[TransportedObservations]:
@@ -342,43 +344,25 @@ def _later_observations(grid: ObservationGrid, transitions: Transitions) -> list
     later = TransportedObservations.none(grid)
     found = [later]
     for k in reversed(range(grid.length - 1)):
-        later = transitions.backward(k, later.with_observation(grid, k + 1))
+        transition, variance = transitions.steps[k]
+        later = later.with_observation(grid, k + 1).inflated(variance).substituted(transition)
         found.append(later)
     return found[::-1]
 
 
-def _means(filtered: FilterPass, smooth: bool) -> list[Tensor]:
-    """The robust filter's or smoother's mean at each time index, `(b, n)`."""
-    states = [filtered.without_challengers(state.posterior) for state in filtered.states]
-    if smooth:
-        backward = backward_information(filtered.grid, filtered.transitions)
-        states = [combined(state, later)[0] for state, later in zip(states, backward, strict=True)]
-    return [state.mean for state in states]
-
-
-def _without_observations(state: Gaussian, transitions: Transitions, length: int) -> list[Gaussian]:
-    """The state at each time index, if nothing were observed."""
-    states = [state]
-    for k in range(length - 1):
-        states.append(states[-1].predicted(*transitions[k]))
-    return states
-
-
-def _riccati(
-    problem: EstimationProblem, filtered: FilterPass, unobserved: list[Gaussian] | None
-) -> Iterator[RiccatiConsensus]:
+def _riccati(problem: EstimationProblem, filtered: FilterPass) -> Iterator[RiccatiConsensus]:
     """The consensus at each time index, with the contributions to the Kalman filter or to the robust one."""
-    grid, weighted, transitions = problem.grid, filtered.grid, filtered.transitions
-    inverse = inverse_transitions(problem.sde, grid)
-    inverse = inverse.repeat(len(transitions.transition) // len(inverse), 1, 1, 1)
-    later = _later_contributions(filtered) if problem.options.smooth else None
-    counts = problem.observation_counts()
+    grid, weighted, steps = problem.grid, filtered.grid, filtered.transitions.steps
+    inverse = each_step(problem.sde.transition, problem.sde, grid, -grid.lags)  # not finite where it overflows
+    inverse = inverse.repeat(len(filtered.transitions.index) // len(inverse), 1, 1, 1)
+    own_steps = [tuple(x[: len(grid.times)] for x in step) for step in steps]  # without challengers
+    later = _later_contributions(filtered) if problem.smooth else None
+    counts, unobserved = problem.observation_counts(), problem.start
     contributions = Contributions.none(weighted)
     for k, state in enumerate(filtered.states):
         if k:
-            contributions = contributions.predicted(
-                transitions[k - 1][0], inverse[:, k - 1], state.predicted.covariance
-            )
+            contributions = contributions.predicted(steps[k - 1][0], inverse[:, k - 1], state.predicted.covariance)
+            unobserved = unobserved and unobserved.predicted(*own_steps[k - 1])
         contributions = filtered.inherited(contributions, k)
         update = AffineUpdate.of_components(weighted.rows[:, k], state.gains)
         contributions = contributions.updated(weighted, k, update, filtered.gain_ratio[:, k])
@@ -387,8 +371,8 @@ def _riccati(
         all_contributions = filtered.without_challengers(contributions)
         if later is not None:
             information, later_contributions = later[k]
-            predicted = combined(predicted, information)[0]
-            posterior, update = combined(posterior, information)
+            predicted = predicted.informed(information)[0]
+            posterior, update = posterior.informed(information)
             all_contributions = contributions.multiplied(update.factor).concatenated(
                 later_contributions.multiplied(update.gain)
             )
@@ -400,7 +384,7 @@ def _riccati(
             problem.stationary,
             counts[:, k],
             counts[:, k] - grid.present[:, k].to(counts.dtype),
-            None if unobserved is None else unobserved[k],
+            unobserved,
         )
 
 

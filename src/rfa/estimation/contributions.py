@@ -14,16 +14,20 @@ Source: appendix A.3 for the first; the second goes beyond the paper (docs/theor
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .gaussian import AffineUpdate, Gaussian, Information
-from .grid import ObservationGrid, Transitions
+from .linear_sde import LinearSDE
 from .matrices import identity_like, symmetric
+from .problem import ObservationGrid, Transitions, each_step
 
+_LONGEST_DECAY = 4.0  # decay over one part of a step
+_MOST_PARTS = 1024
+_LARGEST_DECAY = 200.0  # decay over one part, where 1,024 parts are not enough: exp(2 * 200) times 1e100 is finite
 _LARGEST_ROW = 1e50  # entry of H; the square of it is the largest precision of `Information.bounded`
 _LARGEST_CONTRIBUTION = 10.0  # in standard deviations: without a larger one the estimate would be unstable
 _ROUNDING = 1e-14  # relative: a few times what a product loses
@@ -35,16 +39,11 @@ class TransportedObservations:
 
     H is a square root of the precision. `|z - H x|^2` keeps its digits however far the state is from zero, while
     `x^T J x - 2 y^T x + c` does not.
-
-    Args:
-        rows: H, `(b or 1, j, m, n)`.
-        values: z, `(b, j, m)`.
-        indices: the time index at which each was observed.
     """
 
-    rows: Float[Tensor, "#b j m n"]
-    values: Float[Tensor, "b j m"]
-    indices: list[int]
+    rows: Float[Tensor, "#b j m n"]  # H
+    values: Float[Tensor, "b j m"]  # z
+    indices: list[int]  # the time index at which each was observed
 
     @classmethod
     def none(cls, grid: ObservationGrid) -> "TransportedObservations":
@@ -116,21 +115,52 @@ class TransportedObservations:
         return TransportedObservations(rows, torch.where(condition[..., None], values, 0.0), self.indices)
 
 
+T = TypeVar("T", Information, TransportedObservations)
+
+
+@dataclass(frozen=True)
+class ForwardTransitions:
+    """`Phi^-1` and `V` of the parts of each step, by which knowledge of a state is carried forward.
+
+    Phi^-1 grows as the state decays. It multiplies a precision by up to `exp(2 mu dt)`, and digits are lost until V is
+    added. So a long step is divided into parts. A step of more than 200,000 time constants of the fastest mode cannot
+    be crossed: behind it, one observation alone says nothing of the state.
+    """
+
+    inverse: Float[Tensor, "#b steps n n"]
+    variance: Float[Tensor, "#b steps n n"]
+    counts: list[int]
+    crossed: Bool[Tensor, "#b steps"]
+
+    @classmethod
+    def of(cls, sde: LinearSDE, grid: ObservationGrid) -> "ForwardTransitions":
+        """Of a grid."""
+        fastest = max(0.0, -torch.linalg.eigvals(sde.dynamics.detach()).real.min().item())
+        lags = grid.lags[: grid.models]
+        counts = (lags.detach().amax(0) * fastest / _LONGEST_DECAY).ceil().clamp(1, _MOST_PARTS)
+        crossed = lags * fastest <= counts * _LARGEST_DECAY
+        parts = torch.where(crossed, lags / counts, 0.0)
+        inverse = each_step(sde.transition, sde, grid, -parts)
+        variance = each_step(sde.covariance, sde, grid, parts)
+        return cls(inverse, variance, [int(count) for count in counts.tolist()], crossed)
+
+    def forward(self, index: int, known: T) -> T:
+        """Knowledge of the state at `index`, as knowledge of the state at `index + 1`."""
+        for _ in range(self.counts[index]):
+            known = known.substituted(self.inverse[:, index]).bounded().inflated(self.variance[:, index])
+        return known.where(self.crossed[:, index])
+
+
 class Contributions(NamedTuple):
     """What each observation contributes to the Kalman filter's mean, M_ij and v_ij.
 
     Of later observations, before they are combined with the filter, these are N_ij and `u_ij = N_ij z_j`: parts of the
     backward information.
-
-    Args:
-        matrix: M, `(b or 1, j, n, n)`.
-        vector: v, `(b, j, n)`.
-        gain_ratio: `(b, j)`: the gain of each observation over its Kalman gain. It is 1 but in the robust filter.
     """
 
-    matrix: Float[Tensor, "#b j n n"]
-    vector: Float[Tensor, "b j n"]
-    gain_ratio: Float[Tensor, "b j"]
+    matrix: Float[Tensor, "#b j n n"]  # M
+    vector: Float[Tensor, "b j n"]  # v
+    gain_ratio: Float[Tensor, "b j"]  # of each observation over its Kalman gain; 1 but in the robust filter
 
     @classmethod
     def none(cls, grid: ObservationGrid) -> "Contributions":
@@ -156,10 +186,6 @@ class Contributions(NamedTuple):
         """As they would be if each observation had its Kalman gain."""
         ratio = self.gain_ratio[..., None]
         return self._replace(matrix=self.matrix / ratio[..., None], vector=self.vector / ratio)
-
-    def selected(self, series: Int[Tensor, " c"] | slice) -> "Contributions":
-        """Of some series, by index or slice. Each must have its own."""
-        return Contributions(*(x[series] for x in self))
 
     def cleared(self, series: Bool[Tensor, " b"]) -> "Contributions":
         """With zeros in some series, whose filter has started without a mean."""
@@ -217,7 +243,7 @@ class Contributions(NamedTuple):
 
     def backward(self, transitions: Transitions, index: int, total: Information) -> "Contributions":
         """Parts of the backward information, from `index + 1` to `index`. `total` is their sum at `index + 1`."""
-        transition, variance = transitions[index]
+        transition, variance = transitions.steps[index]
         matrix, vector, gain_ratio = self.multiplied(transition.mT @ total.shrinkage(variance))
         return Contributions(matrix @ transition[:, None], vector, gain_ratio)
 

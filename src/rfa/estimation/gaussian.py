@@ -9,10 +9,11 @@ An observation `z = H x + e`, `e ~ N(0, I)`, updates the first by `m -> m + K (z
 Source: Durbin and Koopman, Time Series Analysis by State Space Methods, sections 5.2 and 6.4 (exact diffuse start).
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .matrices import identity_like, inverse, symmetric
@@ -21,7 +22,18 @@ _NO_PART = 1e-7  # relative: an observation that shows less of a diffuse directi
 _NO_CORRELATION = 1e-9  # relative: of two diffuse states
 _LARGEST_PRECISION = 1e100  # products of larger ones overflow
 _NO_INFORMATION = 1e-280  # precisions from here on: the square of their scale would overflow
+_ROUNDING = 1e-14  # an eigenvalue of an information matrix at a unit diagonal that comes from rounding
 _SINGULAR = 1e-13  # smallest eigenvalue over the largest, at a unit diagonal, below which a direction is unknown
+
+
+T = TypeVar("T")
+
+
+def mapped(known: T, change: Callable[[Tensor], Tensor]) -> T:
+    """A named tuple with each of its tensors changed, those of tuples in it too."""
+    if isinstance(known, Tensor):
+        return change(known)  # type: ignore[return-value]
+    return known and type(known)(*(mapped(part, change) for part in known))  # type: ignore[attr-defined]
 
 
 class AffineUpdate(NamedTuple):
@@ -42,17 +54,11 @@ class AffineUpdate(NamedTuple):
 
 
 class DiffuseDirections(NamedTuple):
-    """Directions without any information: the columns of L. Their variance is infinite.
+    """Directions without any information: the columns of L. Their variance is infinite."""
 
-    Args:
-        root: L, `(b or 1, n, n)`.
-        origin: L as it would be without observations. Rounding errors in L are measured against it.
-        remaining: how many directions are still diffuse, `(b or 1,)`.
-    """
-
-    root: Float[Tensor, "#b n n"]
-    origin: Float[Tensor, "#b n n"]
-    remaining: Float[Tensor, "#b"]
+    root: Float[Tensor, "#b n n"]  # L
+    origin: Float[Tensor, "#b n n"]  # L as it would be without observations: the size of rounding errors in L
+    remaining: Float[Tensor, "#b"]  # how many directions are still diffuse
 
     def predicted(self, transition: Float[Tensor, "#b n n"]) -> "DiffuseDirections":
         """`L -> Phi L`. While all directions are diffuse L stays as it is, so that decay cannot shrink it to zero."""
@@ -65,11 +71,7 @@ class DiffuseDirections(NamedTuple):
         return (self.remaining == self.root.shape[-1])[:, None, None]
 
     def updated(self, row: Float[Tensor, "#b n"]) -> tuple[Tensor, Tensor, "DiffuseDirections"]:
-        """What a component `h x` shows of the diffuse directions, with `a = L^T h`.
-
-        Returns:
-            Whether it shows a part of them, `(b, 1)`; the gain `L a / a^T a`, `(b, n)`; the directions that remain.
-        """
+        """Whether a component `h x` shows a part of them, its gain `L a / a^T a` with `a = L^T h`, and what remains."""
         shown = (self.root.mT @ row[..., None])[..., 0]
         most = (row.abs() * self.scales()).sum(-1, keepdim=True)
         size = shown.square().sum(-1, keepdim=True)
@@ -89,32 +91,12 @@ class Gaussian(NamedTuple):
     """A state `x ~ N(mean, covariance + c L L^T)` for `c -> infinity`.
 
     Covariances do not depend on observed values. Where series share a model, their covariances have a batch of one.
-
-    Args:
-        mean: `(b, n)`.
-        covariance: `(b or 1, n, n)`.
-        diffuse: the directions L, or None where every direction is known.
-        least_squares: `(b,)`: the smallest sum of squared residuals that any state can have, given the observations.
     """
 
     mean: Float[Tensor, "b n"]
     covariance: Float[Tensor, "#b n n"]
-    diffuse: DiffuseDirections | None
-    least_squares: Float[Tensor, " b"]
-
-    def repeated(self, count: int) -> "Gaussian":
-        """For `count` series, each with its own covariance."""
-
-        def each(x: Tensor) -> Tensor:
-            return x.repeat(count // len(x), *(1,) * (x.dim() - 1))
-
-        diffuse = None if self.diffuse is None else DiffuseDirections(*map(each, self.diffuse))
-        return Gaussian(each(self.mean), each(self.covariance), diffuse, each(self.least_squares))
-
-    def selected(self, series: Int[Tensor, " c"] | slice) -> "Gaussian":
-        """Of some series, by index or slice. Each must have its own covariance."""
-        diffuse = None if self.diffuse is None else DiffuseDirections(*(x[series] for x in self.diffuse))
-        return Gaussian(self.mean[series], self.covariance[series], diffuse, self.least_squares[series])
+    diffuse: DiffuseDirections | None  # L, or None where every direction is known
+    least_squares: Float[Tensor, " b"]  # the smallest sum of squared residuals that any state can have
 
     def predicted(self, transition: Float[Tensor, "#b n n"], variance: Float[Tensor, "#b n n"]) -> "Gaussian":
         """One step later: `m -> Phi m`, `P -> Phi P Phi^T + V`."""
@@ -126,14 +108,9 @@ class Gaussian(NamedTuple):
         return Gaussian(mean, covariance, self.diffuse.predicted(transition), self.least_squares)
 
     def updated(self, rows: Float[Tensor, "#b m n"], values: Float[Tensor, "b m"]) -> tuple["Gaussian", list[Tensor]]:
-        """After an observation `z = H x + e`, `e ~ N(0, I)`, whose components are used one after another.
+        """After an observation `z = H x + e`, `e ~ N(0, I)`, and the gain of each component.
 
-        Args:
-            rows: H. A row of zeros stands for a missing component.
-            values: z.
-
-        Returns:
-            The posterior, and the gain `(b or 1, n)` of each component.
+        Components are used one after another. A row of zeros in H stands for a missing one.
         """
         mean, covariance, diffuse, least_squares = self
         identity = identity_like(covariance)
@@ -156,46 +133,62 @@ class Gaussian(NamedTuple):
             diffuse = None
         return Gaussian(mean, covariance, diffuse, least_squares), gains
 
-    def full_covariance(
-        self, stationary: Float[Tensor, "b n n"] | None, count: Int[Tensor, " b"]
-    ) -> Float[Tensor, "b n n"]:
-        """The covariance, infinite in diffuse directions.
+    def informed(self, information: "Information") -> tuple["Gaussian", AffineUpdate]:
+        """Updated by information on the state. The mean becomes `factor m + gain y`.
 
-        Args:
-            stationary: the stationary covariance. It is taken where there are no observations.
-            count: the number of observations.
+        `J = U diag(l) U^T` is the information of an observation with unit noise and rows `L^-1 U^T J`,
+        where `L L^T = U^T J U` for the eigenvalues l > 0.
         """
-        covariance = self._with_infinities().expand(*self.mean.shape, -1)
-        return covariance if stationary is None else torch.where((count == 0)[:, None, None], stationary, covariance)
+        scale, matrix = information.scaled()
+        eigenvalues, basis = torch.linalg.eigh(matrix.detach())  # equal eigenvalues have no gradient
+        informative = (eigenvalues > _ROUNDING * eigenvalues[..., -1:].clamp(min=1.0))[..., None]
+        projection = basis.mT * informative
+        projected = projection @ matrix
+        missing = torch.diag_embed((~informative[..., 0]).to(matrix.dtype))
+        factor, failed = torch.linalg.cholesky_ex(projected @ projection.mT + missing)
+        if bool((failed > 0).any()):  # rounding, where the eigenvalues differ by more than the digits of float64
+            diagonal = torch.diag_embed(torch.where(informative[..., 0], eigenvalues, 1.0).sqrt())
+            factor = torch.where((failed > 0)[..., None, None], diagonal, factor)
+        rows = torch.linalg.solve_triangular(factor, projected, upper=False) / scale[..., None, :]
+        to_values = torch.linalg.solve_triangular(factor, projection * scale[..., None, :], upper=False)
+        values = (to_values @ information.vector[..., None])[..., 0]
+        posterior, gains = self.updated(rows, values)
+        update = AffineUpdate.of_components(rows, gains)
+        least_squares = posterior.least_squares + (information.constant - values.square().sum(-1)).clamp(min=0.0)
+        return posterior._replace(least_squares=least_squares), AffineUpdate(update.factor, update.gain @ to_values)
 
-    def _with_infinities(self) -> Tensor:
-        if self.diffuse is None:
-            return self.covariance
-        root, scales = self.diffuse.root, self.diffuse.scales()
-        length = root.square().sum(-1).sqrt()
-        is_diffuse = length > _NO_PART * scales
-        correlated = (root @ root.mT).abs() > _NO_CORRELATION * length[..., :, None] * length[..., None, :]
-        infinite = torch.copysign(torch.full_like(root, torch.inf), root @ root.mT)
-        return torch.where(is_diffuse[..., :, None] & is_diffuse[..., None, :] & correlated, infinite, self.covariance)
+    def full_covariance(self) -> Float[Tensor, "b n n"]:
+        """The covariance of each series, infinite in diffuse directions."""
+        covariance = self.covariance
+        if self.diffuse is not None:
+            root, scales = self.diffuse.root, self.diffuse.scales()
+            length = root.square().sum(-1).sqrt()
+            is_diffuse = length > _NO_PART * scales
+            correlated = (root @ root.mT).abs() > _NO_CORRELATION * length[..., :, None] * length[..., None, :]
+            infinite = torch.copysign(torch.full_like(root, torch.inf), root @ root.mT)
+            unknown = is_diffuse[..., :, None] & is_diffuse[..., None, :] & correlated
+            covariance = torch.where(unknown, infinite, covariance)
+        return covariance.expand(*self.mean.shape, -1)
 
 
 class Information(NamedTuple):
-    """The log-likelihood `-(x^T J x - 2 y^T x + c) / 2 + const` of a state x, for any rank of J.
+    """The log-likelihood `-(x^T J x - 2 y^T x + c) / 2 + const` of a state x, for any rank of J."""
 
-    Args:
-        matrix: J, `(..., n, n)`, the precision.
-        vector: y, `(..., n)`.
-        constant: c, `(...,)`.
-    """
-
-    matrix: Float[Tensor, "*#batch n n"]
-    vector: Float[Tensor, "*batch n"]
-    constant: Float[Tensor, "*batch"]
+    matrix: Float[Tensor, "*#batch n n"]  # J, the precision
+    vector: Float[Tensor, "*batch n"]  # y
+    constant: Float[Tensor, "*batch"]  # c
 
     @classmethod
     def of(cls, rows: Float[Tensor, "*#batch m n"], values: Float[Tensor, "*batch m"]) -> "Information":
         """`J = H^T H`, `y = H^T z`, `c = z^T z` of an observation with unit noise. C is not inverted."""
         return cls(rows.mT @ rows, (rows.mT @ values[..., None])[..., 0], values.square().sum(-1))
+
+    @classmethod
+    def of_state(cls, state: Gaussian) -> "Information":
+        """Of a state that is known, with a regular covariance."""
+        precision = torch.cholesky_inverse(torch.linalg.cholesky(state.covariance))
+        vector = (precision @ state.mean[..., None])[..., 0]
+        return cls(precision, vector, (vector * state.mean).sum(-1))
 
     def at(self, index: int) -> "Information":
         """At a time index, of information along a grid `(b, G)`."""
@@ -248,10 +241,9 @@ class Information(NamedTuple):
         )
 
     def solve(self, stationary: Float[Tensor, "*batch n n"] | None) -> tuple[Tensor, Tensor]:
-        """Mean `J^-1 y` and covariance `J^-1`. In unknown directions the mean is 0 and the variance infinite.
+        """Mean `J^-1 y` and covariance `J^-1`, the stationary one where J is zero.
 
-        Args:
-            stationary: the stationary covariance. It is taken where J is zero.
+        In unknown directions the mean is 0 and the variance infinite.
         """
         scale, matrix = self.scaled()
         vector = self.vector * scale

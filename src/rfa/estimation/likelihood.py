@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
-from .compiled import FilterProblem, FirstDerivatives, Lags, can_run, run, threads_for, transitions
-from .kalman import overflow_error
+from .compiled import FilterProblem, FirstDerivatives, can_run, different_lags, discretize, run, threads_for
 from .linear_sde import LinearSDE
 from .matrices import InitialMoments, check_initial, flattened, identity_like, symmetric, without_missing
-from .problem import EstimationProblem, EstimatorOptions, InitialState, make_problem
+from .problem import EstimationProblem, check_gaps, make_problem
+from .recursive_filter import overflow_error
 from .robust import robust_estimate
 from .robust_weight import Number, RobustWeight
 
@@ -31,36 +31,28 @@ class NoiseLost(ValueError):
 
 @dataclass(frozen=True)
 class CompiledLikelihood:
-    """Series whose likelihood is computed for many models: what does not depend on the model.
+    """Series whose likelihood is computed for many models: what does not depend on the model."""
 
-    Args:
-        values: z, `(b, T, m)`, 0 where missing.
-        patterns: which components are present, each combination once, `(patterns, m)`.
-        row_index: which pattern each row has, `(b, T)`.
-        lags: the different lags; their index is `(models, T - 1)`.
-        initial: the state at the first time, or None where nothing is known.
-        batch_shape: the series' batch dimensions. b is their product.
-        models: 1 where all series have the same times and the same missing components, else b.
-    """
-
-    values: Float[Tensor, "b T m"]
-    patterns: Bool[Tensor, "patterns m"]
-    row_index: Int[Tensor, "b T"]
-    lags: Lags
-    initial: InitialState | None
-    batch_shape: torch.Size
-    models: int
+    problem: EstimationProblem
+    values: Float[Tensor, "b T m"]  # z, 0 where missing
+    patterns: Bool[Tensor, "patterns m"]  # which components are present, each combination once
+    row_index: Int[Tensor, "b T"]  # which pattern each row has
+    lags: Float[Tensor, " lags"]
+    lag_index: Int[Tensor, "models steps"]  # which lag each step has
 
     @classmethod
-    def of(cls, problem: EstimationProblem, observations: Tensor) -> "CompiledLikelihood | None":
-        """Of a checked problem and its observations. None where compiled code cannot compute the likelihood.
+    def of(cls, problem: EstimationProblem, times: Tensor, observations: Tensor) -> "CompiledLikelihood | None":
+        """Of a checked problem and its series. None where compiled code cannot compute the likelihood.
 
-        It takes one model for all series, on the CPU, with a compiler.
+        It takes one model for all series, on the CPU, with a compiler, without gradients for the series.
         """
-        grid, sde = problem.grid, problem.sde
-        given = (grid.times, grid.values, observations, sde.dynamics, sde.observation, *(problem.initial or ()))
+        grid, sde, start = problem.grid, problem.sde, problem.start
+        given = [times, observations, grid.values, sde.dynamics, sde.observation]
+        given += [] if start is None else [start.mean, start.covariance]
         m = observations.shape[-1]
         if not can_run(*given) or sde.batch_shape.numel() != 1 or m > _MOST_COMPONENTS:
+            return None
+        if torch.is_grad_enabled() and (times.requires_grad or observations.requires_grad):
             return None
         with torch.no_grad():
             observations = flattened(observations.to(torch.float64), grid.batch_shape, 2)
@@ -68,11 +60,8 @@ class CompiledLikelihood:
             codes = (present * 2.0 ** torch.arange(m, dtype=torch.float64)).sum(-1)
             codes, index = torch.unique(codes, return_inverse=True)
             patterns = (codes[:, None].to(torch.int64) >> torch.arange(m)) % 2 == 1
-            lags = Lags.of(grid.times[: grid.models])
-        return cls(
-            observations.masked_fill(~present, 0.0), patterns, index, lags, problem.initial, grid.batch_shape,
-            grid.models,
-        )  # fmt: skip
+            values = observations.masked_fill(~present, 0.0)
+            return cls(problem, values, patterns, index, *different_lags(grid.times[: grid.models]))
 
     def density(self, sde: LinearSDE) -> tuple[Tensor, Tensor]:
         """`log p` of each row given the earlier ones, `(..., T)`, and which count.
@@ -91,12 +80,13 @@ class CompiledLikelihood:
             values = self.values @ whiten[0].mT
         else:
             values = (whiten[self.row_index] @ self.values[..., None])[..., 0]
-        transition, variance = transitions(sde, self.lags.lags)
-        b, length, _ = values.shape
-        if self.initial is None:
-            mean, covariance = values.new_zeros(b, n), values.new_zeros(self.models, n, n)
+        transition, variance = (x[0] for x in discretize(sde, self.lags))
+        check_gaps(transition, variance, self.lags)
+        (b, length, _), start = values.shape, self.problem.start
+        if start is None:
+            mean, covariance = values.new_zeros(b, n), values.new_zeros(self.problem.grid.models, n, n)
         else:
-            mean, covariance = self.initial
+            mean, covariance = start.mean, start.covariance
         found, counts = FilterDensity.apply(  # type: ignore[no-untyped-call]
             whiten @ rows, values, transition, variance, mean, covariance, self
         )
@@ -105,25 +95,26 @@ class CompiledLikelihood:
         lost = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + sizes * math.log(2 * math.pi) / 2
         density = found - lost[self.row_index]
         counts = (counts > 0) & present
-        if self.initial is None:
+        if start is None:
             first = present.to(torch.int64).argmax(-1)
             late = (first > 0).nonzero()[:, 0]  # nothing is seen at the first times
             if len(late) and (stationary := _stationary(sde)) is not None:
-                at, lag = first[late], self.lags.index.expand(b, -1)[late, first[late] - 1]
+                at, lag = first[late], self.lag_index.expand(b, -1)[late, first[late] - 1]
                 spread = transition[lag] @ stationary @ transition[lag].mT + variance[lag]
                 pattern = self.row_index[late, at]
                 own = _log_density((whiten @ rows)[pattern], values[late, at], spread) - lost[pattern]
                 density = density.index_put((late, at), own)
                 counts = counts.index_put((late, at), torch.tensor(True))
-        shape = (*self.batch_shape, length)
+        shape = (*self.problem.grid.batch_shape, length)
         return density.reshape(shape), counts.reshape(shape)
 
-    def problem(self, states: int, covariances: int) -> FilterProblem:
+    def filter_problem(self, states: int, covariances: int) -> FilterProblem:
         """For a filter of these series."""
         b, length, m = self.values.shape
         threads = threads_for(covariances, m * length, states)
-        found = FilterProblem(b, covariances, self.models, length, m, states, threads, 0, self.initial is None)
-        found.patterns, found.lags = len(self.patterns), len(self.lags.lags)
+        diffuse, models = self.problem.start is None, self.problem.grid.models
+        found = FilterProblem(b, covariances, models, length, m, states, threads, 0, diffuse)
+        found.patterns, found.lags = len(self.patterns), len(self.lags)
         return found
 
 
@@ -150,27 +141,22 @@ class FilterDensity(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rows, values, transition, variance, mean, covariance, series):  # noqa: D102 - of PyTorch
         (b, length, _), n = values.shape, rows.shape[-1]
-        covariances = max(series.models, len(covariance))
+        models = series.problem.grid.models
+        covariances = max(models, len(covariance))
         tensors = {
             "rows": rows.contiguous(),
-            "row_index": series.row_index[: series.models].contiguous(),
+            "row_index": series.row_index[:models].contiguous(),
             "values": values.contiguous(),
             "transition": transition.contiguous(),
             "variance": variance.contiguous(),
-            "lag_index": series.lags.index.contiguous(),
+            "lag_index": series.lag_index.contiguous(),
             "start_mean": mean.contiguous(),
             "start_covariance": covariance.expand(covariances, n, n).contiguous(),
         }
         density, overflow = values.new_empty(b, length), torch.full((covariances,), -1)
         counts = torch.zeros(covariances, length, dtype=torch.int64)
-        run(
-            "filter",
-            series.problem(n, covariances),
-            **tensors,
-            density=density,
-            counts=counts,
-            overflow=overflow,
-        )
+        written = {"density": density, "counts": counts, "overflow": overflow}
+        run("filter", series.filter_problem(n, covariances), **tensors, **written)
         if bool((overflow >= 0).any()):
             raise overflow_error(int(overflow[overflow >= 0].min()))
         if bool((counts < 0).any()):
@@ -191,13 +177,9 @@ class FilterDensity(torch.autograd.Function):
 
         grads = {name: zeros(name, covariances) for name in ("rows", "transition", "variance")}
         grads |= {"values": zeros("values"), "mean": zeros("start_mean"), "covariance": zeros("start_covariance")}
-        run(
-            "filter_gradient",
-            ctx.series.problem(n, covariances),
-            **tensors,
-            grad_density=grad_density.contiguous(),
-            **{f"grad_{name}": grad for name, grad in grads.items()},
-        )
+        written = {f"grad_{name}": grad for name, grad in grads.items()}
+        problem = ctx.series.filter_problem(n, covariances)
+        run("filter_gradient", problem, **tensors, grad_density=grad_density.contiguous(), **written)
         shared = {name: grads[name].sum(0) for name in ("rows", "transition", "variance")}
         start = grads["covariance"]
         if ctx.starts == 1:
@@ -233,10 +215,7 @@ def log_likelihood(
             prediction's variance.
     """
     robust_weight = RobustWeight.of(nu, kappa, sde.observation_size)
-    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (times, observations)):
-        density, counts = _densities(sde, times, observations, nu, kappa, iterations, initial)
-    else:
-        density, counts = density_function(sde, times, observations, robust_weight, iterations, initial)(sde, nu, kappa)
+    density, counts = density_function(sde, times, observations, robust_weight, iterations, initial)(sde, nu, kappa)
     return torch.where(counts, density, 0.0).sum(-1)
 
 
@@ -255,9 +234,8 @@ def density_function(
     """
     compiled = None
     if robust_weight.gaussian:
-        options = EstimatorOptions(True, False, robust_weight, 1, "recursive", False)
-        problem = make_problem(sde, times, observations, options, None, initial)
-        compiled = CompiledLikelihood.of(problem, observations)
+        problem = make_problem(sde, times, observations, robust=False, initial=initial)
+        compiled = CompiledLikelihood.of(problem, times, observations)
 
     def densities(chosen: LinearSDE, nu: Number, kappa: Number | None) -> tuple[Tensor, Tensor]:
         if compiled is not None:

@@ -17,7 +17,16 @@ from torch import Tensor
 from rfa.checks import require
 from rfa.dynamics import accumulated_variance
 
-from .matrices import InitialMoments, check_covariance, check_initial, check_matrix, real, square_root, symmetric
+from .matrices import (
+    InitialMoments,
+    broadcast_shapes,
+    check_covariance,
+    check_initial,
+    check_matrix,
+    real,
+    square_root,
+    symmetric,
+)
 
 # Whether a linear process is stable: the real parts of its eigenvalues, with their rounding errors
 
@@ -141,19 +150,11 @@ class LinearSDE:
         check_matrix("observation", self.observation, columns=n)
         self.observation_size = m = self.observation.shape[-2]
         check_covariance("observation_noise", self.observation_noise, m)
-        shapes = [matrix.shape[:-2] for matrix in self._matrices]
-        try:
-            self.batch_shape = torch.broadcast_shapes(*shapes)
-        except RuntimeError:
-            given = ", ".join(str(tuple(shape)) for shape in shapes)
-            raise ValueError(f"batch dimensions of A, Q, C, R: got {given}, expected shapes that broadcast") from None
+        shapes = [x.shape[:-2] for x in (self.dynamics, self.diffusion, self.observation, self.observation_noise)]
+        self.batch_shape = broadcast_shapes("sde", " of A, Q, C, R", shapes)
         off_diagonal = self.dynamics - torch.diag_embed(self.dynamics.diagonal(dim1=-2, dim2=-1))
         # where A needs a gradient, its zeros need one too
         self._diagonal = not self.dynamics.requires_grad and not bool(off_diagonal.any())
-
-    @property
-    def _matrices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.dynamics, self.diffusion, self.observation, self.observation_noise
 
     def transition(self, dt: float | int | Real[Tensor, "*dt"]) -> Float[Tensor, "*lags n n"]:
         """`Phi(dt) = exp(A dt)`.
@@ -304,15 +305,9 @@ class LinearSDE:
         if not (0 <= probability <= 1 and 0 <= scale < math.inf):
             raise ValueError(f"outliers: got {outliers}, expected a probability and a finite scale >= 0")
         mean, covariance = self._default_initial() if initial is None else check_initial(self.state_size, initial)
-        parts = self.batch_shape, times.shape[:-1], mean.shape[:-1], covariance.shape[:-2]
-        try:
-            shape = (*sample_shape, *torch.broadcast_shapes(*parts))
-        except RuntimeError:
-            given = ", ".join(str(tuple(part)) for part in parts)
-            raise ValueError(
-                f"times: got batch dimensions {given} of model, times, initial mean and covariance, "
-                "expected shapes that broadcast"
-            ) from None
+        shapes = self.batch_shape, times.shape[:-1], mean.shape[:-1], covariance.shape[:-2]
+        what = " of model, times, initial mean and covariance"
+        shape = (*sample_shape, *broadcast_shapes("times", what, shapes))
 
         def normal(size: int) -> Tensor:
             return torch.randn(*shape, size, 1, generator=generator, dtype=torch.float64, device=times.device)

@@ -1,5 +1,7 @@
 """Small matrices in float64: checks of what a caller gives, whitening, inverses and square roots."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Real
 from torch import Tensor
@@ -68,6 +70,19 @@ def check_initial(size: int, initial: InitialMoments) -> tuple[Tensor, Tensor]:
     if mean.shape[-1:] != (size,) or not bool(mean.isfinite().all()):
         raise ValueError(f"initial: got a mean of shape {tuple(mean.shape)}, expected {size} finite numbers")
     return mean, covariance
+
+
+def broadcast_shapes(name: str, of: str, shapes: Sequence[torch.Size]) -> torch.Size:
+    """The batch dimensions to which some broadcast.
+
+    Raises:
+        ValueError: where they do not, naming the argument.
+    """
+    try:
+        return torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        given = ", ".join(str(tuple(shape)) for shape in shapes)
+        raise ValueError(f"{name}: got batch dimensions {given}{of}, expected shapes that broadcast") from None
 
 
 def flattened(x: Tensor, batch_shape: torch.Size, trailing: int) -> Tensor:

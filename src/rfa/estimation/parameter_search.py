@@ -18,8 +18,13 @@ from torch import Tensor
 from rfa.checks import require
 
 from .components import unit_share
-from .readings_filter import exact_log_likelihood, filter_readings, smooth_readings
-from .readings_problem import ReadingsProblem, ReadingsTable, irregular_names
+from .readings_problem import (
+    ReadingsProblem,
+    ReadingsTable,
+    exact_log_likelihood,
+    filter_readings,
+    irregular_names,
+)
 from .series import Readings
 from .series_estimate import standardised_innovations
 from .structural_model import Component, ParameterKind, SeriesScale, StructuralModel, to_rates
@@ -397,8 +402,7 @@ def _wrong_start(
     if not best.any():
         return none
     problem = ReadingsProblem.of(model, values, replace(readings, refused=best))
-    first = problem.first(scale)
-    run = smooth_readings(problem, first, filter_readings(problem, first, robust=True), robust=True)
-    mean, variance = run.estimates.of_readings(problem.table.rows)
+    smoothed = filter_readings(problem, problem.first(scale), robust=True, smooth=True)
+    mean, variance = problem.of_readings(smoothed.estimates)
     deviation = np.sqrt(variance + problem.noise[0].numpy())
     return best & (np.abs(readings.values - readings.offset - mean) > _FAR * deviation)

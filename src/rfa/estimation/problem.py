@@ -1,74 +1,240 @@
-"""The estimation problem: model, grid of times and observations, options, initial state. It is checked once, here."""
+"""The estimation problem, checked once: a model, and a grid of rows by time, one for each observation or query.
+
+    z_k = C x(t_k) + e_k, e_k ~ N(0, R), R = L L^T    is kept as    L^-1 z_k = H_k x(t_k) + N(0, I),    H_k = L^-1 C
+    x(t_k+1) = Phi_k x(t_k) + N(0, V_k)
+
+A missing component has a row of zeros in H_k. So C and R are never inverted, and C may have any shape.
+"""
 
 import functools
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .gaussian import Information
-from .grid import ObservationGrid
+from .compiled import can_run, different_lags, discretize
+from .gaussian import Gaussian, Information
 from .linear_sde import LinearSDE
-from .matrices import InitialMoments, check_initial, flattened, real
-from .robust_weight import RobustWeight
+from .matrices import InitialMoments, broadcast_shapes, check_initial, flattened, real, whitened, without_missing
 
-Start = Literal["recursive", "leave_one_out", "query"]
-LARGEST_VARIANCE = 100.0  # of a prediction, in units of the noise: a less certain one weights nothing
+_LARGEST_VALUE = 1e100  # of an observation in units of its noise; squares of larger ones overflow
+_LARGEST_ROW = 1e45  # entry of H: squares of squares must not overflow
 _GAP = 1e7  # ratio of a fill value's distance to that of the next observation
 
 
 @dataclass(frozen=True)
-class EstimatorOptions:
-    """The options of `robust_estimate`."""
+class ObservationGrid:
+    """The rows of b series, sorted by time. A query at an observation's time shares its row.
 
-    riccati: bool
-    smooth: bool
-    robust_weight: RobustWeight
-    iterations: int
-    start: Start
-    with_weights: bool
+    A grid has G rows. Quantities of the model have a batch of b, or of 1 where all series share everything but values.
+    """
+
+    times: Float[Tensor, "b grid"]
+    rows: Float[Tensor, "#b grid m n"]  # H, zeros where nothing is observed
+    values: Float[Tensor, "b grid m"]  # L^-1 z, zeros where nothing is observed
+    observation_index: Int[Tensor, "b grid"]  # which observation stands at each time, -1 at a query
+    query_index: Int[Tensor, "_ queries"]  # the row of each query
+    observed_components: Int[Tensor, "b grid"]  # how many of the m components are observed
+    batch_shape: torch.Size  # of the caller's series; b is its product
+
+    @classmethod
+    def of(
+        cls,
+        sde: LinearSDE,
+        times: Float[Tensor, "b T"],
+        observations: Float[Tensor, "b T m"],
+        queries: Float[Tensor, "b queries"] | None,
+        batch_shape: torch.Size,
+        shared: bool,
+    ) -> "ObservationGrid":
+        """The grid of checked times and observations, NaN where a component is missing.
+
+        Args:
+            queries: further times, in any order. None: the observation times.
+            shared: whether all series have one model and one set of times.
+
+        Raises:
+            ValueError: where R is singular for the observed components.
+        """
+        length, m = observations.shape[1:]
+        observation_index = torch.arange(length, device=times.device).expand_as(times)
+        query_index = observation_index
+        if queries is not None:
+            both = torch.cat([times, queries], dim=-1)
+            times, order = both.sort(dim=-1, stable=True)
+            position = order.argsort(dim=-1)
+            observation_index = torch.where(order < length, order, -1)
+            at = torch.searchsorted(both[:, :length].contiguous(), queries.contiguous()).clamp(max=length - 1)
+            same = both.gather(-1, at) == queries  # the query takes the row of the observation
+            query_index = torch.where(same, position.gather(-1, at), position[:, length:])
+            missing = torch.full_like(queries[..., None].expand(-1, -1, m), torch.nan)
+            observations = torch.cat([observations, missing], dim=1).gather(1, order[..., None].expand(-1, -1, m))
+        present = ~observations.isnan()
+        models = 1 if shared and bool((present == present[:1]).all()) else len(times)
+        matrices = (sde.observation, sde.observation_noise)
+        observation, noise = (flattened(x, batch_shape, 2)[:models, None] for x in matrices)
+        observation, noise = without_missing(observation, noise, present[:models])
+        rows, values = whitened(observation, noise, observations.masked_fill(~present, 0.0))
+        return cls(times, rows, values, observation_index, query_index, present.sum(-1), batch_shape)
 
     @property
-    def kalman(self) -> bool:
-        """Whether the estimate is the Kalman filter's or smoother's."""
-        return self.riccati and self.robust_weight.gaussian
+    def models(self) -> int:
+        """1 where all series share everything but the observed values, else b."""
+        return len(self.rows)
 
+    @property
+    def length(self) -> int:
+        """G."""
+        return self.times.shape[1]
 
-class InitialState(NamedTuple):
-    """What is known of the state at the first grid time: `N(mean, covariance)`."""
+    @property
+    def present(self) -> Bool[Tensor, "b grid"]:
+        """Whether anything is observed."""
+        return self.observed_components > 0
 
-    mean: Float[Tensor, "b n"]
-    covariance: Float[Tensor, "#b n n"]
-
+    @functools.cached_property
     def information(self) -> Information:
-        """The same as a log-likelihood."""
-        precision = torch.cholesky_inverse(torch.linalg.cholesky(self.covariance))
-        vector = (precision @ self.mean[..., None])[..., 0]
-        return Information(precision, vector, (vector * self.mean).sum(-1))
+        """Of each observation on the state, `(b or 1, G, n, n)` and `(b, G, n)`. Zero at a query."""
+        return Information.of(self.rows, self.values)
+
+    @functools.cached_property
+    def lags(self) -> Float[Tensor, "b steps"]:
+        """From each time to the next one."""
+        return self.times.diff(dim=-1)
+
+    @functools.cached_property
+    def observation_count(self) -> int:
+        """T."""
+        return int(self.observation_index.max()) + 1
+
+    def at(self, index: int) -> tuple[Tensor, Tensor]:
+        """Rows `(b or 1, m, n)` and values `(b, m)` at a time index."""
+        return self.rows[:, index], self.values[:, index]
+
+    def bounded(self) -> "ObservationGrid":
+        """With values bounded so that their squares do not overflow. Such values are outliers in any case.
+
+        Raises:
+            ValueError: where the noise is so small that squares of H overflow.
+        """
+        if bool((self.rows.detach().abs() > _LARGEST_ROW).any()):
+            raise ValueError(
+                f"observation_noise: got a standard deviation of less than 1 / {_LARGEST_ROW:g} of what the states "
+                "show, expected another unit for observations and states"
+            )
+        if not bool((self.values.abs() > _LARGEST_VALUE).any()):
+            return self
+        return replace(self, values=self.values.clamp(min=-_LARGEST_VALUE, max=_LARGEST_VALUE))
+
+    def weighted(self, weight: Float[Tensor, "b grid"]) -> "ObservationGrid":
+        """With the noise of each observation divided by a weight. Each series then has its own rows."""
+        root = weight.sqrt()
+        return replace(self, rows=self.rows * root[..., None, None], values=self.values * root[..., None])
+
+    def doubled(self) -> "ObservationGrid":
+        """All series, followed by all of them again. Shared rows stay shared."""
+        names = ("times", "values", "observation_index", "observed_components") + (self.models > 1) * ("rows",)
+        doubled: dict[str, Any] = {name: torch.cat([getattr(self, name)] * 2) for name in names}
+        return replace(self, **doubled)
+
+
+def along_grid(x: Float[Tensor, "b grid ..."], index: Int[Tensor, "#b length"]) -> Tensor:
+    """`x` at some time indices of each series, `(b, length, ...)`."""
+    return torch.take_along_dim(x, index.reshape(*index.shape, *(1,) * (x.dim() - 2)), dim=1)
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """`Phi` and `V` of each different lag of a grid."""
+
+    transition: Float[Tensor, "lags n n"]
+    variance: Float[Tensor, "lags n n"]
+    index: Int[Tensor, "#b steps"]  # which of them each step has
+
+    @classmethod
+    def of(cls, sde: LinearSDE, grid: ObservationGrid, compiled: bool = False) -> "Transitions":
+        """Of a grid, with gradients unless they are compiled.
+
+        Raises:
+            ValueError: for a gap over which an unstable state overflows.
+        """
+        if compiled and sde.batch_shape.numel() == 1:
+            lags, index = different_lags(grid.times[: grid.models])
+            transition, variance = (x[0] for x in discretize(sde, lags))
+        else:
+            transition, variance = (
+                each_step(of, sde, grid, grid.lags).flatten(0, 1) for of in (sde.transition, sde.covariance)
+            )
+            lags = grid.lags[: grid.models]
+            index = torch.arange(lags.numel(), device=lags.device).view(lags.shape)
+            lags = lags.flatten()
+        check_gaps(transition, variance, lags)
+        return cls(transition, variance, index)
+
+    @functools.cached_property
+    def steps(self) -> list[tuple[Tensor, Tensor]]:
+        """Phi and V of each step, `(b or 1, n, n)`."""
+        return list(zip(*(x[self.index].unbind(1) for x in (self.transition, self.variance)), strict=True))
+
+    def doubled(self) -> "Transitions":
+        """As `ObservationGrid.doubled`."""
+        return self if len(self.index) == 1 else replace(self, index=torch.cat([self.index] * 2))
+
+
+def check_gaps(
+    transition: Float[Tensor, "lags n n"], variance: Float[Tensor, "lags n n"], lags: Float[Tensor, " lags"]
+) -> None:
+    """Raise `ValueError` for a gap over which an unstable state overflows."""
+    finite = (transition.isfinite() & variance.isfinite()).all(-1).all(-1)
+    if not bool(finite.all()):
+        gap = lags[~finite].min().item()
+        raise ValueError(f"times: got a gap of {gap:g}, over which the state of an unstable model overflows")
+
+
+def each_step(of, sde: LinearSDE, grid: ObservationGrid, lags: Tensor) -> Float[Tensor, "models steps n n"]:
+    """A matrix of each lag, such as its transition."""
+    shape = grid.batch_shape if grid.models > 1 else torch.Size([1] * len(grid.batch_shape))
+    count, n = lags.shape[-1], sde.state_size
+    matrices = of(lags[: grid.models].reshape(*shape, count))
+    return matrices.expand(*shape, count, n, n).reshape(grid.models, count, n, n)
 
 
 @dataclass(frozen=True)
 class EstimationProblem:
-    """A checked problem. All estimators take it as it is.
-
-    Args:
-        sde: the model.
-        grid: times and observations.
-        options: what to estimate, and how.
-        initial: the state at the first grid time, or None where nothing is known of it.
-    """
+    """A checked problem. All estimators take it as it is."""
 
     sde: LinearSDE
     grid: ObservationGrid
-    options: EstimatorOptions
-    initial: InitialState | None
+    start: Gaussian | None  # the state at the first grid time, or None where nothing is known of it
+    smooth: bool
+
+    @functools.cached_property
+    def compiled(self) -> bool:
+        """Whether compiled code takes it: on the CPU, with a compiler, without gradients."""
+        sde, grid, start = self.sde, self.grid, self.start
+        given = [
+            sde.dynamics,
+            sde.diffusion,
+            sde.observation,
+            sde.observation_noise,
+            grid.times,
+            grid.rows,
+            grid.values,
+        ]
+        given += [] if start is None else [start.mean, start.covariance]
+        return not (torch.is_grad_enabled() and any(x.requires_grad for x in given)) and can_run(*given)
+
+    @functools.cached_property
+    def transitions(self) -> Transitions:
+        """Of the grid."""
+        return Transitions.of(self.sde, self.grid, self.compiled)
 
     @functools.cached_property
     def stationary(self) -> Float[Tensor, "b n n"] | None:
         """The stationary covariance. None where the model has none, or an initial state is known."""
-        if self.initial is not None:
+        if self.start is not None:
             return None
         try:
             return flattened(self.sde.stationary_covariance().detach(), self.grid.batch_shape, 2)
@@ -78,54 +244,20 @@ class EstimationProblem:
     def observation_counts(self) -> Int[Tensor, "b grid"]:
         """How many observations the estimate at each grid time uses."""
         present = self.grid.present
-        return present.sum(-1, keepdim=True).expand(present.shape) if self.options.smooth else present.cumsum(-1)
-
-
-class QueryEstimate(NamedTuple):
-    """The estimate at one query.
-
-    It has a mean `(b, n)`, a covariance `(b, n, n)`, weights `(b, T)` and an objective `(b, iterations + 1)`.
-    Of many queries each has a second dimension, `(b, queries, ...)`.
-    """
-
-    mean: Tensor
-    covariance: Tensor
-    weights: Tensor | None
-    objective: Tensor | None
-
-    @classmethod
-    def stacked(cls, estimates: "list[QueryEstimate]") -> "QueryEstimate":
-        """Estimates at one query each, as one of many queries."""
-
-        def together(parts: tuple[Tensor | None, ...]) -> Tensor | None:
-            given = [part for part in parts if part is not None]
-            return torch.stack(given, dim=1) if given else None
-
-        return cls(*map(together, zip(*estimates, strict=True)))  # type: ignore[arg-type]
-
-    def gathered(self, index: Int[Tensor, "b queries"]) -> "QueryEstimate":
-        """Of many queries, those with the given indices."""
-
-        def taken(x: Tensor | None) -> Tensor | None:
-            return None if x is None else along_grid(x, index)
-
-        return QueryEstimate(*map(taken, self))  # type: ignore[arg-type]
-
-
-def along_grid(x: Float[Tensor, "b grid ..."] | Bool[Tensor, "b grid"], index: Int[Tensor, "#b length"]) -> Tensor:
-    """`x` at some time indices of each series, `(b, length, ...)`."""
-    return torch.take_along_dim(x, index.reshape(*index.shape, *(1,) * (x.dim() - 2)), dim=1)
+        return present.sum(-1, keepdim=True).expand(present.shape) if self.smooth else present.cumsum(-1)
 
 
 def make_problem(
     sde: LinearSDE,
     times: Tensor,
     observations: Tensor,
-    options: EstimatorOptions,
     query_times: Tensor | None = None,
     initial: InitialMoments | None = None,
+    *,
+    robust: bool,
+    smooth: bool = False,
 ) -> EstimationProblem:
-    """The problem of one call of `robust_estimate`, with its arguments.
+    """The problem of one call of an estimator, with its arguments.
 
     In robust smoothing, fill values among the first observations count as missing (`without_fill_values`).
 
@@ -152,37 +284,27 @@ def make_problem(
         query_times = real("query_times", query_times)
         _check_times("query_times", query_times)
         shared.append(query_times.shape[:-1])
-    shapes = [*shared[:2], observations.shape[:-2], *shared[2:]]
-    try:
-        shape = torch.broadcast_shapes(*shapes)
-    except RuntimeError:
-        given = ", ".join(str(tuple(part)) for part in shapes)
-        raise ValueError(f"observations: got batch dimensions {given}, expected shapes that broadcast") from None
+    shape = broadcast_shapes("observations", "", [*shared[:2], observations.shape[:-2], *shared[2:]])
     if mean is not None and covariance is not None:
-        starts = mean.shape[:-1], covariance.shape[:-2]
-        try:
-            shape = torch.broadcast_shapes(shape, *starts)
-        except RuntimeError:
-            given = ", ".join(str(tuple(part)) for part in starts)
-            raise ValueError(
-                f"initial: got batch dimensions {given} of mean and covariance, expected shapes that broadcast with "
-                f"{tuple(shape)}"
-            ) from None
+        shapes = mean.shape[:-1], covariance.shape[:-2], shape
+        shape = broadcast_shapes("initial", " of mean, covariance and series", shapes)
     if not shape.numel():
         raise ValueError(f"observations: got batch dimensions {tuple(shape)}, expected at least one series")
-    if options.smooth and not options.robust_weight.gaussian:
+    if smooth and robust:
         observations = without_fill_values(sde, times.expand(*shape, length), observations.expand(*shape, length, m))
     times, observations = flattened(times, shape, 1), flattened(observations, shape, 2)
     queries = None if query_times is None else flattened(query_times, shape, 1)
     alike = all(part.numel() == 1 for part in shared)
     grid = ObservationGrid.of(sde, times, observations, queries, shape, alike)
+    grid = grid.bounded() if robust else grid
     if mean is None or covariance is None:
-        return EstimationProblem(sde, grid, options, None)
+        return EstimationProblem(sde, grid, None, smooth)
     if bool((torch.linalg.cholesky_ex(covariance)[1] > 0).any()):
         raise ValueError("initial: got a singular covariance, expected a positive definite one")
     one = covariance.shape[:-2].numel() == 1
     covariance = covariance.reshape(1, *covariance.shape[-2:]) if one else flattened(covariance, shape, 2)
-    return EstimationProblem(sde, grid, options, InitialState(flattened(mean, shape, 1), covariance))
+    start = Gaussian(flattened(mean, shape, 1), covariance, None, grid.values.new_zeros(len(times)))
+    return EstimationProblem(sde, grid, start, smooth)
 
 
 def without_fill_values(

@@ -5,27 +5,29 @@ Readings of one time follow each other without a step between them. This is exac
 and gives each sensor its own weight.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rfa.checks import require
 
-from .compiled import can_run, transitions_of_models
+from .compiled import LikelihoodProblem, can_run, discretize, run, threads_for
+from .filters import Carried, FilteredRows, StateMoments, filter_rows
 from .gaussian import Gaussian
-from .recursive_filter import Recursion
+from .problem import ObservationGrid, Transitions
+from .recursive_filter import Recursion, kalman_filter
 from .series import Readings
 from .structural_model import SeriesScale, StructuralModel
 
 IRREGULAR = "sigma2.irregular"
 _DIFFUSE = 1e8  # variance of a diffuse state, in units of the series' variance
 _MANTISSA = 2.0**34  # steps that differ by less, relatively, share a transition: times have been rounded
-Carried = Gaussian | Recursion  # what the Kalman filter and the robust filter carry from one reading to the next
+_NO_PART = 1e-12  # relative: a direction of which the readings show less is not shown
 
 
 def irregular_names(sensors: tuple[str, ...]) -> list[str]:
@@ -33,62 +35,19 @@ def irregular_names(sensors: tuple[str, ...]) -> list[str]:
     return [f"{IRREGULAR}.{sensor}" if sensor else IRREGULAR for sensor in sensors]
 
 
-class StateMoments(NamedTuple):
-    """Mean `(T, n)` and covariance `(T, n, n)` of the state at each of T readings."""
-
-    mean: Float[Tensor, "T n"]
-    covariance: Float[Tensor, "T n n"]
-
-    def of_readings(self, rows: Float[Tensor, "T n"]) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of what a row of C shows of each state, `(T,)`."""
-        mean, covariance, shown = self.mean.numpy(), self.covariance.numpy(), rows.numpy()
-        spread = np.einsum("tij,tj->ti", covariance, shown)
-        variance = np.einsum("ti,ti->t", shown, spread)
-        # states far more uncertain than their sum leave it a negative variance by rounding
-        return np.einsum("ti,ti->t", shown, mean), np.maximum(variance, 0.0)
-
-
-class FilteredReadings(NamedTuple):
-    """A filter or a smoother of one series of T readings.
-
-    Args:
-        predicted: the state before each reading is used.
-        estimates: the state at each reading: after it in a filter, given all readings in a smoother.
-        weights: of each reading, `(T,)`, in (0, 1].
-        carried: what the filter carries on from the last reading.
-    """
-
-    predicted: StateMoments
-    estimates: StateMoments
-    weights: Float[Tensor, " T"]
-    carried: Carried
-
-
 @dataclass(frozen=True)
 class ReadingsTable:
-    """A model and readings: what does not depend on the values of parameters.
+    """A model and readings: what does not depend on the values of parameters."""
 
-    Args:
-        model: the components, and the regressors.
-        readings: in order of time.
-        rows: C of each reading, `(T, n)`.
-        values: without their offsets, `(T,)`, NaN where nothing was read.
-        sensor: of each reading, `(T,)`.
-        noise: known variances, beside the sensors', `(T,)`.
-        least_noise: the smallest of them among the readings of each sensor.
-        lags: the different steps from a reading to the next, `(lags,)`.
-        lag_index: which of them each step is, `(T - 1,)`.
-    """
-
-    model: StructuralModel
-    readings: Readings
-    rows: Float[Tensor, "T n"]
-    values: Float[Tensor, " T"]
-    sensor: Int[Tensor, " T"]
-    noise: Float[Tensor, " T"]
-    least_noise: Float[Tensor, " sensors"]
-    lags: Float[Tensor, " lags"]
-    lag_index: Int[Tensor, " steps"]
+    model: StructuralModel  # the components, and the regressors
+    readings: Readings  # in order of time
+    rows: Float[Tensor, "T n"]  # C of each reading
+    values: Float[Tensor, " T"]  # without their offsets, NaN where nothing was read
+    sensor: Int[Tensor, " T"]  # of each reading
+    noise: Float[Tensor, " T"]  # known variances, beside the sensors'
+    least_noise: Float[Tensor, " sensors"]  # the smallest of them among the readings of each sensor
+    lags: Float[Tensor, " lags"]  # the different steps from a reading to the next
+    lag_index: Int[Tensor, " steps"]  # which of them each step is
 
     @classmethod
     def of(cls, model: StructuralModel, readings: Readings) -> "ReadingsTable":
@@ -123,10 +82,9 @@ class ReadingsTable:
         sensor_noise = torch.stack([given[name] for name in irregular_names(self.readings.sensors)], dim=-1)
         silent = bool((sensor_noise + self.least_noise <= 0).any())
         require(not silent, IRREGULAR, "a reading without noise", "sigma2.irregular > 0, or noise=... for each reading")
-        if can_run():
-            transition, variance = transitions_of_models(sde, self.lags)
-        else:
-            transition, variance = sde.transition(self.lags), sde.covariance(self.lags)
+        transition, variance = (
+            discretize(sde, self.lags) if can_run() else (sde.transition(self.lags), sde.covariance(self.lags))
+        )
         finite = bool((transition.sum() + variance.sum()).isfinite())
         require(finite, "times", "a gap over which the state overflows", "shorter gaps")
         covariance, units = self.model.initial(sde, self.readings.gap)
@@ -135,23 +93,14 @@ class ReadingsTable:
 
 @dataclass(frozen=True)
 class ReadingsProblem:
-    """Readings and b models of them.
-
-    Args:
-        table: the readings.
-        sensor_noise: the variance of each sensor's errors, `(b, sensors)`.
-        transition: Phi of each different lag, `(b, lags, n, n)`.
-        variance: V of each different lag.
-        covariance: of the stationary states before the first reading, `(b, n, n)`, 0 elsewhere.
-        units: of the diffuse states, `(n,)`, 0 elsewhere.
-    """
+    """Readings and b models of them."""
 
     table: ReadingsTable
-    sensor_noise: Float[Tensor, "b sensors"]
-    transition: Float[Tensor, "b lags n n"]
-    variance: Float[Tensor, "b lags n n"]
-    covariance: Float[Tensor, "b n n"]
-    units: Float[Tensor, " n"]
+    sensor_noise: Float[Tensor, "b sensors"]  # the variance of each sensor's errors
+    transition: Float[Tensor, "b lags n n"]  # Phi of each different lag
+    variance: Float[Tensor, "b lags n n"]  # V of each different lag
+    covariance: Float[Tensor, "b n n"]  # of the stationary states before the first reading, 0 elsewhere
+    units: Float[Tensor, " n"]  # of the diffuse states, 0 elsewhere
 
     @classmethod
     def of(
@@ -177,17 +126,31 @@ class ReadingsProblem:
         table = self.table  # in NumPy, as below: PyTorch would start threads for it
         return torch.from_numpy(self.sensor_noise.numpy()[:, table.sensor.numpy()] + table.noise.numpy())
 
-    @property
-    def present(self) -> Bool[Tensor, " T"]:
-        """Where something was read."""
-        return ~self.table.values.isnan()
-
-    def whitened(self) -> tuple[Float[Tensor, "b T n"], Float[Tensor, "b T"]]:
-        """Rows of C and values in units of the noise, 0 where nothing was read."""
+    def grid(self) -> ObservationGrid:
+        """The readings in units of their noise. One that is missing has a row of zeros."""
         values = self.table.values.numpy()
         present, scale = ~np.isnan(values), np.sqrt(np.maximum(self.noise.numpy(), np.finfo(float).tiny))
-        rows = np.where(present[:, None], self.table.rows.numpy() / scale[..., None], 0.0)
-        return torch.from_numpy(rows), torch.from_numpy(np.where(present, values / scale, 0.0))
+        rows = torch.from_numpy(np.where(present[:, None], self.table.rows.numpy() / scale[..., None], 0.0))
+        whitened = torch.from_numpy(np.where(present, values / scale, 0.0))
+        times = torch.from_numpy(self.table.readings.times).expand_as(whitened)
+        index, seen = torch.arange(len(values)).expand_as(times), torch.from_numpy(present.astype(np.int64))
+        parts = times, rows[:, :, None], whitened[..., None], index, index, seen.expand_as(times)
+        return ObservationGrid(*parts, torch.Size(times.shape[:1]))
+
+    def transitions(self) -> Transitions:
+        """Of each step, by the lags of all models."""
+        (b, lags, _, _), index = self.transition.shape, self.table.lag_index
+        of_models = lags * torch.arange(b)[:, None] + index
+        return Transitions(self.transition.flatten(0, 1), self.variance.flatten(0, 1), of_models)
+
+    def of_readings(self, states: StateMoments | None) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of what the rows of C show of the states of one model, `(T,)`."""
+        assert states is not None
+        mean, covariance, shown = states.mean[0].numpy(), states.covariance[0].numpy(), self.table.rows.numpy()
+        spread = np.einsum("tij,tj->ti", covariance, shown)
+        variance = np.einsum("ti,ti->t", shown, spread)
+        # states far more uncertain than their sum leave it a negative variance by rounding
+        return np.einsum("ti,ti->t", shown, mean), np.maximum(variance, 0.0)
 
     def first(self, scale: SeriesScale) -> Gaussian:
         """The state before the first reading, for filters and smoothers.
@@ -202,6 +165,86 @@ class ReadingsProblem:
         largest = self.noise.median(dim=-1).values.clamp(min=scale.widest)  # of most readings
         wide = torch.diag_embed(self.units.square() * (_DIFFUSE * largest)[:, None])
         return Gaussian(mean, self.covariance + wide, None, mean.new_zeros(len(mean)))
+
+
+@torch.no_grad()
+def filter_readings(problem: ReadingsProblem, first: Carried, robust: bool, smooth: bool = False) -> FilteredRows:
+    """The Kalman filter or the robust filter of one series, or its smoother.
+
+    Args:
+        problem: of one model.
+        first: the state before the first reading, or what earlier readings carry on, predicted to it.
+        robust: which of the two.
+        smooth: whether the estimates are by all readings.
+
+    Raises:
+        ValueError: where the covariance overflows.
+    """
+    grid = problem.grid()
+    if robust:
+        grid, first = grid.bounded(), Recursion.first(first) if isinstance(first, Gaussian) else first
+    options = {"compiled": can_run(), "robust": robust, "smooth": smooth, "predict": not smooth}
+    return filter_rows(grid, problem.transitions(), first, **options)
+
+
+@torch.no_grad()
+def exact_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
+    """`log p` of all readings by the Kalman filter with an exact diffuse start, in nats.
+
+    With e the innovations from a start at zero and W the innovations from a start at each diffuse direction alone, both
+    over their standard deviations s:
+
+        -(N log 2 pi + log det W^T W + min_d |e - W d|^2) / 2 - sum_k log s_k
+
+    This is the value of the diffuse recursion. It keeps its digits where many readings are needed to tell the diffuse
+    directions from each other.
+
+    Source: De Jong, The diffuse Kalman filter (1991).
+    """
+    if not can_run():
+        return _looped_log_likelihood(problem)
+    table = problem.table
+    b, lags, n, _ = problem.transition.shape
+    found = problem.covariance.new_empty(b)
+    sizes = b, len(problem), n, problem.sensor_noise.shape[1], lags, threads_for(b, len(problem), n)
+    of_models = ("sensor_noise", "transition", "variance", "covariance")
+    run(
+        "likelihood",
+        LikelihoodProblem(*sizes),
+        **{name: getattr(table, name) for name in ("rows", "values", "sensor", "noise", "lag_index")},
+        **{name: getattr(problem, name).contiguous() for name in of_models},
+        units=problem.units,
+        log_likelihood=found,
+    )
+    return found
+
+
+def _looped_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
+    """The same in PyTorch."""
+    grid, transitions = problem.grid(), problem.transitions()
+    zero = problem.covariance.new_zeros(problem.covariance.shape[:-1])
+    states = kalman_filter(grid, transitions, Gaussian(zero, problem.covariance, None, zero[:, 0]))
+    mean = torch.stack([state.predicted.mean for state in states], dim=1)
+    covariance = torch.stack([state.predicted.covariance for state in states], dim=1)
+    row = grid.rows[:, :, 0]
+    deviation = (1 + (row * (covariance @ row[..., None])[..., 0]).sum(-1)).sqrt()
+    residual = (grid.values[..., 0] - (row * mean).sum(-1)) / deviation
+    columns = torch.diag(problem.units)[:, problem.units > 0].expand(len(zero), -1, -1)
+    shown = []
+    for k, state in enumerate(states):
+        columns = transitions.steps[k - 1][0] @ columns if k else columns
+        shown.append(row[:, k, None, :] @ columns)
+        columns = columns - state.gains[0][..., None] * shown[-1]
+    design = torch.cat(shown, dim=-2) / deviation[..., None]
+    reduced = torch.linalg.qr(torch.cat([design, residual[..., None]], dim=-1), mode="r").R.diagonal(dim1=-2, dim2=-1)
+    count = min(design.shape[-1], reduced.shape[-1])
+    sizes, lengths = reduced[:, :count].abs(), design[..., :count].square().sum(-2).sqrt()
+    determined = (
+        torch.where(sizes > _NO_PART * lengths, sizes, 1.0).log().sum(-1) - problem.units[problem.units > 0].log().sum()
+    )
+    rest = reduced[:, count:].square().sum(-1)
+    logarithms = torch.where(grid.present, deviation.log() + (problem.noise.log() + math.log(2 * math.pi)) / 2, 0.0)
+    return -rest / 2 - determined - logarithms.sum(-1)
 
 
 def _rows(model: StructuralModel, readings: Readings) -> Float[Tensor, "T n"]:

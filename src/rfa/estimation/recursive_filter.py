@@ -1,7 +1,14 @@
-"""The recursive robust filter: each observation is weighted by a filter that has been robust so far.
+"""Kalman filter, backward information and robust filter in PyTorch: loops over the rows of a grid.
 
-It keeps one Gaussian. Each row gets the mean of its gains over the scales that its error may have (`noise_scale`), and
-the uncertainty between these scales inflates the covariance (moment matching, as for a Gaussian sum):
+    predicted:  m- = Phi m, P- = Phi P Phi^T + V
+    posterior:  m = m- + K (z - H m-), P = (I - K H) P-, K = P- H^T (H P- H^T + I)^-1
+    backward:   J_k, y_k: the information of all later observations on the state at time index k
+
+The smoother combines the posterior with the backward information (a two-filter smoother).
+
+The robust filter weights each observation by a filter that has been robust so far. It keeps one Gaussian. Each row gets
+the mean of its gains over the scales that its error may have, and the uncertainty between these scales inflates the
+covariance (moment matching, as for a Gaussian sum):
 
     m = m- + K_w (z - H m-),   P = (I - K_w H) P- + P- H^T scatter H P-,    K_w the Kalman gain with noise R / w
 
@@ -10,148 +17,86 @@ starts a second filter, the challenger. Its covariance is inflated until the row
 expects the later rows 1,000 times as much as the filter does.
 """
 
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .contributions import Contributions
-from .gaussian import Gaussian
-from .grid import ObservationGrid, Transitions
-from .kalman import FilteredState, check_finite, combined, kalman_filter
-
-# The scale of each measurement error: what an innovation says of it, and how often each scale occurs
-
-_SCALES = 18  # multiples of R: 1, and half decades above it. The last one grows with the row.
-_ABOVE = 0.25  # prior probability of a scale above 1
-_FALL = 0.6  # factor of that probability from one scale to the next
-_PRIOR_ROWS = 5.0  # number of rows that the prior of the scales counts for
-_PERSISTENCE = 0.3  # probability that a row has the scale of the row before: errors come in bursts
-_LARGEST_VARIANCE = 100.0  # h, in units of the noise, above which less certain predictions no longer lower w
+from .gaussian import DiffuseDirections, Gaussian, Information, mapped
+from .matrices import identity_like
+from .problem import ObservationGrid, Transitions
+from .robust_weight import NoiseScale, ScalePosterior, infer_scale
 
 
-class NoiseScale(NamedTuple):
-    """What is known of the scales s of a series.
+class FilteredState(NamedTuple):
+    """The filter at one time index: the state before and after its observation, and the gain of each component."""
 
-    Args:
-        counts: `(b, scales)`: rows with each scale so far, and the prior's (the parameter of a Dirichlet distribution).
-        last: `(b, scales)`: the probability of each scale for the last row.
+    predicted: Gaussian
+    posterior: Gaussian
+    gains: list[Tensor]
+
+
+def diffuse_start(grid: ObservationGrid, transitions: Transitions) -> Gaussian:
+    """The state before any observation, of which nothing is known."""
+    root = torch.diag_embed(_diffuse_scales(grid, transitions.steps))
+    diffuse = DiffuseDirections(root, root, root.new_full(root.shape[:1], root.shape[-1]))
+    values = grid.values
+    return Gaussian(values.new_zeros(len(values), root.shape[-1]), 0 * root, diffuse, values.new_zeros(len(values)))
+
+
+@torch.no_grad()
+def _diffuse_scales(grid: ObservationGrid, steps: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """The unit of each state while it is diffuse, `(b or 1, n)`: the change that the first observations would show."""
+    n, identity = grid.rows.shape[-1], identity_like(grid.rows)
+    shown, moved = grid.rows.new_zeros(grid.models, n), identity[None]
+    for k in range(grid.length):
+        if k >= 4 * n and bool((shown > 0).all()):
+            break
+        moved = steps[k - 1][0] @ moved if k else moved
+        nothing_yet = ~(shown > 0).any(-1)[:, None, None]
+        moved = torch.where(nothing_yet, identity, moved)
+        shown = shown + (grid.rows[:, k] @ moved).square().sum(-2)
+    return torch.where((shown > 0) & shown.isfinite(), shown, 1.0).rsqrt()
+
+
+def kalman_filter(grid: ObservationGrid, transitions: Transitions, state: Gaussian) -> list[FilteredState]:
+    """The filter at every time index, from the state before the first one.
+
+    Raises:
+        ValueError: where the covariance overflows.
     """
-
-    counts: Float[Tensor, "b scales"]
-    last: Float[Tensor, "b scales"]
-
-    @classmethod
-    def prior(cls, like: Float[Tensor, "b ..."]) -> "NoiseScale":
-        """Before the first row, for as many series as `like` has."""
-        falling = _FALL ** torch.arange(_SCALES - 1, dtype=like.dtype, device=like.device)
-        above = _ABOVE * falling / falling.sum()
-        probability = torch.cat([1 - above.sum(dim=0, keepdim=True), above]).expand(len(like), -1)
-        return cls(_PRIOR_ROWS * probability, probability)
-
-    def expected(self) -> Float[Tensor, "b scales"]:
-        """The probability of each scale for the next row."""
-        learned = self.counts / self.counts.sum(-1, keepdim=True)
-        return (1 - _PERSISTENCE) * learned + _PERSISTENCE * self.last
-
-    def median(self) -> Float[Tensor, " b"]:
-        """The median scale of the rows. It is 1 where R is right."""
-        cumulative = (self.counts / self.counts.sum(-1, keepdim=True)).detach().cumsum(-1)
-        return _scales(cumulative)[(cumulative < 0.5).sum(-1)]
-
-    def updated(self, row: "ScalePosterior") -> "NoiseScale":
-        """After a row."""
-        valid = row.valid[:, None]
-        return NoiseScale(self.counts + row.probability * valid, torch.where(valid, row.probability, self.last))
+    found = []
+    for k in range(grid.length):
+        predicted = state.predicted(*transitions.steps[k - 1]) if k else state
+        _check_finite(predicted.covariance, k)
+        state, gains = predicted.updated(*grid.at(k))
+        found.append(FilteredState(predicted, state, gains))
+    return found
 
 
-class ScalePosterior(NamedTuple):
-    """What the innovation of one row says of its scale. Where there is no prediction, the row has weight 1.
-
-    Args:
-        weight: w, `(b,)`, in (0, 1]. The row counts as if its noise were R / w.
-        gain_ratio: `(h + 1) / (h + 1 / w)`, `(b,)`, in (0, 1]: the row's gain over the gain with w = 1.
-        scatter: `(b, m, m)`: the covariance between scales of the whitened correction.
-        probability: `(b, scales)`: of each scale.
-        log_evidence: `(b,)`: the log density of the row, 0 without a prediction.
-        valid: `(b,)`: whether there is a row and a prediction of it.
-    """
-
-    weight: Float[Tensor, " b"]
-    gain_ratio: Float[Tensor, " b"]
-    scatter: Float[Tensor, "b m m"]
-    probability: Float[Tensor, "b scales"]
-    log_evidence: Float[Tensor, " b"]
-    valid: Bool[Tensor, " b"]
-
-    def where(self, condition: Bool[Tensor, " b"], other: "ScalePosterior") -> "ScalePosterior":
-        """Itself in the series where the condition holds, the other one elsewhere."""
-        pairs = zip(self, other, strict=True)
-        return ScalePosterior(
-            *(torch.where(condition.reshape(-1, *(1,) * (mine.dim() - 1)), mine, theirs) for mine, theirs in pairs)
-        )
-
-    def selected(self, series: Tensor) -> "ScalePosterior":
-        """Of some series by their index."""
-        return ScalePosterior(*(x[series] for x in self))
+def _check_finite(covariance: Float[Tensor, "_ n n"], index: int) -> None:
+    if not bool(covariance.isfinite().all()):
+        raise overflow_error(index)
 
 
-def infer_scale(
-    expected: Float[Tensor, "b scales"],
-    innovation: Float[Tensor, "b m"],
-    variance: Float[Tensor, "b m m"],
-    present: Bool[Tensor, "b m"],
-) -> ScalePosterior:
-    """The posterior of the scale of one row, by the equations of this file.
-
-    With w the Kalman gain is the mean of the gains over s. This is exact where H is a multiple of I. The larger h, the
-    less the row says of s. In the limit 1 / w would be the mean of all s, and the row would count for nothing. So h is
-    bounded.
-
-    Args:
-        expected: p(s).
-        innovation: e in units of the noise, 0 where a component is missing.
-        variance: H, the covariance of the prediction of e, 0 where a component is missing.
-        present: which components are observed.
-    """
-    observed = present.sum(-1).clamp(min=1)
-    scale = _scales(innovation).expand(len(innovation), -1)
-    last = torch.maximum(scale[:, -1], innovation.square().sum(-1) / observed)  # so that no row lies above all scales
-    scale = torch.cat([scale[:, :-1], last[:, None]], dim=-1)
-    noise = torch.diag_embed(torch.where(present[:, None, :], scale[..., None], 1.0))
-    variance, factor = _cholesky_factors(variance, noise)
-    correction = torch.cholesky_solve(innovation[:, None, :, None].expand(*scale.shape, -1, 1), factor)[..., 0]
-    log_density = -(correction * innovation[:, None]).sum(-1) / 2 - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    joint = expected.log() + log_density
-    probability = torch.softmax(joint, dim=-1)
-    mean_variance = variance.diagonal(dim1=-2, dim2=-1).sum(-1) / observed
-    bounded = mean_variance.clamp(max=_LARGEST_VARIANCE)
-    ratio = probability / (bounded[:, None] + scale)
-    weight = ratio.sum(-1) / (ratio * scale).sum(-1)
-    gain_ratio = weight * (mean_variance + 1) / (weight * mean_variance + 1)
-    deviation = correction - (probability[..., None] * correction).sum(1, keepdim=True)
-    scatter = (probability[..., None, None] * deviation[..., :, None] * deviation[..., None, :]).sum(1)
-    large = mean_variance > _LARGEST_VARIANCE
-    reduction = torch.where(large, bounded / torch.where(large, mean_variance, 1.0), 1.0)
-    scatter = scatter * reduction[:, None, None].square()
-    return ScalePosterior(weight, gain_ratio, scatter, probability, torch.logsumexp(joint, dim=-1), present.any(-1))
+def overflow_error(index: int) -> ValueError:
+    """Of a predicted covariance that is not finite."""
+    return ValueError(
+        f"times: got a time by which the state overflows (number {index} of all times), expected a shorter series"
+    )
 
 
-def _cholesky_factors(variance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """H and the Cholesky factors of `H + s I`. Where rounding makes that indefinite, H loses its correlations."""
-    factor, failed = torch.linalg.cholesky_ex(variance[:, None] + noise)
-    indefinite = (failed > 0).any(-1)
-    if not bool(indefinite.any()):
-        return variance, factor
-    diagonal = torch.diag_embed(variance.diagonal(dim1=-2, dim2=-1).abs())
-    variance = torch.where(indefinite[:, None, None], diagonal, variance)
-    return variance, torch.linalg.cholesky(variance[:, None] + noise)
-
-
-def _scales(like: Tensor) -> Float[Tensor, " scales"]:
-    """The scales s, multiples of R."""
-    return 10.0 ** (torch.arange(_SCALES, dtype=like.dtype, device=like.device) / 2)
+def backward_information(grid: ObservationGrid, transitions: Transitions) -> list[Information]:
+    """The information of all later observations on the state at each time index."""
+    later = grid.information.zero()
+    found = [later]
+    for k in reversed(range(grid.length - 1)):
+        transition, variance = transitions.steps[k]
+        later = (later + grid.information.at(k + 1)).inflated(variance).substituted(transition)
+        found.append(later)
+    return found[::-1]
 
 
 _REJECTED = 0.1  # a row of smaller weight starts a challenger
@@ -164,104 +109,94 @@ Part = TypeVar("Part", Gaussian, Contributions)
 
 
 class FilterPass(NamedTuple):
-    """A robust filter of b series. With challengers it has 2 b series: the filters, then their challengers.
+    """A filter of b series. With challengers it has 2 b series: the filters, then their challengers."""
 
-    Args:
-        grid: the observations with their weights.
-        transitions: of the same series.
-        states: the filter at each time index.
-        gain_ratio: `(b or 2 b, G)`: the gain of each row over its Kalman gain, 1 where nothing is observed.
-        median_scale: `(b, G)`: the median scale of the noise, as known at each time.
-        replaced: `(b, G)`: where the challenger takes over, before the row is used. None without challengers.
-        started: `(b, G)`: where a new challenger starts, before the row is used.
-        cleared: `(b, G)`: where it starts without a mean.
-    """
-
-    grid: ObservationGrid
+    grid: ObservationGrid  # the observations with their weights
     transitions: Transitions
     states: list[FilteredState]
-    gain_ratio: Float[Tensor, "c grid"]
-    median_scale: Float[Tensor, "b grid"]
-    replaced: Bool[Tensor, "b grid"] | None = None
-    started: Bool[Tensor, "b grid"] | None = None
-    cleared: Bool[Tensor, "b grid"] | None = None
+    weight: Float[Tensor, "c grid"]  # of each row
+    gain_ratio: Float[Tensor, "c grid"]  # of each row over its Kalman gain, 1 where nothing is observed
+    median_scale: Float[Tensor, "b grid"]  # the median scale of the noise, as known at each time
+    origin: list[Int[Tensor, " c"]] | None = None  # the series that each continues at a row; None: no challengers
+    cleared: list[Bool[Tensor, " c"]] | None = None  # which start without a mean there
 
     def without_challengers(self, part: Part) -> Part:
         """Of the b filters alone."""
-        if self.replaced is None:
-            return part
-        return part.selected(slice(0, len(self.replaced)))
+        return part if self.origin is None else mapped(part, lambda x: x[: len(self.median_scale)])
 
     def inherited(self, contributions: Contributions, index: int) -> Contributions:
         """Contributions at a time index, where challengers take over and where they start."""
-        if self.replaced is None or self.started is None or self.cleared is None:
+        if self.origin is None or self.cleared is None:
             return contributions
-        contributions = contributions.selected(_origin(self.replaced[:, index], self.started[:, index]))
-        cleared = self.cleared[:, index]
-        return contributions.cleared(torch.cat([torch.zeros_like(cleared), cleared]))
+        origin = self.origin[index]
+        return mapped(contributions, lambda x: x[origin]).cleared(self.cleared[index])
 
     def with_median_noise(self, grid: ObservationGrid) -> ObservationGrid:
         """The observations with the median scale of their noise. Later distances are measured with it."""
         return grid if bool((self.median_scale == 1).all()) else grid.weighted(1 / self.median_scale)
 
+    def estimates(self, smooth: bool) -> list[Gaussian]:
+        """The state at each time index, by earlier observations or, in smoothing, by all."""
+        states = [self.without_challengers(state.posterior) for state in self.states]
+        if not smooth:
+            return states
+        backward = backward_information(self.grid, self.transitions)
+        return [state.informed(later)[0] for state, later in zip(states, backward, strict=True)]
+
 
 class Recursion(NamedTuple):
-    """All that the robust filter carries from one row to the next, of b filters and their b challengers.
+    """All that the robust filter carries from one row to the next, of b filters and their b challengers."""
 
-    Args:
-        state: of the 2 b series.
-        scale: what is known of their noise.
-        trusted: `(b,)`: how many rows the challenger will still use with weight 1.
-        log_odds: `(b,)`: of the challenger. -inf where there is none.
-    """
-
-    state: Gaussian
-    scale: NoiseScale
-    trusted: Float[Tensor, " b"]
-    log_odds: Float[Tensor, " b"]
+    state: Gaussian  # of the 2 b series
+    scale: NoiseScale  # what is known of their noise
+    trusted: Float[Tensor, " b"]  # how many rows the challenger will still use with weight 1
+    log_odds: Float[Tensor, " b"]  # of the challenger, -inf where there is none
 
     @classmethod
     def first(cls, state: Gaussian) -> "Recursion":
         """Before the first row, from the state of b series."""
         zeros = torch.zeros_like(state.least_squares)
-        both = state.repeated(2 * len(zeros))
+        both = mapped(state, lambda x: x.repeat(2 * len(zeros) // len(x), *(1,) * (x.dim() - 1)))
         return cls(both, NoiseScale.prior(both.mean), zeros, zeros - torch.inf)
 
 
 def kalman_pass(grid: ObservationGrid, transitions: Transitions, state: Gaussian) -> FilterPass:
     """The Kalman filter: every row has weight 1."""
     ones = torch.ones_like(grid.times)
-    return FilterPass(grid, transitions, kalman_filter(grid, transitions, state), ones, ones)
+    return FilterPass(grid, transitions, kalman_filter(grid, transitions, state), ones, ones, ones)
 
 
-def robust_filter(grid: ObservationGrid, transitions: Transitions, state: Gaussian) -> FilterPass:
-    """The filter in which the prediction of each row gives its weight."""
-    return resumed_filter(grid, transitions, Recursion.first(state))[0]
+def robust_pass(grid: ObservationGrid, transitions: Transitions, state: Gaussian, smooth: bool) -> FilterPass:
+    """The filter whose weights are by predictions, or in smoothing by past and future."""
+    return (robust_smoother if smooth else resumed_filter)(grid, transitions, Recursion.first(state))[0]
 
 
-def robust_smoother(grid: ObservationGrid, transitions: Transitions, state: Gaussian) -> FilterPass:
+def robust_smoother(grid: ObservationGrid, transitions: Transitions, start: Recursion) -> tuple[FilterPass, Recursion]:
     """The filter in which past and future give the weights. Combined with `backward_information` it is a smoother.
 
     From the last row back, each row has two predictions: the filter's, and the filter's combined with the future. The
     prediction under which the row is more probable gives its weight. The scales are those of the whole series.
     """
-    filtered, recursion = resumed_filter(grid, transitions, Recursion.first(state))
+    filtered, recursion = resumed_filter(grid, transitions, start)
     scale = NoiseScale(*(x[: len(grid.times)] for x in recursion.scale))
     later = grid.information.zero()
     posteriors: list[ScalePosterior] = []
     for k in reversed(range(grid.length)):
         predicted = filtered.without_challengers(filtered.states[k].predicted)
         from_past = _scale_posterior(scale.expected(), predicted, grid, k)
-        from_both = _scale_posterior(scale.expected(), combined(predicted, later)[0], grid, k)
+        from_both = _scale_posterior(scale.expected(), predicted.informed(later)[0], grid, k)
         past_wins = ~from_both.valid | (from_past.log_evidence > from_both.log_evidence)
         posterior = from_past.where(from_past.valid & past_wins, from_both)
         scale = scale._replace(last=torch.where(posterior.valid[:, None], posterior.probability, scale.last))
         posteriors.append(posterior)
         if k:
-            later = transitions.backward(k - 1, later + grid.information.at(k).weighted(posterior.weight))
+            transition, variance = transitions.steps[k - 1]
+            later = later + grid.information.at(k).weighted(posterior.weight)
+            later = later.inflated(variance).substituted(transition)
     weight, gain_ratio = _weights(posteriors[::-1])
     weighted, median = grid.weighted(weight), scale.median()[:, None].expand_as(gain_ratio)
-    return FilterPass(weighted, transitions, kalman_filter(weighted, transitions, state), gain_ratio, median)
+    states = kalman_filter(weighted, transitions, mapped(start.state, lambda x: x[: len(grid.times)]))
+    return FilterPass(weighted, transitions, states, weight, gain_ratio, median), recursion
 
 
 def resumed_filter(
@@ -274,10 +209,10 @@ def resumed_filter(
     state, scale, trusted, log_odds = recursion
     nothing = torch.zeros_like(grid.present[filters, 0])
     determining = -(-state.mean.shape[-1] // grid.values.shape[-1]) - 1  # rows beside the first that determine a state
-    states, posteriors, medians, replacements, starts, clearings = [], [], [], [], [], []
+    states, posteriors, medians, origins, clearings = [], [], [], [], []
     for k in range(grid.length):
-        predicted = state.predicted(*transitions[k - 1]) if k else state
-        check_finite(predicted.covariance[filters], k)
+        predicted = state.predicted(*transitions.steps[k - 1]) if k else state
+        _check_finite(predicted.covariance[filters], k)
         posterior = _scale_posterior(scale.expected(), predicted, grid, k)
         posterior = _with_trust(posterior, torch.cat([nothing, trusted > 0]))
         valid = posterior.valid[filters] & posterior.valid[challengers]
@@ -286,12 +221,12 @@ def resumed_filter(
         log_odds = log_odds + change
         replaced = log_odds > 0
         ended = replaced | ~(log_odds > _ABANDONED_LOG_ODDS)
-        predicted, scale, posterior = _inherited(predicted, scale, posterior, _origin(replaced, nothing))
+        predicted, scale, posterior = _inherited(_origin(replaced, nothing), predicted, scale, posterior)
         started = (ended | same) & posterior.valid[filters] & (posterior.weight[filters] < _REJECTED)
         cleared = nothing
         log_odds = torch.where(started, _PRIOR_LOG_ODDS, torch.where(ended, -torch.inf, log_odds))
         if bool(started.any()):
-            predicted, scale, posterior = _inherited(predicted, scale, posterior, _origin(nothing, started))
+            predicted, scale, posterior = _inherited(_origin(nothing, started), predicted, scale, posterior)
             new = torch.cat([nothing, started])
             challenger, cleared = _challenger(predicted, grid, k)
             predicted = predicted._replace(
@@ -306,12 +241,11 @@ def resumed_filter(
         states.append(FilteredState(predicted, state, gains))
         posteriors.append(posterior)
         medians.append(scale.median()[filters])
-        replacements.append(replaced)
-        starts.append(started)
-        clearings.append(cleared)
+        origins.append(_origin(replaced, started))
+        clearings.append(torch.cat([nothing, cleared]))
     weight, gain_ratio = _weights(posteriors)
-    along_grid = [torch.stack(values, dim=1) for values in (medians, replacements, starts, clearings)]
-    found = FilterPass(grid.weighted(weight), transitions, states, gain_ratio, *along_grid)
+    median = torch.stack(medians, dim=1)
+    found = FilterPass(grid.weighted(weight), transitions, states, weight, gain_ratio, median, origins, clearings)
     return found, Recursion(state, scale, trusted, log_odds)
 
 
@@ -324,11 +258,9 @@ def _origin(replaced: Bool[Tensor, " b"], started: Bool[Tensor, " b"]) -> Int[Te
     return index
 
 
-def _inherited(
-    predicted: Gaussian, scale: NoiseScale, posterior: ScalePosterior, origin: Tensor
-) -> tuple[Gaussian, NoiseScale, ScalePosterior]:
+def _inherited(origin: Int[Tensor, " c"], *known: Gaussian | NoiseScale | ScalePosterior) -> list[Any]:
     """Of the series that each one continues."""
-    return predicted.selected(origin), NoiseScale(*(x[origin] for x in scale)), posterior.selected(origin)
+    return [mapped(each, lambda x: x[origin]) for each in known]
 
 
 def _weights(posteriors: list[ScalePosterior]) -> tuple[Tensor, Tensor]:
@@ -366,7 +298,7 @@ def _misfit(predicted: Gaussian, grid: ObservationGrid, index: int) -> Float[Ten
     observation, values = grid.at(index)
     innovation = values - (observation @ predicted.mean[..., None])[..., 0]
     variance = observation @ predicted.covariance @ observation.mT
-    variance = variance + torch.eye(observation.shape[-2], dtype=observation.dtype, device=observation.device)
+    variance = variance + identity_like(observation.mT)
     solved, singular = torch.linalg.solve_ex(variance, innovation[..., None])  # singular by rounding: two equal rows
     distance = (innovation * solved[..., 0]).sum(-1).masked_fill(singular > 0, 1.0)
     return (distance / observation.any(-1).sum(-1).clamp(min=1)).clamp(min=1.0)

@@ -1,18 +1,18 @@
-"""`robust_estimate`: the state of a linear SDE from observations with gaps and outliers."""
+"""`robust_estimate` and `recursive_estimate`: the state of a linear SDE from observations with gaps and outliers."""
 
 from typing import Literal, NamedTuple, get_args
 
-from jaxtyping import Float, Real
+import torch
+from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from rfa.ops.problem import Prior
 
-from .consensus import dense_estimate
-from .kalman import kalman_estimate
+from .consensus import EstimatorOptions, QueryEstimate, Start, dense_estimate
+from .filters import FilteredRows, filter_rows
 from .linear_sde import LinearSDE
 from .matrices import InitialMoments
-from .problem import EstimatorOptions, Start, make_problem
-from .readings_filter import compiled_kalman_estimate
+from .problem import EstimationProblem, ObservationGrid, along_grid, make_problem
 from .robust_weight import Number, Penalty, RobustWeight
 
 Direction = Literal["filter", "smooth"]
@@ -130,27 +130,124 @@ def robust_estimate(
     Source: appendix A.3, equations `precision_weighted_average` and `conditional_objective`. The Riccati prior and the
     recursive start go beyond the paper (docs/theory.md).
     """
-    for name, given, choices in (
-        ("prior", prior, get_args(Prior)),
-        ("start", start, get_args(Start)),
-        ("direction", direction, get_args(Direction)),
-    ):
-        if given not in choices:
-            raise ValueError(f"{name}: got {given!r}, expected one of {', '.join(map(repr, choices))}")
+    _check_choice("prior", prior, get_args(Prior))
+    _check_choice("start", start, get_args(Start))
+    _check_choice("direction", direction, get_args(Direction))
     if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
         raise ValueError(f"iterations: got {iterations!r}, expected a whole number >= 1")
     robust_weight = RobustWeight.of(nu, kappa, sde.observation_size, penalty)
+    options = EstimatorOptions(prior == "riccati", robust_weight, iterations, start, return_weights)
+    kalman, smooth = options.riccati and robust_weight.gaussian, direction == "smooth"
+    robust = not robust_weight.gaussian
+    problem = make_problem(sde, times, observations, query_times, initial, robust=robust, smooth=smooth)
+    found = (_kalman_estimate if kalman else dense_estimate)(problem, options)
+    shape, total = problem.grid.batch_shape, found.objective.sum(1).T
+    mean, covariance, weights = (
+        None if x is None else x.reshape(*shape, *x.shape[1:]) for x in (found.mean, found.covariance, found.weights)
+    )
+    return Estimate(mean, covariance, weights, total.reshape(len(total), *shape))  # type: ignore[arg-type]
+
+
+def _check_choice(name: str, given: str, choices: tuple[str, ...]) -> None:
+    if given not in choices:
+        raise ValueError(f"{name}: got {given!r}, expected one of {', '.join(map(repr, choices))}")
+
+
+def _kalman_estimate(problem: EstimationProblem, options: EstimatorOptions) -> QueryEstimate:
+    """The Kalman filter or smoother at every query, `(b, queries, ...)`. Its objective is constant."""
+    grid, weights = problem.grid, None
+    found, covariance = _filtered(problem)
+    assert found.least_squares is not None
+    parts = found.estimates.mean, covariance, found.least_squares.clamp(min=0.0)
+    mean, covariance, least_squares = (along_grid(x, grid.query_index) for x in parts)
+    if options.with_weights:
+        indices = grid.query_index[: grid.models].unique()
+        weights = _unit_weights(grid, indices, problem.smooth)
+        weights = along_grid(weights, torch.searchsorted(indices, grid.query_index.contiguous()))
+    objective = least_squares[..., None].expand(*mean.shape[:2], options.iterations + 1)
+    return QueryEstimate(mean, covariance, weights, objective)
+
+
+def _filtered(problem: EstimationProblem, robust: bool = False) -> tuple[FilteredRows, Float[Tensor, "b grid n n"]]:
+    """The filter or the smoother, and its covariance: the stationary one where nothing is observed."""
+    found = filter_rows(
+        problem.grid,
+        problem.transitions,
+        problem.start,
+        compiled=problem.compiled,
+        robust=robust,
+        smooth=problem.smooth,
+    )
+    covariance, stationary = found.estimates.covariance, problem.stationary
+    if stationary is not None and bool((unseen := problem.observation_counts() == 0).any()):
+        covariance = torch.where(unseen[..., None, None], stationary[:, None], covariance)
+    return found, covariance
+
+
+def _unit_weights(grid: ObservationGrid, indices: Int[Tensor, " queries"], smooth: bool) -> Tensor:
+    """`(b, queries, T)`: 1 for every observation that a query uses, else 0."""
+    length, index = grid.length, grid.observation_index
+    position = torch.arange(length, device=index.device).expand_as(index).masked_fill(~grid.present, length)
+    at = index.masked_fill(index < 0, grid.observation_count)  # queries go to a column that is cut off
+    first_use = position.new_full((len(at), grid.observation_count + 1), length).scatter(1, at, position)
+    first_use = first_use[:, : grid.observation_count]
+    last = indices.new_full(indices.shape, length - 1) if smooth else indices
+    return (first_use[:, None, :] <= last[:, None]).to(torch.float64)
+
+
+class RecursiveEstimate(NamedTuple):
+    """What `recursive_estimate` finds.
+
+    Args:
+        mean: `(..., Tq, n)`, in units of the state.
+        covariance: `(..., Tq, n, n)`. Infinite where nothing is known.
+        weights: `(..., T)`: the weight of each row, 1 where it has no prediction or is missing. In filtering it is the
+            weight by earlier rows. Rows of a new level get theirs only once the level is accepted.
+    """
+
+    mean: Float[Tensor, "*batch queries n"]
+    covariance: Float[Tensor, "*batch queries n n"]
+    weights: Float[Tensor, "*batch T"]
+
+
+def recursive_estimate(
+    sde: LinearSDE,
+    times: Real[Tensor, "*#batch T"],
+    observations: Real[Tensor, "*#batch T m"],
+    *,
+    direction: Direction = "filter",
+    query_times: Real[Tensor, "*#batch queries"] | None = None,
+    initial: InitialMoments | None = None,
+) -> RecursiveEstimate:
+    """The recursive robust filter or smoother, at which `robust_estimate` starts: time and memory are linear in T.
+
+    Each row is weighted by its prediction from earlier rows, once. The error of a row comes from `N(0, s R)`, and the
+    filter learns how often each scale s occurs. With w the mean weight over s (`rfa.estimation.recursive_filter`):
+
+        m = m- + K_w (z - C m-),    K_w the Kalman gain with noise R / w
+
+    In smoothing a row is weighted by the filter's prediction or by past and future together, whichever expects the row
+    more. Then the Kalman smoother runs with noises R / w.
+
+    `robust_estimate` then reweights all rows at every query, which takes quadratic time. It is compiled code, or
+    PyTorch where there is no C++ compiler or gradients are wanted.
+
+    Args: as `robust_estimate`.
+
+    Returns:
+        Mean and covariance at the queries, and the weight of each row.
+
+    Raises:
+        ValueError: as `robust_estimate`.
+
+    Source: `rfa.estimation.recursive_filter`; beyond the paper (docs/theory.md).
+    """
+    _check_choice("direction", direction, get_args(Direction))
     smooth = direction == "smooth"
-    options = EstimatorOptions(prior == "riccati", smooth, robust_weight, iterations, start, return_weights)
-    problem = make_problem(sde, times, observations, options, query_times, initial)
-    kalman = options.kalman
-    found = compiled_kalman_estimate(problem) or kalman_estimate(problem) if kalman else dense_estimate(problem)
-    shape = problem.grid.batch_shape
-
-    def with_batch(x: Tensor) -> Tensor:
-        return x.reshape(*shape, *x.shape[1:])
-
-    weights = None if found.weights is None else with_batch(found.weights)
-    total = None if found.objective is None else found.objective.sum(1).T
-    objective = None if total is None else total.reshape(len(total), *shape)
-    return Estimate(with_batch(found.mean), with_batch(found.covariance), weights, objective)
+    problem = make_problem(sde, times, observations, query_times, initial, robust=True, smooth=smooth)
+    grid = problem.grid
+    found, covariance = _filtered(problem, robust=True)
+    mean, covariance = (along_grid(x, grid.query_index) for x in (found.estimates.mean, covariance))
+    order = torch.where(grid.observation_index < 0, grid.length, grid.observation_index).argsort(dim=-1)
+    weights = along_grid(found.weights, order[:, : grid.observation_count])
+    return RecursiveEstimate(*(x.reshape(*grid.batch_shape, *x.shape[1:]) for x in (mean, covariance, weights)))

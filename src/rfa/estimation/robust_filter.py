@@ -11,10 +11,10 @@ import numpy as np
 from rfa.checks import require
 
 from .components import Cycle, Season, doubtful_period
+from .filters import Carried, FilteredRows
 from .linear_sde import LinearSDE
 from .parameter_search import find_parameters, read_fixed, robust_fit, series_scale, standard_errors, start_parameters
-from .readings_filter import filter_readings, smooth_readings
-from .readings_problem import Carried, FilteredReadings, ReadingsProblem, irregular_names
+from .readings_problem import ReadingsProblem, filter_readings, irregular_names
 from .series import Readings, RowLabels, by_name, read_later, read_series, row_of
 from .series_estimate import Diagnostics, SeriesEstimate
 from .structural_model import Component, Regression, StructuralModel, to_factors
@@ -53,7 +53,7 @@ class RobustFilter:
         TimeAxis.of([], time_unit)
         self._fitted: Readings | None = None
         self._later: list[Readings] = []  # by `update`
-        self._run: tuple[ReadingsProblem, FilteredReadings] | None = None
+        self._run: tuple[ReadingsProblem, FilteredRows] | None = None
         self._carried: Carried | None = None
 
     def fit(
@@ -190,8 +190,8 @@ class RobustFilter:
     def smooth(self) -> SeriesEstimate:
         """The estimate at each reading from all readings."""
         problem, filtered = self._filtered()
-        run = smooth_readings(problem, problem.first(self._scale), filtered, self.robust)
-        return self._estimate(problem, run)
+        found = filter_readings(problem, problem.first(self._scale), self.robust, smooth=True)
+        return self._estimate(problem, filtered._replace(estimates=found.estimates, weights=found.weights))
 
     def forecast(
         self,
@@ -292,7 +292,7 @@ class RobustFilter:
             raise ValueError("fit: got no series yet, expected fit(times, values) first")
         return self._fitted
 
-    def _estimate(self, problem: ReadingsProblem, run: FilteredReadings, begin: int = 0) -> SeriesEstimate:
+    def _estimate(self, problem: ReadingsProblem, run: FilteredRows, begin: int = 0) -> SeriesEstimate:
         fits = begin == 0 and self._index is not None and len(self._index) == len(problem)
         index = self._index if fits else None
         return SeriesEstimate.of(self._given, self._axis, self._scale, problem, run, begin, index)
@@ -305,7 +305,7 @@ class RobustFilter:
         run = filter_readings(problem, carried, self.robust)
         return self._estimate(problem, run, begin=1), run.carried
 
-    def _filtered(self) -> tuple[ReadingsProblem, FilteredReadings]:
+    def _filtered(self) -> tuple[ReadingsProblem, FilteredRows]:
         """All readings so far, and the filter of them."""
         readings = self._readings
         if self._run is None:

@@ -11,10 +11,10 @@ Source: appendix A.3.
 import functools
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Float, Int, Real
+from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 LOWEST_LOG_WEIGHT = -69.0  # log 1e-30: a row's largest weight is at least this, so that its variance is finite
@@ -159,3 +159,118 @@ def _number(name: str, given: object, expected: str) -> Number:
     except (TypeError, ValueError, RuntimeError):
         pass
     raise ValueError(f"{name}: got {given!r}, expected {expected}")
+
+
+# The scale of each measurement error: what an innovation says of it, and how often each scale occurs
+
+SCALES = 18  # multiples of R: 1, and half decades above it. The last one grows with the row.
+_ABOVE = 0.25  # prior probability of a scale above 1
+_FALL = 0.6  # factor of that probability from one scale to the next
+_PRIOR_ROWS = 5.0  # number of rows that the prior of the scales counts for
+_PERSISTENCE = 0.3  # probability that a row has the scale of the row before: errors come in bursts
+_LARGEST_VARIANCE = 100.0  # h, in units of the noise, above which less certain predictions no longer lower w
+
+
+class NoiseScale(NamedTuple):
+    """What is known of the scales s of a series."""
+
+    counts: Float[Tensor, "b scales"]  # rows with each scale so far, and the prior's: a Dirichlet parameter
+    last: Float[Tensor, "b scales"]  # the probability of each scale for the last row
+
+    @classmethod
+    def prior(cls, like: Float[Tensor, "b ..."]) -> "NoiseScale":
+        """Before the first row, for as many series as `like` has."""
+        falling = _FALL ** torch.arange(SCALES - 1, dtype=like.dtype, device=like.device)
+        above = _ABOVE * falling / falling.sum()
+        probability = torch.cat([1 - above.sum(dim=0, keepdim=True), above]).expand(len(like), -1)
+        return cls(_PRIOR_ROWS * probability, probability)
+
+    def expected(self) -> Float[Tensor, "b scales"]:
+        """The probability of each scale for the next row."""
+        learned = self.counts / self.counts.sum(-1, keepdim=True)
+        return (1 - _PERSISTENCE) * learned + _PERSISTENCE * self.last
+
+    def median(self) -> Float[Tensor, " b"]:
+        """The median scale of the rows. It is 1 where R is right."""
+        cumulative = (self.counts / self.counts.sum(-1, keepdim=True)).detach().cumsum(-1)
+        return _scales(cumulative)[(cumulative < 0.5).sum(-1)]
+
+    def updated(self, row: "ScalePosterior") -> "NoiseScale":
+        """After a row."""
+        valid = row.valid[:, None]
+        return NoiseScale(self.counts + row.probability * valid, torch.where(valid, row.probability, self.last))
+
+
+class ScalePosterior(NamedTuple):
+    """What the innovation of one row says of its scale. Where there is no prediction, the row has weight 1."""
+
+    weight: Float[Tensor, " b"]  # w in (0, 1]: the row counts as if its noise were R / w
+    gain_ratio: Float[Tensor, " b"]  # `(h + 1) / (h + 1 / w)` in (0, 1]: the row's gain over the gain with w = 1
+    scatter: Float[Tensor, "b m m"]  # the covariance between scales of the whitened correction
+    probability: Float[Tensor, "b scales"]  # of each scale
+    log_evidence: Float[Tensor, " b"]  # the log density of the row, 0 without a prediction
+    valid: Bool[Tensor, " b"]  # whether there is a row and a prediction of it
+
+    def where(self, condition: Bool[Tensor, " b"], other: "ScalePosterior") -> "ScalePosterior":
+        """Itself in the series where the condition holds, the other one elsewhere."""
+        pairs = zip(self, other, strict=True)
+        return ScalePosterior(
+            *(torch.where(condition.reshape(-1, *(1,) * (mine.dim() - 1)), mine, theirs) for mine, theirs in pairs)
+        )
+
+
+def infer_scale(
+    expected: Float[Tensor, "b scales"],
+    innovation: Float[Tensor, "b m"],
+    variance: Float[Tensor, "b m m"],
+    present: Bool[Tensor, "b m"],
+) -> ScalePosterior:
+    """The posterior of the scale of one row, by the equations of this file.
+
+    With w the Kalman gain is the mean of the gains over s. This is exact where H is a multiple of I. The larger h, the
+    less the row says of s. In the limit 1 / w would be the mean of all s, and the row would count for nothing. So h is
+    bounded.
+
+    Args:
+        expected: p(s).
+        innovation: e in units of the noise, 0 where a component is missing.
+        variance: H, the covariance of the prediction of e, 0 where a component is missing.
+        present: which components are observed.
+    """
+    observed = present.sum(-1).clamp(min=1)
+    scale = _scales(innovation).expand(len(innovation), -1)
+    last = torch.maximum(scale[:, -1], innovation.square().sum(-1) / observed)  # so that no row lies above all scales
+    scale = torch.cat([scale[:, :-1], last[:, None]], dim=-1)
+    noise = torch.diag_embed(torch.where(present[:, None, :], scale[..., None], 1.0))
+    variance, factor = _cholesky_factors(variance, noise)
+    correction = torch.cholesky_solve(innovation[:, None, :, None].expand(*scale.shape, -1, 1), factor)[..., 0]
+    log_density = -(correction * innovation[:, None]).sum(-1) / 2 - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    joint = expected.log() + log_density
+    probability = torch.softmax(joint, dim=-1)
+    mean_variance = variance.diagonal(dim1=-2, dim2=-1).sum(-1) / observed
+    bounded = mean_variance.clamp(max=_LARGEST_VARIANCE)
+    ratio = probability / (bounded[:, None] + scale)
+    weight = ratio.sum(-1) / (ratio * scale).sum(-1)
+    gain_ratio = weight * (mean_variance + 1) / (weight * mean_variance + 1)
+    deviation = correction - (probability[..., None] * correction).sum(1, keepdim=True)
+    scatter = (probability[..., None, None] * deviation[..., :, None] * deviation[..., None, :]).sum(1)
+    large = mean_variance > _LARGEST_VARIANCE
+    reduction = torch.where(large, bounded / torch.where(large, mean_variance, 1.0), 1.0)
+    scatter = scatter * reduction[:, None, None].square()
+    return ScalePosterior(weight, gain_ratio, scatter, probability, torch.logsumexp(joint, dim=-1), present.any(-1))
+
+
+def _cholesky_factors(variance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """H and the Cholesky factors of `H + s I`. Where rounding makes that indefinite, H loses its correlations."""
+    factor, failed = torch.linalg.cholesky_ex(variance[:, None] + noise)
+    indefinite = (failed > 0).any(-1)
+    if not bool(indefinite.any()):
+        return variance, factor
+    diagonal = torch.diag_embed(variance.diagonal(dim1=-2, dim2=-1).abs())
+    variance = torch.where(indefinite[:, None, None], diagonal, variance)
+    return variance, torch.linalg.cholesky(variance[:, None] + noise)
+
+
+def _scales(like: Tensor) -> Float[Tensor, " scales"]:
+    """The scales s, multiples of R."""
+    return 10.0 ** (torch.arange(SCALES, dtype=like.dtype, device=like.device) / 2)

@@ -10,7 +10,8 @@ from jaxtyping import Float
 
 from rfa.checks import needs, require
 
-from .readings_problem import FilteredReadings, ReadingsProblem, StateMoments
+from .filters import FilteredRows, StateMoments
+from .readings_problem import ReadingsProblem
 from .series import like
 from .structural_model import SeriesScale
 from .time_axis import TimeAxis, as_numbers, drawable
@@ -61,7 +62,7 @@ class SeriesEstimate:
         axis: TimeAxis,
         scale: SeriesScale,
         problem: ReadingsProblem,
-        run: FilteredReadings,
+        run: FilteredRows,
         begin: int = 0,
         index: Any = None,
     ) -> "SeriesEstimate":
@@ -74,19 +75,19 @@ class SeriesEstimate:
         missing = np.isnan(readings.values)
         noise = problem.noise[0].numpy()
 
-        def reading(states: StateMoments) -> tuple[np.ndarray, np.ndarray]:
-            mean, variance = states.of_readings(problem.table.rows)
+        def reading(states: StateMoments | None) -> tuple[np.ndarray, np.ndarray]:
+            mean, variance = problem.of_readings(states)
             return mean + readings.offset, variance + noise
 
         known = readings.known
         mean, variance = (np.where(known, part, np.nan) for part in reading(run.estimates))
         _, expected_variance = reading(run.predicted)
-        weights = np.where(missing, np.nan, run.weights.numpy())
+        weights = np.where(missing, np.nan, run.weights[0].numpy())
         weights = np.where(readings.wrong, np.finfo(float).tiny, weights)
         gain_ratio = expected_variance / (expected_variance + noise * (1 / weights - 1))
         outliers = (gain_ratio < _OUTLIER_GAIN) | readings.wrong
-        means = run.estimates.mean.numpy()
-        covariance = run.estimates.covariance
+        means = run.estimates.mean[0].numpy()
+        covariance = run.estimates.covariance[0]
         variances = covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0.0).numpy()  # below 0 by rounding
         names = problem.names
 
@@ -177,11 +178,11 @@ class SeriesEstimate:
 
 
 def standardised_innovations(
-    problem: ReadingsProblem, run: FilteredReadings, scale: SeriesScale
+    problem: ReadingsProblem, run: FilteredRows, scale: SeriesScale
 ) -> Float[np.ndarray, " T"]:
     """Reading minus prediction from earlier readings, over its standard deviation. NaN without a prediction."""
     readings, noise = problem.table.readings, problem.noise[0].numpy()
-    expected, variance = run.predicted.of_readings(problem.table.rows)
+    expected, variance = problem.of_readings(run.predicted)
     variance = variance + noise
     innovations = (readings.used - expected - readings.offset) / np.sqrt(variance)
     unknown = variance > _NO_PREDICTION * max(scale.widest, float(np.median(noise))) + noise
@@ -309,10 +310,11 @@ class Diagnostics:
 
 def _nees(states: StateMoments, truth: np.ndarray, used: np.ndarray) -> float:
     """The mean over the readings that are tested."""
-    expected, n = tuple(states.mean.shape), states.mean.shape[1]
+    mean, covariance = states.mean[0], states.covariance[0]
+    expected, n = tuple(mean.shape), mean.shape[1]
     require(truth.shape == expected, "true_states", f"shape {truth.shape}", f"{expected}")
-    error = torch.from_numpy(truth) - states.mean
-    distances = (error * torch.linalg.solve(states.covariance, error)).sum(-1)
+    error = torch.from_numpy(truth) - mean
+    distances = (error * torch.linalg.solve(covariance, error)).sum(-1)
     return float(distances[torch.from_numpy(used)].mean() / n)
 
 

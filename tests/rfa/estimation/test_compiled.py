@@ -193,23 +193,23 @@ def test_transitions_of_many_lags():
     for ours, results in ((True, found), (False, expected)):
         inputs = [x.clone().requires_grad_() for x in (coupled().dynamics, coupled().diffusion)]
         sde = LinearSDE(*inputs, coupled().observation, coupled().observation_noise)
-        parts = compiled.transitions(sde, lags) if ours else (sde.transition(lags), sde.covariance(lags))
+        parts = [x[0] for x in compiled.discretize(sde, lags)] if ours else [sde.transition(lags), sde.covariance(lags)]
         total = sum((part * torch.linspace(-1, 1, part.numel()).view_as(part)).sum() for part in parts)
         dynamics, diffusion = torch.autograd.grad(total, inputs)
         results += [*parts, dynamics, diffusion + diffusion.mT]
     assert_equal(found, expected, 1e-11)
     unstable = LinearSDE(matrix([[1.0, 1.0], [0.0, 1.0]]), *(torch.eye(2).double(),) * 3)
     with pytest.raises(ValueError, match=r"^times: got a gap of 400, over which .* overflows$"):
-        compiled.transitions(unstable, matrix([1.0, 400.0]))
+        recursive_estimate(unstable, matrix([0.0, 1.0, 401.0]), torch.zeros(3, 2))
 
 
 def test_equal_lags_are_one():
     """So that a regular series needs few matrix exponentials, also where its times are rounded."""
-    assert len(compiled.Lags.of(0.1 * torch.arange(10_000, dtype=torch.float64)[None]).lags) < 50
+    assert len(compiled.different_lags(0.1 * torch.arange(10_000, dtype=torch.float64)[None])[0]) < 50
     times = matrix([[0.0, 1.0, 2.0, 2.0 + 2**-30, 3.0 + 2**-30], [0.0, 0.5, 1.5, 2.5, 3.5]])
-    lags = compiled.Lags.of(times)
-    assert lags.lags.tolist() == [2**-30, 0.5, 1.0]
-    assert torch.equal(lags.lags[lags.index], times.diff())
+    lags, index = compiled.different_lags(times)
+    assert lags.tolist() == [2**-30, 0.5, 1.0]
+    assert torch.equal(lags[index], times.diff())
 
 
 @slow

@@ -9,7 +9,6 @@ from cover import cover
 
 from rfa.estimation import LinearSDE, log_likelihood
 from rfa.estimation.gaussian import Gaussian, Information
-from rfa.estimation.kalman import combined
 
 from .models import coupled, irregular_times, matrix, papers_estimate, rotating, trend, with_gaps
 
@@ -104,7 +103,7 @@ def test_information_near_the_smallest_float_is_none():
         assert (mean.item(), covariance.item(), tiny.is_zero().item()) == (0.0, float("inf"), True)
         assert tiny.solve(matrix([[[3.0]]]))[1].item() == 3.0
         state = Gaussian(matrix([[2.0]]), matrix([[[0.5]]]), None, matrix([0.0]))
-        found = combined(state, tiny)[0]
+        found = state.informed(tiny)[0]
         assert (found.mean.item(), found.covariance.item()) == (2.0, 0.5)
 
 

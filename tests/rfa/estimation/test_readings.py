@@ -18,8 +18,7 @@ from rfa.estimation import (
     compiled,
 )
 from rfa.estimation.parameter_search import series_scale
-from rfa.estimation.readings_filter import exact_log_likelihood
-from rfa.estimation.readings_problem import ReadingsTable
+from rfa.estimation.readings_problem import ReadingsTable, exact_log_likelihood
 
 MODELS: dict[str, Component | StructuralModel] = {
     "level": Level(),
@@ -129,7 +128,7 @@ def test_transitions_of_blocks_and_models():
         turned = (x[..., states, :][..., states] for x in (sde.dynamics, sde.diffusion))
         one = LinearSDE(*turned, sde.observation, sde.observation_noise)
         for mine, theirs in zip(
-            compiled.transitions_of_models(one, lags), (one.transition(lags), one.covariance(lags)), strict=True
+            compiled.discretize(one, lags), (one.transition(lags), one.covariance(lags)), strict=True
         ):
             torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-11)
 

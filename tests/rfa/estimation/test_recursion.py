@@ -11,7 +11,7 @@ from cover import cover, slow, some
 from statsmodels.datasets import nile
 
 from rfa.estimation import LinearSDE, fit, robust_estimate
-from rfa.estimation.recursive_filter import NoiseScale, infer_scale
+from rfa.estimation.robust_weight import NoiseScale, infer_scale
 
 from .models import coupled, irregular_times, matrix, rotating, trend, with_gaps
 

@@ -1,0 +1,164 @@
+"""Filters and smoothers of the rows of a grid: compiled, or in PyTorch with the same results but for rounding."""
+
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .compiled import FilterProblem, run, threads_for
+from .gaussian import Gaussian
+from .problem import ObservationGrid, Transitions
+from .recursive_filter import (
+    Recursion,
+    diffuse_start,
+    kalman_pass,
+    overflow_error,
+    resumed_filter,
+    robust_smoother,
+)
+from .robust_weight import SCALES, NoiseScale
+
+Carried = Gaussian | Recursion  # what the Kalman filter and the robust filter carry from one row to the next
+
+
+class StateMoments(NamedTuple):
+    """Mean and covariance of the state at each row. The covariance is infinite in diffuse directions."""
+
+    mean: Float[Tensor, "b grid n"]
+    covariance: Float[Tensor, "b grid n n"]
+
+
+class FilteredRows(NamedTuple):
+    """What a filter or a smoother finds at each row of b series."""
+
+    estimates: StateMoments  # after each row in a filter, given all rows in a smoother
+    predicted: StateMoments | None  # before each row is used
+    weights: Float[Tensor, "b grid"]  # of each row, in (0, 1]
+    least_squares: Float[Tensor, "b grid"] | None  # of the Kalman filter: the smallest sum of squares so far
+    carried: Carried  # what the filter carries on from the last row
+
+
+def filter_rows(
+    grid: ObservationGrid,
+    transitions: Transitions,
+    start: Carried | None,
+    *,
+    compiled: bool,
+    robust: bool = False,
+    smooth: bool = False,
+    predict: bool = False,
+) -> FilteredRows:
+    """The Kalman filter, the robust filter, or their smoothers.
+
+    Args:
+        grid: the rows. Those of a robust filter are bounded.
+        start: the state before the first row, or what earlier rows carry on, predicted to it. None: a diffuse start.
+        compiled: whether compiled code does it, without gradients.
+        predict: whether to give what is predicted too. Series must not share a covariance then.
+
+    Raises:
+        ValueError: where the covariance overflows.
+    """
+    if not compiled:
+        return _looped(grid, transitions, start, robust, smooth)
+    if robust and smooth:
+        weights = _compiled("robust_filter", grid, transitions, start, True, False).weights
+        found = _compiled("filter", grid.weighted(weights), transitions, start, True, predict)
+        return found._replace(weights=weights)
+    return _compiled("robust_filter" if robust else "filter", grid, transitions, start, smooth, predict)
+
+
+def _looped(
+    grid: ObservationGrid, transitions: Transitions, start: Carried | None, robust: bool, smooth: bool
+) -> FilteredRows:
+    """By loops in PyTorch, with gradients."""
+    start = start or diffuse_start(grid, transitions)
+    carried: Carried
+    if robust:
+        start = Recursion.first(start) if isinstance(start, Gaussian) else start
+        passed, carried = (robust_smoother if smooth else resumed_filter)(grid, transitions, start)
+    else:
+        assert isinstance(start, Gaussian)
+        passed = kalman_pass(grid, transitions, start)
+        carried = passed.states[-1].posterior
+    states = passed.estimates(smooth)
+    predicted = _moments([passed.without_challengers(state.predicted) for state in passed.states])
+    least_squares = torch.stack([state.least_squares for state in states], dim=1)
+    return FilteredRows(_moments(states), predicted, passed.weight[: len(grid.times)], least_squares, carried)
+
+
+def _moments(states: list[Gaussian]) -> StateMoments:
+    mean = torch.stack([state.mean for state in states], dim=1)
+    return StateMoments(mean, torch.stack([state.full_covariance() for state in states], dim=1))
+
+
+@torch.no_grad()
+def _compiled(
+    entry: Literal["filter", "robust_filter"],
+    grid: ObservationGrid,
+    transitions: Transitions,
+    start: Carried | None,
+    smooth: bool,
+    predict: bool,
+) -> FilteredRows:
+    """By compiled code. In smoothing "robust_filter" gives weights by past and future beside the filter."""
+    (b, length, m), n = grid.values.shape, grid.rows.shape[-1]
+    robust, resumed = entry == "robust_filter", None
+    if start is None:
+        start_mean, start_covariance = grid.values.new_zeros(b, n), grid.values.new_zeros(grid.models, n, n)
+    else:
+        state = start if isinstance(start, Gaussian) else start.state
+        start_mean, start_covariance = state.mean[:b], state.covariance[:b]
+        resumed = None if isinstance(start, Gaussian) else _packed(start)
+    covariances = b if robust else max(grid.models, len(start_covariance))
+    threads = threads_for(covariances, m * length, n)
+    mean, of_rows = grid.values.new_empty(b, length, n), grid.values.new_empty(b, length)
+    covariance, overflow = mean.new_empty(covariances, length, n, n), torch.full((covariances,), -1)
+    predict = predict or (robust and smooth)
+    predicted = StateMoments(torch.empty_like(mean), torch.empty_like(covariance)) if predict else None
+    carried = mean.new_empty(b, 2 * (n + n * n + 2 * SCALES) + 2) if robust else None
+    run(
+        entry,
+        FilterProblem(b, covariances, grid.models, length, m, n, threads, smooth, start is None),
+        rows=grid.rows.reshape(-1, m, n).contiguous(),
+        row_index=torch.arange(grid.models * length),
+        values=grid.values.contiguous(),
+        transition=transitions.transition.contiguous(),
+        variance=transitions.variance.contiguous(),
+        lag_index=transitions.index.expand(grid.models, -1).contiguous(),
+        start_mean=start_mean.contiguous(),
+        start_covariance=start_covariance.expand(covariances, n, n).contiguous(),
+        mean=mean,
+        covariance=covariance,
+        least_squares=None if robust else of_rows,
+        weight=of_rows if robust else None,
+        predicted_mean=predicted and predicted.mean,
+        predicted_covariance=predicted and predicted.covariance,
+        resumed=resumed,
+        carried=carried,
+        overflow=overflow,
+    )
+    if bool((overflow >= 0).any()):
+        raise overflow_error(int(overflow[overflow >= 0].min()))
+    estimates = StateMoments(mean, covariance.expand(b, length, n, n))
+    if carried is not None:
+        return FilteredRows(estimates, predicted, of_rows, None, _unpacked(carried, n))
+    last = Gaussian(mean[:, -1], covariance[:, -1], None, of_rows[:, -1])
+    return FilteredRows(estimates, predicted, torch.ones_like(of_rows), of_rows, last)
+
+
+def _packed(carried: Recursion) -> Float[Tensor, "b numbers"]:
+    """As robust.cpp has it: of each series the filter and its challenger, then `trusted` and the odds."""
+    state, scale, trusted, log_odds = carried
+    each = torch.cat([state.mean, state.covariance.flatten(1), scale.counts, scale.last], dim=1)
+    filters, challengers = each.chunk(2)
+    return torch.cat([filters, challengers, trusted[:, None], log_odds[:, None]], dim=1)
+
+
+def _unpacked(packed: Float[Tensor, "b numbers"], n: int) -> Recursion:
+    """What `_packed` has packed, of states of n entries."""
+    each = torch.cat(packed[:, :-2].chunk(2, dim=1))
+    mean, covariance, counts, last = each.split([n, n * n, SCALES, SCALES], dim=1)
+    state = Gaussian(mean, covariance.unflatten(1, (n, n)), None, mean.new_zeros(len(mean)))
+    return Recursion(state, NoiseScale(counts, last), packed[:, -2], packed[:, -1])
