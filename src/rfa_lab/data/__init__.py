@@ -8,9 +8,8 @@ from rfa.files import cache_folder
 
 from .corpora import Corpus, is_path, load_corpus, load_documents
 from .documents import Document, check_text, fingerprint, text_document
-from .prepare import PreparedData, prepare
 from .splits import check_split
-from .stream import TokenBlocks, document_of_token, evenly_spaced, token_stream
+from .stream import PreparedData, TokenBlocks, document_of_token, evenly_spaced, prepare, token_stream
 from .tokenization import END_OF_TEXT, check_tokenizer, load_tokenizer
 
 __all__ = [

@@ -1,10 +1,12 @@
-"""Token streams: documents as one flat memory-mapped array of ids, tokenised once, and blocks of such a stream."""
+"""A corpus as token streams: flat memory-mapped arrays of ids, made once; and the blocks of such a stream."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,8 +21,10 @@ from transformers import PreTrainedTokenizerFast
 from rfa.files import cache_folder, cached_file
 from rfa.progress import Progress
 
-from .documents import Document, fingerprint
-from .fragments import parallel_tokenizers, text_fragments
+from .corpora import load_corpus
+from .documents import Document, fingerprint, parallel_tokenizers, text_fragments
+from .splits import SPLITS
+from .tokenization import load_tokenizer
 
 BATCH_BYTES = 1 << 22  # size of the text that is tokenised at once; it may be larger by one fragment
 
@@ -175,3 +179,76 @@ def evenly_spaced(total: int, count: int) -> list[int]:
     """
     count = min(max(count, 1), total)
     return [(2 * part + 1) * total // (2 * count) for part in range(count)]
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """A corpus ready for training.
+
+    Args:
+        corpus: name of the corpus.
+        split_note: description of how its splits were made.
+        fingerprints: sha256 of the content of each prepared split.
+        tokenizer: the tokenizer of the streams.
+        streams: token ids of each prepared split.
+    """
+
+    corpus: str
+    split_note: str
+    fingerprints: dict[str, str]
+    tokenizer: PreTrainedTokenizerFast
+    streams: dict[str, np.memmap]
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of all prepared splits together."""
+        return self.fingerprint_of(*self.fingerprints)
+
+    def fingerprint_of(self, *splits: str) -> str:
+        """The fingerprint of some of the prepared splits, as if only these had been prepared."""
+        return hashlib.sha256("".join(self.fingerprints[split] for split in splits).encode()).hexdigest()
+
+
+def prepare(
+    data: str,
+    tokenizer: str | PreTrainedTokenizerFast,
+    split_by: str = "file",
+    *,
+    splits: Sequence[str] = SPLITS,
+    cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
+) -> PreparedData:
+    """Load a corpus and its tokenizer, and tokenise its splits. Streams in the cache are used again.
+
+    Args:
+        data: as for `load_corpus`.
+        tokenizer: a tokenizer, or a name as for `load_tokenizer`. `bpe:N` is trained on the training split.
+        split_by: as for `load_corpus`.
+        splits: the splits to prepare, of `train`, `valid` and `test`.
+        cache_dir: default as in `cache_folder`.
+        progress: called with the bytes done so far and their total over all these splits. Before that it is called in
+            the same way for the training split, while a tokenizer is trained, and for the books of `gutenberg:LIST`.
+
+    Raises:
+        ValueError: for a corpus, tokenizer or split that is unknown, cannot be loaded or is not UTF-8 text.
+        OSError: if the cache cannot be written.
+    """
+    corpus = load_corpus(data, split_by, progress)
+    loaded = tokenizer
+    if isinstance(loaded, str):
+        loaded = load_tokenizer(loaded, corpus.documents("train"), cache_dir, progress)
+    sizes = {split: sum(document.size for document in corpus.documents(split)) for split in splits}
+    total = sum(sizes.values())
+    before = 0
+    streams: dict[str, np.memmap] = {}
+    for split in splits:
+        part = partial(_report_part, progress, before, total) if progress else None
+        streams[split] = token_stream(corpus.documents(split), loaded, cache_dir, part)
+        before += sizes[split]
+    fingerprints = {split: corpus.fingerprint(split) for split in splits}
+    return PreparedData(corpus.name, corpus.split_note, fingerprints, loaded, streams)
+
+
+def _report_part(progress: Progress, before: int, total: int, done: int, _: int) -> None:
+    """Report the progress of one split as part of the whole."""
+    progress(before + done, total)

@@ -15,8 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from rfa.files import cache_folder, cached_file
 from rfa.progress import Progress
 
-from .documents import Document, fingerprint
-from .fragments import parallel_tokenizers, text_fragments
+from .documents import Document, fingerprint, parallel_tokenizers, text_fragments
 from .hub import hub_files
 
 END_OF_TEXT = "<|endoftext|>"

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from rfa_lab.data.availability import find_text, find_tokenizer
+from rfa_lab.data.corpora import find_text, find_tokenizer
 
 from .plan import RunState
 from .recipe import PlannedRun, Recipe

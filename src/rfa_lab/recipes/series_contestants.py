@@ -15,8 +15,8 @@ from rfa.estimation import LinearSDE, recursive_estimate
 from rfa.forecasting.scores import forecast_scores
 from rfa.models import PRESETS, RFAForTimeSeries, RFATimeSeriesConfig
 from rfa.progress import Progress
+from rfa_lab.data.public_series import TableSetting
 from rfa_lab.data.simulated_series import SeriesBatch, SimulatedSetting
-from rfa_lab.data.table_windows import TableSetting
 from rfa_lab.training.series import Draw, SeriesTraining, train_on_series
 from rfa_lab.training.series_controls import CONTROLS
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from rfa.models import PRESETS, RFATimeSeriesConfig
 from rfa.models.flat import FLAT_NAMES
+from rfa_lab.data.public_series import TableSetting
 from rfa_lab.data.simulated_series import SimulatedSetting
-from rfa_lab.data.table_windows import TableSetting
 from rfa_lab.training.series import SeriesTraining
 
 from .reading import Faults, built, check_rates, check_seeds, read_yaml, repeated, take

@@ -11,8 +11,7 @@ from torch.nn import functional
 from rfa.checks import check_range
 from rfa.models import RFAForCausalLM
 from rfa.progress import Progress
-from rfa_lab.data.synthetic import SyntheticBatch, SyntheticTask
-from rfa_lab.data.synthetic_task import NOT_ASKED
+from rfa_lab.data.synthetic import NOT_ASKED, SyntheticBatch, SyntheticTask
 
 from .series import SeriesTraining
 from .steps import train_steps

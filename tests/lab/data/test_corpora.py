@@ -1,12 +1,21 @@
+"""Corpora, their splits, and what is on this machine without a look into it."""
+
 import os
 import sysconfig
 from pathlib import Path
 
+import huggingface_hub
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rfa_lab.data import load_corpus, load_documents
+from rfa_lab.data import load_corpus, load_documents, text_document
+from rfa_lab.data.corpora import find_text, find_tokenizer
+from rfa_lab.data.gutenberg import books
+from rfa_lab.data.splits import by_author, by_file, by_position
 
 TEST_AUTHORS = {"Conrad", "Forster", "Schreiner", "Woolf"}
+
 VALID_AUTHORS = {"Ford", "Galsworthy", "Stevenson"}
 
 
@@ -23,13 +32,13 @@ def folder(tmp_path):
     return tmp_path
 
 
-def names(corpus):
+def names_by_split(corpus):
     return {split: [document.name for document in documents] for split, documents in corpus.splits.items()}
 
 
 def test_stdlib():
     corpus = load_corpus("stdlib")
-    files = [name for split in names(corpus).values() for name in split]
+    files = [name for split in names_by_split(corpus).values() for name in split]
     assert {"argparse.py", "json/decoder.py"} <= set(files)
     assert len(files) == len(set(files)) > 300
     unwanted = {"site-packages", "test", "tests", "idlelib", "__pycache__"}
@@ -38,13 +47,13 @@ def test_stdlib():
     assert document.read() == Path(sysconfig.get_paths()["stdlib"], "argparse.py").read_bytes().decode()
     for documents in corpus.splits.values():
         assert all(d.read() for d in documents)  # all of it is UTF-8
-    assert names(load_corpus("stdlib")) == names(corpus)
+    assert names_by_split(load_corpus("stdlib")) == names_by_split(corpus)
 
 
 def test_folder_split_by_file(folder):
     corpus = load_corpus(str(folder))
     assert sum(len(part) for part in corpus.splits.values()) == 10
-    assert all(len(names(corpus)[split]) == 1 for split in ("valid", "test"))
+    assert all(len(names_by_split(corpus)[split]) == 1 for split in ("valid", "test"))
     assert corpus.split_note == "by file, by hash, 90/5/5"
 
 
@@ -75,29 +84,10 @@ def test_single_file_is_cut_by_position(tmp_path):
     assert [d.read() for d in load_documents(str(path))] == [path.read_text()]
 
 
-def test_fingerprint_follows_content(folder):
-    before = load_corpus(str(folder))
-    first = before.documents("train")[0].name
-    (folder / first).write_text("TEXT 0\n" * 10)
-    after = load_corpus(str(folder))
-    assert after.fingerprint("train") != before_fingerprint(before, folder, first)
-    assert after.fingerprint("test") == before.fingerprint("test")
-
-
-def before_fingerprint(corpus, folder, name):
-    """The fingerprint of the corpus with the original text put back."""
-    changed = (folder / name).read_text()
-    (folder / name).write_text(f"text {Path(name).stem}\n" * 10)
-    try:
-        return corpus.fingerprint("train")
-    finally:
-        (folder / name).write_text(changed)
-
-
 def test_novels_by_author(novels):
     held_out = f"author:test={','.join(TEST_AUTHORS)};valid={','.join(VALID_AUTHORS)}"
     corpus = load_corpus(str(novels), held_out)
-    authors = {split: {name.split("_")[0] for name in part} for split, part in names(corpus).items()}
+    authors = {split: {name.split("_")[0] for name in part} for split, part in names_by_split(corpus).items()}
     assert authors["test"] == TEST_AUTHORS
     assert authors["valid"] == VALID_AUTHORS
     assert len(authors["train"]) == 34 - 7
@@ -136,8 +126,8 @@ def test_folders_behind_links(tmp_path):
     (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "corpus" / "deep")
     (tmp_path / "corpus" / "latest").symlink_to(tmp_path / "corpus" / "deep" / "link")
     (tmp_path / "corpus" / "z.txt").symlink_to(tmp_path / "corpus" / "a.txt")
-    names = [document.name for document in load_documents(str(tmp_path / "corpus"))]
-    assert names == ["a.txt", "deep/link/b.txt"]  # each once: twice, it could be in two splits
+    found = [document.name for document in load_documents(str(tmp_path / "corpus"))]
+    assert found == ["a.txt", "deep/link/b.txt"]  # each once: twice, it could be in two splits
 
 
 def test_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
@@ -169,6 +159,132 @@ def test_no_text(tmp_path):
         load_corpus(str(tmp_path))
 
 
-def test_unknown_split(folder):
-    with pytest.raises(ValueError, match="got 'dev', expected one of train, valid, test"):
-        load_corpus(str(folder)).documents("dev")
+FETCHED = "not here yet, it is fetched when the first run begins (this needs the network)"
+
+
+@pytest.fixture
+def nowhere(tmp_path, monkeypatch):
+    """Empty caches, no variables, no network."""
+    for name in ("RFA_GUTENBERG", "RFA_CODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RFA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def test_a_folder_of_code(nowhere, tmp_path, monkeypatch):
+    monkeypatch.setenv("RFA_CODE", str(tmp_path))
+    (tmp_path / "train").mkdir()
+    assert find_text("code:python") == (False, f"{tmp_path} lacks valid/, test/")
+
+
+def test_files_and_folders_that_are_here(nowhere, tmp_path):
+    assert find_text(str(tmp_path / "none")) == (False, f"{tmp_path / 'none'} does not exist")
+    assert find_text(str(tmp_path)) == (True, str(tmp_path))
+    (tmp_path / "train").mkdir()
+    assert find_text(str(tmp_path)) == (False, f"{tmp_path} lacks valid/, test/")
+    (tmp_path / "valid").mkdir()
+    (tmp_path / "test").mkdir()
+    assert find_text(str(tmp_path)).there
+
+
+def test_books_that_are_here(nowhere, tmp_path, monkeypatch):
+    listed = books("gutenberg:novels")
+    numbers = [book.number for book in listed if book.number]
+    assert find_text("gutenberg:novels") == (True, f"0 of {len(numbers)} books in the cache; the others: {FETCHED}")
+    (tmp_path / "cache" / "gutenberg").mkdir(parents=True)
+    for number in numbers:
+        (tmp_path / "cache" / "gutenberg" / f"{number}.txt").touch()
+    assert find_text("gutenberg:novels") == (True, f"{len(numbers)} of {len(numbers)} books in the cache")
+    monkeypatch.setenv("RFA_GUTENBERG", str(tmp_path))
+    (tmp_path / f"{listed[0].name}.txt").touch()
+    (tmp_path / f"pg{listed[-1].number}.txt").touch()
+    assert find_text("gutenberg:novels") == (False, f"2 of {len(listed)} books in {tmp_path}")
+
+
+def test_data_sets_that_are_here(nowhere, tmp_path):
+    assert find_text("babylm-2025") == (True, FETCHED)
+    cached = tmp_path / "datasets" / "BabyLM-community___baby_lm-2025-strict"  # as `datasets` names it
+    cached.mkdir(parents=True)
+    assert find_text("babylm-2025") == (True, f"in {cached.parent}")
+    assert find_text("wikitext-103") == (True, FETCHED)
+
+
+def test_tokenizers_that_are_here(nowhere, tmp_path, monkeypatch):
+    assert find_tokenizer("bytes") == (True, "needs no file")
+    assert find_tokenizer("bpe:512") == (True, "trained on the text")
+    assert find_tokenizer("gpt2") == (True, FETCHED)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda repository, name: f"/{repository}/{name}")
+    assert find_tokenizer("gpt2") == (True, "in the cache")
+    (tmp_path / "vocab.bpe").touch()
+    assert find_tokenizer(f"gpt2:{tmp_path}") == (False, f"{tmp_path} lacks encoder.json")
+    (tmp_path / "encoder.json").touch()
+    assert find_tokenizer(f"gpt2:{tmp_path}") == (True, str(tmp_path))
+
+
+def named(names):
+    return [text_document(name, f"text of {name}") for name in names]
+
+
+def names(documents):
+    return [document.name for document in documents]
+
+
+@given(st.integers(3, 300))
+def test_by_file_is_a_partition_in_order_with_no_empty_split(count):
+    documents = named(f"{i:03}.txt" for i in range(count))
+    splits = by_file(documents)
+    assert sorted(name for split in splits.values() for name in names(split)) == names(documents)
+    assert all(names(split) == sorted(names(split)) for split in splits.values())
+    held_out = max(1, round(0.05 * count))
+    assert [len(splits[split]) for split in ("valid", "test")] == [held_out, held_out]
+
+
+def test_by_author_keeps_authors_together():
+    documents = named(f"{author}_{book}.txt" for author in "ABCDEFG" for book in range(5))
+    splits = by_author(documents)
+    authors = {split: {name[0] for name in names(part)} for split, part in splits.items()}
+    assert sum(len(part) for part in splits.values()) == len(documents)
+    assert [len(authors[split]) for split in ("train", "valid", "test")] == [5, 1, 1]
+    assert set.union(*authors.values()) == set("ABCDEFG")
+
+
+def test_authors_by_name():
+    documents = named(["sub/Poe_x.txt", "Woolf_y.txt", "Ford_z.txt", "Anon.txt"])
+    splits = by_author(documents, "test=Woolf, Anon;valid=Ford")
+    assert {split: names(part) for split, part in splits.items()} == {
+        "train": ["sub/Poe_x.txt"],
+        "valid": ["Ford_z.txt"],
+        "test": ["Woolf_y.txt", "Anon.txt"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("test=Joyce", "unknown author 'Joyce', expected some of A, B, C"),
+        ("test=A;valid=A", "author 'A' twice"),
+        ("exam=A", "got 'exam=A'"),
+        ("A,B", "got 'A,B'"),
+        ("test=", "got 'test=' without a name"),
+    ],
+)
+def test_bad_assignments(assignment, message):
+    with pytest.raises(ValueError, match=message):
+        by_author(named(["A_1.txt", "B_1.txt", "C_1.txt"]), assignment)
+
+
+@pytest.mark.parametrize("unit", ["a line of text\n", "words and words ", "字", "é"])
+def test_by_position_is_a_partition_near_90_5_5(unit):
+    text = unit * 2_000
+    splits = by_position([text_document("a", text)])
+    parts = [part[0].read() for part in splits.values()]
+    assert "".join(parts) == text
+    assert [len(part) / len(text) for part in parts] == pytest.approx([0.9, 0.05, 0.05], abs=0.01)
+    assert all(part.endswith(unit[-1]) for part in parts)
+
+
+@given(st.text())
+def test_by_position_is_a_partition_of_any_text(text):
+    splits = by_position([text_document("a", text)])
+    assert "".join(part[0].read() for part in splits.values() if part) == text

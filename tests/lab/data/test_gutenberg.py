@@ -110,16 +110,6 @@ def test_what_stopped_goes_on(site):
     assert site.asked[before] == 2021
 
 
-def test_without_network_one_line_says_what_to_do(monkeypatch, tmp_path):
-    monkeypatch.setenv("RFA_GUTENBERG_MIRROR", "http://127.0.0.1:9")  # a port that nobody listens on
-    monkeypatch.setenv("RFA_CACHE", str(tmp_path))
-    monkeypatch.delenv("RFA_GUTENBERG", raising=False)
-    with pytest.raises(
-        ValueError, match=r"got URLError.*; 0 of 80 books .* or a folder with the books by RFA_GUTENBERG"
-    ):
-        load_corpus("gutenberg:novels")
-
-
 def test_another_book_than_the_list_says_is_refused(site):
     site.titles = {2021: "Lord Jim"}
     with pytest.raises(ValueError, match="ebook 2021 with the title 'Lord Jim', expected 'Nostromo'"):

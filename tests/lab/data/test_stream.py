@@ -1,3 +1,5 @@
+"""Token streams against the ids of whole texts, blocks of them, and corpora that are prepared."""
+
 import hashlib
 import os
 import subprocess
@@ -10,14 +12,15 @@ from cover import slow
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
-from rfa_lab.data import TokenBlocks, load_documents, load_tokenizer, stream, text_document, token_stream
+from rfa_lab.data import TokenBlocks, load_documents, load_tokenizer, prepare, stream, text_document, token_stream
 from rfa_lab.data.corpora import load_corpus
 
 TEXTS = ["It's one.\n\n  Two  words, 3rd line\n", "é 字 🙂" * 50, "<|endoftext|> in a text"]
+
 DOCUMENTS = [text_document(str(i), text) for i, text in enumerate(TEXTS)]
+
 BYTES = load_tokenizer("bytes")
 
 
@@ -50,7 +53,7 @@ def test_stdlib_has_the_ids_of_the_whole_texts(tmp_path):
 @pytest.mark.parametrize("text", ["字典、人一。", "ab1,a's!", "a" * 300])
 def test_text_without_spaces_has_the_ids_of_the_whole(tmp_path, monkeypatch, text):
     """Cut in fragments all the same, tokenised a few at a time."""
-    monkeypatch.setattr("rfa_lab.data.fragments.SLICE", 700)
+    monkeypatch.setattr("rfa_lab.data.documents.SLICE", 700)
     monkeypatch.setattr(stream, "BATCH_BYTES", 2000)
     tokenizer = load_tokenizer("bpe:300", [text_document("t", f"{text} {text}")], tmp_path)
     ids = token_stream([text_document("d", 40 * text), text_document("e", "")], tokenizer, tmp_path)
@@ -76,14 +79,6 @@ for name, text in (("bytes", b"xy"), ("bpe:300", b"x1")):
         [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True, timeout=120
     )
     assert max(map(int, done.stdout.split())) < 150 * 2**20  # a batch takes some 50 MB
-
-
-def test_large_vocabularies_have_wide_ids(tmp_path):
-    tokenizer = load_tokenizer("bytes")
-    tokenizer.add_tokens([f"<extra{i}>" for i in range(70_000)])
-    ids = token_stream([text_document("a", "x<extra69999>")], tokenizer, tmp_path)
-    assert ids.dtype == np.uint32
-    np.testing.assert_array_equal(ids, [120, 257 + 69_999, 256])
 
 
 def test_a_tokenizer_set_to_truncate_loses_nothing(tmp_path):
@@ -121,13 +116,6 @@ def test_bad_text_leaves_no_file(tmp_path):
         token_stream(load_documents(str(tmp_path / "bad.txt")), BYTES, tmp_path / "cache")
     assert not list((tmp_path / "cache").rglob("*.npy*tmp"))
     assert not list((tmp_path / "cache").rglob("*.npy"))
-
-
-def test_tokenizer_without_end_of_text(tmp_path):
-    tokenizer = load_tokenizer("bytes")
-    tokenizer.eos_token = None
-    with pytest.raises(ValueError, match="without an end-of-text token"):
-        token_stream(DOCUMENTS, tokenizer, tmp_path)
 
 
 @slow
@@ -186,7 +174,7 @@ os.wait()
 
 
 def test_words_of_a_model_without_merges_stay_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr("rfa_lab.data.fragments.SLICE", 7)
+    monkeypatch.setattr("rfa_lab.data.documents.SLICE", 7)
     backend = Tokenizer(models.WordLevel({"?": 0, "sea": 1, "house": 2, "<end>": 3}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
@@ -218,14 +206,47 @@ def test_ids_are_long_whole_and_their_own(dtype):
     assert block["input_ids"][0] == np.iinfo(dtype).max
 
 
-def test_default_collate_and_workers():
-    blocks = TokenBlocks(np.arange(100, dtype=np.uint16), 10)
-    batches = list(DataLoader(blocks, batch_size=4, num_workers=1))
-    assert [tuple(batch["input_ids"].shape) for batch in batches] == [(4, 10), (4, 10), (2, 10)]
-    assert torch.equal(batches[1]["labels"], torch.arange(40, 80).view(4, 10))
-
-
 @pytest.mark.parametrize("length", [-1, 0, 1])
 def test_blocks_too_short(length):
     with pytest.raises(ValueError, match=f"length: got {length}, expected at least 2"):
         TokenBlocks(np.arange(9, dtype=np.uint16), length)
+
+
+@pytest.fixture
+def books(tmp_path):
+    for index in range(5):
+        (tmp_path / f"A{index}_book.txt").write_text(f"text {index} of this corpus\n" * 50)
+    return tmp_path
+
+
+def test_prepare(books, tmp_path):
+    seen = []
+    data = prepare(
+        str(books), "bpe:270", "author:test=A1;valid=A3", cache_dir=tmp_path / "c", progress=lambda *a: seen.append(a)
+    )
+    assert data.corpus == str(books)
+    assert len(data.tokenizer) == 270
+    assert data.tokenizer.decode(data.streams["test"]) == "text 1 of this corpus\n" * 50 + "<|endoftext|>"
+    assert data.tokenizer.decode(data.streams["valid"]).startswith("text 3")
+    assert (data.streams["train"] == 269).sum() == 3
+    total = sum(path.stat().st_size for path in books.glob("*.txt"))
+    trained_on = total - sum((books / f"A{index}_book.txt").stat().st_size for index in (1, 3))
+    first = seen.index((trained_on, trained_on))  # the end of the tokenizer's training; then comes the reading
+    for part, size in ((seen[: first + 1], trained_on), (seen[first + 1 :], total)):
+        assert part[-1] == (size, size)
+        assert [done for done, _ in part] == sorted(done for done, _ in part)
+
+    again = prepare(str(books), "bpe:270", "author:test=A1;valid=A3", cache_dir=tmp_path / "c")
+    assert again.fingerprint == data.fingerprint
+    assert all(np.array_equal(again.streams[split], stream) for split, stream in data.streams.items())
+    (books / "A1_book.txt").write_text("other text\n")
+    other = prepare(str(books), "bpe:270", "author:test=A1;valid=A3", cache_dir=tmp_path / "c")
+    assert other.fingerprint != data.fingerprint
+
+
+def test_only_the_splits_asked_for(books, tmp_path):
+    data = prepare(str(books), "bytes", splits=("test",), cache_dir=tmp_path / "c")
+    assert list(data.streams) == ["test"]
+    assert len(list((tmp_path / "c").rglob("*.npy"))) == 1
+    with pytest.raises(ValueError, match="got 'dev'"):
+        prepare(str(books), "bytes", splits=("dev",), cache_dir=tmp_path / "c")

@@ -213,34 +213,21 @@ def test_a_seed_gives_the_same_sequences():
     ("make", "message"),
     [
         (lambda: AssociativeRecall(pairs=0), "pairs: got 0, expected at least 1"),
-        (lambda: AssociativeRecall(keys=0), "keys: got 0, expected at least 1"),
         (lambda: AssociativeRecall(pairs=9, keys=8), "pairs: got 9, expected at most keys, 8"),
         (lambda: AssociativeRecall(values=10**6), "values: got 1000000, expected at most 100000"),
-        (lambda: AssociativeRecall(values=1), "values: got 1, expected at least 2"),
         (lambda: AssociativeRecall(pairs=2000, keys=2000, values=501), "values: got 501, expected at most 500 with"),
-        (lambda: AssociativeRecall(filler=0), "filler: got 0"),
-        (lambda: AssociativeRecall(repeats=0), "repeats: got 0"),
-        (lambda: AssociativeRecall(corrupted=-0.1), "corrupted: got -0.1, expected a share"),
         (lambda: AssociativeRecall(corrupted=1.0), "corrupted: got 1.0, expected a share"),
         (lambda: AssociativeRecall(pairs=1, corrupted=0.5), "pairs: got 1, expected at least 2"),
         (lambda: GappedCopy(symbols=1), "symbols: got 1, expected at least 2"),
         (lambda: GappedInduction(symbols=65), "symbols: got 65, expected at most 64"),
-        (lambda: GappedCopy(alphabet=0), "alphabet: got 0"),
-        (lambda: FlipFlop(write=1.5), "write: got 1.5, expected a share"),
         (lambda: FlipFlop(write=0.7, read=0.5), "read: got 0.5, expected at most 0.3"),
-        (lambda: FlipFlop(values=0), "values: got 0"),
         (lambda: FlipFlop(values=1), "values: got 1, expected at least 2"),
         (lambda: GroupWord(group="s3"), "group: got 's3', expected one of parity, a5"),
         (lambda: TimedRecall(lag=0.0), "lag: got 0.0"),
-        (lambda: TimedRecall(jitter=1.0), "jitter: got 1.0"),
-        (lambda: TimedRecall(questions=0), "questions: got 0"),
-        (lambda: TimedRecall(values=1), "values: got 1, expected at least 2"),
+        (lambda: TimedRecall(lag=37, jitter=0), "lag: got 37, expected no whole number with jitter=0"),
         (lambda: draw(AssociativeRecall(), 2, 23), "length: got 23, expected at least 24 tokens"),
-        (lambda: draw(AssociativeRecall(repeats=3), 2, 55), "length: got 55, expected at least 56 tokens"),
         (lambda: draw(GappedCopy(), 2, 15), "length: got 15, expected at least 16"),
-        (lambda: draw(GappedInduction(), 2, 15), "length: got 15, expected at least 16"),
         (lambda: draw(FlipFlop(), 2, 65), "length: got 65, expected an even number"),
-        (lambda: draw(FlipFlop(), 2, 2), "length: got 2, expected at least 4"),
         (lambda: draw(GroupWord(), 2, 1), "length: got 1, expected at least 2"),
         (lambda: draw(TimedRecall(), 2, 53), "length: got 53, expected at least 54"),
         (lambda: draw(GroupWord(), 0, 8), "batch: got 0, expected at least 1"),
@@ -249,9 +236,3 @@ def test_a_seed_gives_the_same_sequences():
 def test_impossible_sizes_are_named(make, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         make()
-
-
-def test_a_question_at_the_time_of_a_value_is_refused():
-    with pytest.raises(ValueError, match="lag: got 37, expected no whole number with jitter=0"):
-        TimedRecall(lag=37, jitter=0)
-    TimedRecall(lag=37.5, jitter=0)

@@ -3,7 +3,6 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from rfa_lab.data import load_tokenizer, text_document
 from rfa_lab.data import tokenization as module
@@ -58,14 +57,6 @@ def test_training_is_repeatable_and_cached(trained, tmp_path, monkeypatch):
         load_tokenizer("bpe:301", DOCUMENTS, tmp_path)
     with pytest.raises(TypeError):
         load_tokenizer("bpe:300", DOCUMENTS[:1], tmp_path)
-
-
-def test_tokenizer_survives_saving(trained, tmp_path):
-    trained.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert loaded.encode(TEXT) == trained.encode(TEXT)
-    assert loaded.decode(loaded.encode(TEXT)) == TEXT
-    assert loaded.eos_token_id == trained.eos_token_id
 
 
 @pytest.mark.parametrize("spec", ["words", "bpe:", "bpe:-3", "gpt2:", ""])

@@ -18,8 +18,8 @@ PIPELINE = [
              "every process of a run shows progress", "lab/training/test_distributed.py"),
     Mutation("rfa_lab/data/stream.py", "return len(self.stream) // self.length", "return (len(self.stream) - 1) // self.length",
              "the last whole block is lost", "lab/data/test_stream.py"),
-    Mutation("rfa_lab/data/fragments.py", 'and left != right and text[position] != "\'"', "and left != right",
-             "a text is cut inside a token", "lab/data/test_fragments.py"),
+    Mutation("rfa_lab/data/documents.py", 'and left != right and text[position] != "\'"', "and left != right",
+             "a text is cut inside a token", "lab/data/test_documents.py"),
     Mutation("rfa_lab/evaluation/windows.py", "max(1, min(lengths) // 2)", "max(1, min(lengths))",
              "targets of the matched protocol with too little context", "lab/evaluation/test_windows.py"),
     Mutation("rfa_lab/evaluation/perplexity.py", "np.arange(-targets, 0)", "np.arange(-targets, 0) - 1",
@@ -29,9 +29,9 @@ PIPELINE = [
 ]  # fmt: skip
 
 RECALL = [
-    Mutation("rfa_lab/data/synthetic_recall.py", "< own).all(-1)", "<= own).all(-1)",
+    Mutation("rfa_lab/data/synthetic.py", "< own).all(-1)", "<= own).all(-1)",
              "an answer that is tied with another is asked", "lab/data/test_synthetic.py"),
-    Mutation("rfa_lab/data/synthetic_recall.py", "about) + self.lag", "about) + self.lag + 0.01",
+    Mutation("rfa_lab/data/synthetic.py", "about) + self.lag", "about) + self.lag + 0.01",
              "a question stands beside its time", "lab/data/test_synthetic.py"),
     Mutation("rfa_lab/data/synthetic.py", "product[token, states[-1]]", "product[states[-1], token]",
              "products in the other order", "lab/data/test_synthetic.py"),
