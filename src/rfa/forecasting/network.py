@@ -14,11 +14,11 @@ from torch.distributions import Distribution
 from torch.utils.data import Dataset
 
 from rfa.checks import check_range, require
-from rfa.files import sha256, whole_name, write_text_whole
+from rfa.files import sha256, write_text_whole
 from rfa.models import PRESETS, RFAForTimeSeries, RFATimeSeriesConfig
 from rfa.models.saved_files import quiet_transformers, read_model
 
-from .request import LEVELS, ChannelForecast, Forecaster
+from .request import LEVELS, ChannelForecast, Forecaster, names_in
 from .scores import central_interval
 from .table import SeriesTable, TableFormat, read_many_series, table_files
 
@@ -145,7 +145,7 @@ def windows_span(series: Sequence[SeriesTable], places: Sequence[WindowPlace], c
 # What a network is to learn, its data, and the folder in which it is kept
 
 NETWORK_FORMAT = 1
-RECORD, MODEL, CHECKPOINTS, LOCK = "network.json", "model", "checkpoints", ".lock"
+RECORD, MODEL, CHECKPOINTS = "network.json", "model", "checkpoints"
 _LEAST_CONTEXT, _MOST_CONTEXT, _HORIZONS = 32, 192, 4  # rows that a window begins with, by default
 _MOST = 10_000_000
 
@@ -294,14 +294,8 @@ def write_record(out: Path, record: Mapping[str, Any]) -> None:
 
 def check_network_free(out: Path, overwrite: bool) -> None:
     """Raise `ValueError` unless the folder is free, or holds a network that may be replaced."""
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"out: {out} is a file, expected a folder")
-    there = {whole_name(path) for path in out.iterdir()} - {LOCK} if out.exists() else set()
-    foreign = sorted(there - {RECORD, MODEL, CHECKPOINTS})
-    if foreign:
-        raise ValueError(f"out: {out} has other files, {', '.join(foreign)[:80]}, expected an empty folder")
-    if there and not overwrite:
-        raise ValueError(f"out: {out} has a network already, expected an empty folder, --resume or --overwrite")
+    there = names_in(out, {RECORD, MODEL, CHECKPOINTS})
+    require(overwrite or not there, "out", f"{out} with a network", "an empty folder, --resume or --overwrite")
 
 
 _QUERIES = 1024  # asked at once; no query sees another one

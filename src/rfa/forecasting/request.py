@@ -152,14 +152,23 @@ def _usual_step(table: SeriesTable) -> float:
     return next((round(mean, digits) for digits in range(16) if abs(round(mean, digits) - mean) <= error), mean)
 
 
-def check_out(out: Path, overwrite: bool, resume: bool = False) -> None:
-    """Raise `ValueError` unless the folder is free, or holds a forecast that may be replaced."""
+def names_in(out: Path, own: set[str]) -> set[str]:
+    """The names in a folder that may not exist yet, its lock apart.
+
+    Raises:
+        ValueError: for a file, or a folder with other names than its own.
+    """
     if out.exists() and not out.is_dir():
         raise ValueError(f"out: {out} is a file, expected a folder")
-    there = {whole_name(path) for path in out.iterdir()} if out.exists() else set()
-    foreign = sorted(there - {*FILES, NETWORK})
-    if foreign:
+    there = {whole_name(path) for path in out.iterdir()} - {".lock"} if out.exists() else set()
+    if foreign := sorted(there - own):
         raise ValueError(f"out: {out} has other files, {', '.join(foreign)[:80]}, expected an empty folder")
+    return there
+
+
+def check_out(out: Path, overwrite: bool, resume: bool = False) -> None:
+    """Raise `ValueError` unless the folder is free, or holds a forecast that may be replaced."""
+    there = names_in(out, {*FILES, NETWORK})
     if there and not (overwrite or (resume and there == {NETWORK})):
         held = ", ".join(sorted(there))
         raise ValueError(f"out: {out} has {held} already, expected an empty folder, or --overwrite")

@@ -4,9 +4,10 @@ from rfa.checks import needs
 
 needs("accelerate", "pydantic", "tensorboard", "transformers")
 
+from .callbacks import OutOfTime, Stopped
 from .run_folder import RunFolder
 from .spec import TrainingSpec
-from .train import TRAINED_ON, OutOfTime, Stopped, resume, train
+from .train import TRAINED_ON, resume, train
 from .trainer import seen_blocks, trial_step
 
 __all__ = [

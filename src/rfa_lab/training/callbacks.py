@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.utils.tensorboard import SummaryWriter
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 
 from rfa.dynamics import regime
 from rfa.files import write_text_whole
@@ -78,6 +78,18 @@ _LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
 class Diverged(ValueError):
     """A loss or a gradient of training is not finite."""
+
+
+class Stopped(Exception):
+    """The run was saved and stopped at `step`, because of Ctrl-C or SIGTERM."""
+
+    def __init__(self, step: int, steps: int):
+        super().__init__(f"stopped at step {step} of {steps}")
+        self.step, self.steps = step, steps
+
+
+class OutOfTime(Stopped):
+    """The run was saved and stopped at `step`, because the time given was over."""
 
 
 class MetricsLogger(TrainerCallback):
@@ -205,6 +217,11 @@ class StopOnSignal(TrainerCallback):
     def __exit__(self, *_):
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+
+    def check(self, state: TrainerState) -> None:
+        """Raise `Stopped` or `OutOfTime` where the run was stopped."""
+        if self.stopped:
+            raise (OutOfTime if self.out_of_time else Stopped)(state.global_step, state.max_steps)
 
     def _handle(self, number, frame):
         if self.stopped and time.monotonic() - self._since > REPEATED:

@@ -2,23 +2,18 @@
 
 import math
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import TrainerCallback, TrainingArguments, set_seed
-from transformers.trainer_callback import PrinterCallback
+from transformers import TrainerCallback, set_seed
 
 from rfa.checks import require
 from rfa.environment import environment
-from rfa.files import held, sha256, write_whole
+from rfa.files import sha256, write_whole
 from rfa.forecasting.filter import forecast_by_filter
 from rfa.forecasting.network import (
     CHECKPOINTS,
-    LOCK,
     MODEL,
     NETWORK_FORMAT,
     RECORD,
@@ -37,13 +32,13 @@ from rfa.forecasting.network import (
 from rfa.forecasting.request import NETWORK, ForecastRequest, check_out, read_request, write_forecast
 from rfa.forecasting.table import TableFormat
 from rfa.models import RFAForTimeSeries, RFATimeSeriesConfig, TimeSeriesCollator
-from rfa.models.saved_files import check_digests, checkpoints_in, missing_files, quiet_transformers, write_digests
+from rfa.models.saved_files import quiet_transformers, write_digests
 from rfa.progress import StageProgress, TrainingProgress
 
-from . import Stopped
 from .callbacks import StopOnSignal
 from .naive_forecast import validation_scores
-from .trainer import ProtocolTrainer
+from .run_folder import locked
+from .trainer import ProtocolTrainer, trainer_arguments
 
 _VALIDATIONS = 20  # in a run
 
@@ -72,7 +67,7 @@ def train_network(
     request = NetworkRequest(**{**asdict(request), "files": tuple(str(Path(f).absolute()) for f in request.files)})
     data = read_training_data(request)
     first, config = data.series[0], _config(request, data)  # all faults come before anything is removed
-    with _locked(out):
+    with locked(out):
         for name in (CHECKPOINTS, MODEL):
             shutil.rmtree(out / name, ignore_errors=True)
         record: dict[str, Any] = {
@@ -112,19 +107,8 @@ def resume_network(out: str | Path, *, progress: TrainingProgress | None = None)
     changed = sorted(name for name in began.keys() | data.digests.keys() if began.get(name) != data.digests.get(name))
     require(not changed, "file", ", ".join(changed), "the files with which training began")
     config = _config(request, data)
-    with _locked(out):
+    with locked(out):
         return _train(request, data, config, out, record, progress)
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    with held(out / LOCK) as mine:
-        require(mine, "out", str(out), "a folder that no other process writes to")
-        try:
-            yield
-        finally:
-            with suppress(OSError):
-                (out / LOCK).unlink()
 
 
 class _Watch(TrainerCallback):
@@ -184,28 +168,17 @@ def _train(
     model = RFAForTimeSeries(config)
     batch = min(request.batch_size, len(train))
     every = max(1, request.steps // _VALIDATIONS)
-    arguments = TrainingArguments(
-        output_dir=str(out / CHECKPOINTS),
+    arguments = trainer_arguments(
+        out / CHECKPOINTS,
         per_device_train_batch_size=batch,
         per_device_eval_batch_size=request.batch_size,
         max_steps=request.steps,
         learning_rate=request.rate,
-        max_grad_norm=1.0,
         seed=request.seed,
-        eval_strategy="steps",
         eval_steps=every,
-        save_strategy="steps",
         save_steps=every,
         logging_steps=1,
-        logging_nan_inf_filter=False,
-        prediction_loss_only=True,
         label_names=["targets"],
-        dataloader_drop_last=True,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        remove_unused_columns=False,
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=not torch.accelerator.is_available(),
     )
     with quiet_transformers(), StopOnSignal() as stop:
         trainer = ProtocolTrainer(
@@ -216,35 +189,13 @@ def _train(
             data_collator=TimeSeriesCollator(),
             callbacks=[_Watch(out, progress), stop],
         )
-        trainer.remove_callback(PrinterCallback)
-        checkpoint = _newest_checkpoint(out)
-        if checkpoint is None or not trainer.is_last(checkpoint, request.steps):
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-            if stop.stopped and trainer.state.global_step < request.steps:
-                raise Stopped(trainer.state.global_step, request.steps)
-            if request.steps % every:  # the last step had no validation
-                trainer.evaluate()
-        else:
-            trainer.load_last(checkpoint)
-            if not (out / MODEL).exists():
-                trainer.evaluate()
+        trainer.train_from_newest_checkpoint(stop)
     best, _ = load_network(out)
     losses = [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line]
     record = {**record, "finished": True, "steps": request.steps, "validation_losses": losses}
     record |= {"parameters": best.num_parameters(), "scores": validation_scores(best, data)}
     write_record(out, record)
     return record
-
-
-def _newest_checkpoint(out: Path) -> Path | None:
-    found = [path for path in checkpoints_in(out / CHECKPOINTS) if not missing_files(path)]
-    if not found:
-        return None
-    try:
-        check_digests(found[-1])
-    except ValueError as error:
-        raise ValueError(f"out: {found[-1]} is damaged, delete it to go on from the one before: {error}") from error
-    return found[-1]
 
 
 # From a CSV file to a folder with its forecast: by filters, by a trained network, or by one trained on the file

@@ -14,13 +14,16 @@ JSON, safetensors, and tensors and numbers of PyTorch (`weights_only`).
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import ConfigDict, Field, TypeAdapter
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from typing_extensions import NotRequired, TypedDict
 
 import rfa.version
+from rfa.checks import check_fields
 from rfa.files import held, whole_name, write_text_whole
 from rfa.models import RFAForCausalLM
 from rfa.models.saved_files import (
@@ -32,9 +35,96 @@ from rfa.models.saved_files import (
     read_tokenizer,
 )
 
-from .run_record import FORMAT, check_record
+from .spec import TrainingSpec
 
 _LOCK = ".lock"
+FORMAT = 1
+_CONFIG = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Versions = dict[str, str | int | None]
+
+
+class RunData(TypedDict):
+    """The text of a run. Tokens are those of each split."""
+
+    corpus: str
+    split: NotRequired[str]
+    fingerprint: str
+    test_fingerprint: str
+    tokens: NotRequired[dict[str, Count]]
+
+
+class RunOutcome(TypedDict):
+    """What a finished run measured. A run that took no time has no speed."""
+
+    valid_loss: float
+    valid_perplexity: float
+    tokens: Count
+    tokens_per_second: Annotated[float, Field(ge=0)] | None
+    parameters: Count
+    best_step: NotRequired[Count]
+
+
+class RunRecord(TypedDict):
+    """The content of run.json."""
+
+    __pydantic_config__ = _CONFIG  # type: ignore[misc]
+    format: int
+    spec: dict[str, Any]
+    config: dict[str, Any]
+    data: RunData
+    environment: Versions
+    processes: NotRequired[Annotated[int, Field(ge=1)]]
+    finished: bool
+    steps: Count
+    result: NotRequired[RunOutcome]
+    resumed: NotRequired[list[Versions]]
+
+
+def check_record(record: Any) -> None:
+    """Raise `ValueError` that names the first field that is missing or has a value of another kind."""
+    check_fields(TypeAdapter(RunRecord), record)
+    if record["finished"] and "result" not in record:
+        raise ValueError("result: got none, expected that of a finished run")
+    TrainingSpec.from_dict(record["spec"])
+    json.dumps(record, ensure_ascii=False).encode()  # raises for half of a surrogate pair, which UTF-8 cannot hold
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to a folder.
+
+    Raises:
+        ValueError: if another process holds the lock.
+    """
+    with held(folder / _LOCK) as mine:
+        if not mine:
+            raise ValueError(f"out: {folder} is in use by another process, expected one at a time")
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                (folder / _LOCK).unlink()
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint in a folder; None if there is no checkpoint at all.
+
+    Raises:
+        ValueError: if there are checkpoints, but each of them lacks a file.
+    """
+    found = checkpoints_in(folder)
+    whole = [path for path in found if not missing_files(path)]
+    if found and not whole:
+        lost = ", ".join(missing_files(found[-1]))
+        raise ValueError(f"run: {found[-1]} is damaged, it lacks {lost}, and there is no whole one before it")
+    return whole[-1] if whole else None
+
+
+def check_checkpoint(checkpoint: Path, model: PreTrainedModel) -> None:
+    """Raise `ValueError` if a file of a checkpoint cannot be read or does not fit the model."""
+    hint = "delete it to go on from the one before"
+    _load(f"run: {checkpoint} is damaged, {hint}: it", lambda: read_all(checkpoint, model))
 
 
 class RunFolder:
@@ -84,21 +174,9 @@ class RunFolder:
             else:
                 path.unlink(missing_ok=True)
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keep other processes from writing to the run.
-
-        Raises:
-            ValueError: if another process holds the lock.
-        """
-        with held(self.path / _LOCK) as mine:
-            if not mine:
-                raise ValueError(f"out: run {self.path} is in use by another process, expected one at a time")
-            try:
-                yield
-            finally:
-                with suppress(OSError):
-                    (self.path / _LOCK).unlink()
+    def lock(self) -> AbstractContextManager[None]:
+        """Keep other processes from writing to the run, as `locked`."""
+        return locked(self.path)
 
     def _is_run(self) -> bool:
         try:
@@ -133,22 +211,8 @@ class RunFolder:
         write_text_whole(self.record, json.dumps({"format": FORMAT, **record}, indent=2) + "\n")
 
     def latest_checkpoint(self) -> Path | None:
-        """The newest whole checkpoint; None if there is no checkpoint at all.
-
-        Raises:
-            ValueError: if there are checkpoints, but each of them lacks a file.
-        """
-        found = checkpoints_in(self.checkpoints)
-        whole = [path for path in found if not missing_files(path)]
-        if found and not whole:
-            lost = ", ".join(missing_files(found[-1]))
-            raise ValueError(f"run: {found[-1]} is damaged, it lacks {lost}, and there is no whole one before it")
-        return whole[-1] if whole else None
-
-    def check_checkpoint(self, checkpoint: Path, model: PreTrainedModel) -> None:
-        """Raise `ValueError` if a file of a checkpoint cannot be read or does not fit the model."""
-        hint = "delete it to go on from the one before"
-        _load(f"run: {checkpoint} is damaged, {hint}: it", lambda: read_all(checkpoint, model))
+        """The newest whole checkpoint, as `newest_checkpoint`."""
+        return newest_checkpoint(self.checkpoints)
 
     def weights(self) -> Path:
         """The folder of the trained model, or of the newest checkpoint if the run is not finished.

@@ -13,8 +13,7 @@ from rfa.models import RFAForCausalLM
 from rfa.progress import Progress
 from rfa_lab.data.synthetic import NOT_ASKED, SyntheticBatch, SyntheticTask
 
-from .series import SeriesTraining
-from .steps import train_steps
+from .series import SeriesTraining, train_steps
 
 _CHUNK = 32  # sequences scored at once
 _TRIES = 100  # batches, until one has a question

@@ -1,7 +1,10 @@
 """One run, from its specification to a trained model in its run folder."""
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,67 +12,32 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from torch.nn import functional
+from torch.utils.data import Dataset, Subset
 from transformers import EvalPrediction, PreTrainedTokenizerFast, TrainingArguments, set_seed
-from transformers.trainer_callback import PrinterCallback
 
 from rfa.environment import environment
-from rfa.models import RFAForCausalLM
+from rfa.files import write_whole
+from rfa.models import RFAConfig, RFAForCausalLM
 from rfa.models.decoder import NOT_SCORED
-from rfa.models.saved_files import quiet_transformers
+from rfa.models.saved_files import quiet_transformers, write_digests
 from rfa.ops import choose_backend
 from rfa.progress import Progress, TrainingProgress
-from rfa_lab.data import PreparedData, check_text, fingerprint, load_corpus, prepare
+from rfa_lab.data import PreparedData, TokenBlocks, check_text, evenly_spaced, fingerprint, load_corpus, prepare
 
 from .callbacks import MetricsLogger, StopOnSignal
-from .preparation import arguments_of, blocks_of, config_of, new_record, save_model, write_new_run
-from .processes import lost_process_as_connection_error
+from .processes import check_launch, lost_process_as_connection_error
 from .run_folder import RunFolder
 from .spec import TrainingSpec
-from .trainer import ClipDynamics, ProtocolTrainer, tensor_float_32, trial_step
-
-# The validation loss of text, the same for any number of processes
-
-
-class TextTrainer(ProtocolTrainer):
-    """The protocol's Trainer for language models. The validation loss is the mean over all tokens that are scored.
-
-    The last batches of several processes are filled up with blocks of the first. The Trainer leaves out what it gathers
-    of these, but could not take them out of the mean of a batch. So each block has a value of its own.
-    """
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.compute_metrics = _token_mean
-
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """No loss of the batch, but for each block the sum of its tokens' losses, and how many they are."""
-        inputs = self._prepare_inputs(inputs)
-        targets = functional.pad(inputs.pop("labels")[:, 1:], (0, 1), value=NOT_SCORED)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            logits = model(**inputs).logits.float().flatten(0, 1)
-            losses = functional.cross_entropy(logits, targets.flatten(), ignore_index=NOT_SCORED, reduction="none")
-        return None, losses.view_as(targets).sum(1), (targets != NOT_SCORED).sum(1)
-
-
-def _token_mean(of_blocks: EvalPrediction) -> dict[str, float]:
-    """The loss over all scored tokens, of each block's summed loss and its number of them."""
-    sums, counts = of_blocks.predictions, of_blocks.label_ids
-    return {"loss": float(np.sum(sums, dtype=np.float64) / np.sum(counts))}
-
+from .trainer import (
+    ClipDynamics,
+    ProtocolTrainer,
+    full_disk_as_os_error,
+    tensor_float_32,
+    trainer_arguments,
+    trial_step,
+)
 
 TRAINED_ON = ("train", "valid")  # the splits that a run reads, and that its data fingerprint covers
-
-
-class Stopped(Exception):
-    """The run was saved and stopped at `step`, because of Ctrl-C or SIGTERM."""
-
-    def __init__(self, step: int, steps: int):
-        super().__init__(f"stopped at step {step} of {steps}")
-        self.step, self.steps = step, steps
-
-
-class OutOfTime(Stopped):
-    """The run was saved and stopped at `step`, because the time given was over."""
 
 
 def train(
@@ -106,23 +74,37 @@ def train(
     spec = spec.with_absolute_paths()
     run = RunFolder(out)
     run.check_free(overwrite)
-    arguments = arguments_of(run, spec)  # this sets up the processes of a distributed run
+    arguments = _arguments(run, spec)  # this sets up the processes of a distributed run
     data = _read(spec, spec.tokenizer, arguments, data_progress, begun=False)
     test = load_corpus(spec.data, spec.split_by).documents("test")
     check_text(test)  # now, because it is read only after training
-    blocks, _ = blocks_of(data, spec)  # errors come before anything is written
+    blocks, _ = _blocks(data, spec)  # errors come before anything is written
     if len(blocks) < spec.batch_size * arguments.world_size:
         raise ValueError(
             f"batch_size: got {spec.batch_size} on {arguments.world_size} device(s), "
             f"expected at most the {len(blocks)} blocks of the training split"
         )
-    record = new_record(spec, data, fingerprint(test), arguments.world_size)
+    record = {
+        "spec": spec.to_dict(),
+        "config": _config(spec, data).to_diff_dict(),
+        "data": {
+            "corpus": data.corpus,
+            "split": data.split_note,
+            "fingerprint": data.fingerprint,
+            "test_fingerprint": fingerprint(test),  # a later evaluation compares it
+            "tokens": {split: len(stream) for split, stream in data.streams.items()},
+        },
+        "environment": environment(),
+        "processes": arguments.world_size,
+        "finished": False,
+        "steps": 0,
+    }
     if overwrite and run.path.exists():  # the old run must not be lost if a kernel cannot be compiled here
         trial_step(spec, arguments.device)
-    with _lock(run, arguments), lost_process_as_connection_error(arguments.world_size):
+    with _shared(run, arguments):
         if arguments.process_index == 0:
             run.check_free(overwrite)
-            write_new_run(run, record, data)
+            _write_new_run(run, record, data)
         PartialState().wait_for_everyone()
         return _train(run, spec, data, arguments, progress, until)
 
@@ -147,7 +129,7 @@ def resume(
     if record.get("finished"):
         return record
     spec = TrainingSpec.from_dict(record["spec"])
-    arguments = arguments_of(run, spec)
+    arguments = _arguments(run, spec)
     processes = record.get("processes", 1)
     if arguments.world_size != processes:
         raise ValueError(f"processes: got {arguments.world_size}, expected {processes}, which began {run.path}")
@@ -155,13 +137,35 @@ def resume(
     data = _read(spec, tokenizer, arguments, data_progress, begun=True)
     if data.fingerprint != record["data"]["fingerprint"]:
         raise ValueError(f"data: {spec.data} has changed since run {run.path} was started, expected the same text")
-    with _lock(run, arguments), lost_process_as_connection_error(arguments.world_size):
+    with _shared(run, arguments):
         if arguments.process_index == 0:
             if run.read() != record:
                 raise ValueError(f"run: {run.path} was changed by another process while its text was read")
             run.write({**record, "resumed": [*record.get("resumed", []), environment()]})
         PartialState().wait_for_everyone()
         return _train(run, spec, data, arguments, progress, until)
+
+
+def _arguments(run: RunFolder, spec: TrainingSpec) -> TrainingArguments:
+    """The Trainer's arguments. This sets up the processes of a distributed run."""
+    arguments = trainer_arguments(
+        run.checkpoints,
+        per_device_train_batch_size=spec.batch_size,
+        per_device_eval_batch_size=spec.batch_size,
+        gradient_accumulation_steps=spec.accumulate,
+        num_train_epochs=spec.epochs,
+        max_steps=spec.max_steps or -1,
+        learning_rate=spec.learning_rate,
+        seed=spec.seed,
+        bf16=spec.bf16,
+        eval_steps=1,  # `_train` sets it and save_steps, when it knows the length of an epoch
+        save_steps=1,
+        logging_steps=spec.log_steps,
+        ddp_find_unused_parameters=False,
+    )
+    check_launch(arguments.world_size)
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # several devices through `accelerate launch`, not DataParallel
+    return arguments
 
 
 def _read(
@@ -177,9 +181,66 @@ def _read(
         return prepare(spec.data, tokenizer, spec.split_by, splits=TRAINED_ON, progress=progress)
 
 
-def _lock(run: RunFolder, arguments: TrainingArguments) -> AbstractContextManager[None]:
-    """A lock against other launches. The processes of one launch share the run; the first of them holds the lock."""
-    return run.lock() if arguments.process_index == 0 else nullcontext()
+@contextmanager
+def _shared(run: RunFolder, arguments: TrainingArguments) -> Iterator[None]:
+    """The processes of one launch share the run. The first of them holds the lock against other launches."""
+    lock = run.lock() if arguments.process_index == 0 else nullcontext()
+    with lock, lost_process_as_connection_error(arguments.world_size):
+        yield
+
+
+def _blocks(data: PreparedData, spec: TrainingSpec) -> tuple[TokenBlocks, Dataset]:
+    """All blocks of the training split, and those of the validation split that the specification asks for."""
+    train_blocks = TokenBlocks(data.streams["train"], spec.length, "training split")
+    valid_blocks = TokenBlocks(data.streams["valid"], spec.length, "validation split")
+    if spec.valid_tokens is None:
+        return train_blocks, valid_blocks
+    return train_blocks, Subset(valid_blocks, evenly_spaced(len(valid_blocks), spec.valid_tokens // spec.length))
+
+
+def _config(spec: TrainingSpec, data: PreparedData) -> RFAConfig:
+    """The model's configuration for the vocabulary of the data."""
+    return spec.model_config(len(data.tokenizer), eos_token_id=data.tokenizer.eos_token_id)
+
+
+def _write_new_run(run: RunFolder, record: dict[str, Any], data: PreparedData) -> None:
+    """Write the record and the tokenizer of a new run, both or neither."""
+    run.clear()
+    try:
+        with full_disk_as_os_error(run.path):
+            data.tokenizer.save_pretrained(run.tokenizer)
+            write_digests(run.tokenizer)
+        run.write(record)
+    except BaseException:
+        run.clear()
+        raise
+
+
+class TextTrainer(ProtocolTrainer):
+    """The protocol's Trainer for language models. The validation loss is the mean over all tokens that are scored.
+
+    The last batches of several processes are filled up with blocks of the first. The Trainer leaves out what it gathers
+    of these, but could not take them out of the mean of a batch. So each block has a value of its own.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.compute_metrics = _token_mean
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """No loss of the batch, but for each block the sum of its tokens' losses, and how many they are."""
+        inputs = self._prepare_inputs(inputs)
+        targets = functional.pad(inputs.pop("labels")[:, 1:], (0, 1), value=NOT_SCORED)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            logits = model(**inputs).logits.float().flatten(0, 1)
+            losses = functional.cross_entropy(logits, targets.flatten(), ignore_index=NOT_SCORED, reduction="none")
+        return None, losses.view_as(targets).sum(1), (targets != NOT_SCORED).sum(1)
+
+
+def _token_mean(of_blocks: EvalPrediction) -> dict[str, float]:
+    """The loss over all scored tokens, of each block's summed loss and its number of them."""
+    sums, counts = of_blocks.predictions, of_blocks.label_ids
+    return {"loss": float(np.sum(sums, dtype=np.float64) / np.sum(counts))}
 
 
 def _train(
@@ -191,8 +252,8 @@ def _train(
     until: float | None,
 ) -> dict[str, Any]:
     set_seed(spec.seed)
-    model = RFAForCausalLM(config_of(spec, data))
-    train_blocks, valid_blocks = blocks_of(data, spec)
+    model = RFAForCausalLM(_config(spec, data))
+    train_blocks, valid_blocks = _blocks(data, spec)
     at_once = spec.batch_size * arguments.world_size
     batches = len(train_blocks) // at_once
     steps_an_epoch = math.ceil(batches / spec.accumulate)
@@ -215,21 +276,7 @@ def _train(
             one_group=spec.one_group,
             keep_best=spec.keep_best,
         )
-        trainer.remove_callback(PrinterCallback)
-        checkpoint = run.latest_checkpoint()
-        if checkpoint is not None:
-            run.check_checkpoint(checkpoint, model)
-        if checkpoint is not None and trainer.is_last(checkpoint, spec.max_steps):
-            trainer.load_last(checkpoint)
-        else:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        ended = OutOfTime if stop.out_of_time else Stopped
-        if stop.stopped and trainer.state.global_step < trainer.state.max_steps:
-            raise ended(trainer.state.global_step, trainer.state.max_steps)
-        if not any(
-            "eval_loss" in line and line["step"] == trainer.state.max_steps for line in trainer.state.log_history
-        ):
-            trainer.evaluate()
+        trainer.train_from_newest_checkpoint(stop)
 
     losses = {line["step"]: line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line}
     step = trainer.load_best() if spec.keep_best else trainer.state.global_step
@@ -249,6 +296,22 @@ def _train(
     save_model(trainer, run)
     if trainer.is_world_process_zero():
         run.write(record)
-    if stop.stopped:  # in the last step or after it: the run is complete, but the caller must not go on
-        raise ended(trainer.state.global_step, trainer.state.max_steps)
+    stop.check(
+        trainer.state
+    )  # a signal in the last step or after it: the run is complete, but the caller must not go on
     return record
+
+
+def save_model(trainer: ProtocolTrainer, run: RunFolder) -> None:
+    """Save the trained model. All processes take part, because weights may be sharded; the first one renames."""
+    staging = run.path / ".model"
+    with quiet_transformers(), full_disk_as_os_error(run.path):
+        try:
+            trainer.save_model(str(staging))
+            trainer.accelerator.wait_for_everyone()
+            if trainer.is_world_process_zero():
+                write_digests(staging)
+                write_whole(run.model, lambda path: os.replace(staging, path))
+        finally:
+            if trainer.is_world_process_zero():
+                shutil.rmtree(staging, ignore_errors=True)

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,12 +21,15 @@ from jaxtyping import Int
 from safetensors import SafetensorError
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
 
 from rfa.models import RFAForCausalLM
 from rfa.models.decoder import RFAPreTrainedModel
 from rfa.models.saved_files import checkpoints_in, quiet_transformers, read_model, read_state, write_digests
 
+from .callbacks import StopOnSignal
+from .run_folder import check_checkpoint, newest_checkpoint
 from .spec import TrainingSpec
 
 DYNAMICS_CLIP = 1e-4
@@ -122,6 +125,25 @@ def seen_blocks(spec: TrainingSpec, total: int) -> Int[np.ndarray, " seen"]:
 _CHECKPOINTS = 2  # that stay on disk
 
 
+def trainer_arguments(checkpoints: Path, **given: Any) -> TrainingArguments:
+    """The Trainer's arguments that all runs share, and those given."""
+    return TrainingArguments(
+        output_dir=str(checkpoints),
+        max_grad_norm=1.0,
+        eval_strategy="steps",
+        save_strategy="steps",
+        logging_nan_inf_filter=False,
+        prediction_loss_only=True,
+        dataloader_drop_last=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        remove_unused_columns=False,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=not torch.accelerator.is_available(),
+        **given,
+    )
+
+
 class ProtocolTrainer(Trainer):
     """The Trainer with the protocol's optimiser, schedule and saving.
 
@@ -131,6 +153,7 @@ class ProtocolTrainer(Trainer):
     def __init__(self, *args, one_group: bool = False, keep_best: bool = False, **kwargs):
         self._one_group, self._keep_best = one_group, keep_best
         super().__init__(*args, **kwargs)
+        self.remove_callback(PrinterCallback)
 
     def create_optimizer(self, model=None):
         """Adam with two parameter groups, or with one."""
@@ -154,18 +177,31 @@ class ProtocolTrainer(Trainer):
         finally:
             self.args.dataloader_drop_last = True
 
-    def is_last(self, checkpoint: Path, max_steps: int | None) -> bool:
-        """Whether this checkpoint is the one after the last step of the run."""
-        state = read_state(checkpoint)
-        return state.global_step >= (max_steps or state.max_steps)
+    def train_from_newest_checkpoint(self, stop: StopOnSignal) -> None:
+        """Train from the newest checkpoint, or from the start if there is none, and validate after the last step.
 
-    def load_last(self, checkpoint: Path) -> None:
-        """Load the state that `train` has after its last step. The Trainer itself would make one step more."""
-        self._load_from_checkpoint(str(checkpoint))
-        self.state = read_state(checkpoint)
-        self.state.is_world_process_zero = self.is_world_process_zero()
-        self.state.is_local_process_zero = self.is_local_process_zero()
-        self.callback_handler.on_train_begin(self.args, self.state, self.control)
+        Raises:
+            ValueError: for a damaged checkpoint.
+            Stopped: where `stop` ended the run before its last step.
+        """
+        checkpoint = newest_checkpoint(Path(cast(str, self.args.output_dir)))
+        if checkpoint is None:
+            self.train()
+        else:
+            check_checkpoint(checkpoint, cast(RFAPreTrainedModel, self.model))
+            state = read_state(checkpoint)
+            if state.global_step < (self.args.max_steps if self.args.max_steps > 0 else state.max_steps):
+                self.train(resume_from_checkpoint=str(checkpoint))
+            else:  # nothing is left to train; the Trainer itself would make one step more
+                self._load_from_checkpoint(str(checkpoint))
+                self.state = state
+                self.state.is_world_process_zero = self.is_world_process_zero()
+                self.state.is_local_process_zero = self.is_local_process_zero()
+                self.callback_handler.on_train_begin(self.args, self.state, self.control)
+        if self.state.global_step < self.state.max_steps:
+            stop.check(self.state)
+        if not any("eval_loss" in line and line["step"] == self.state.max_steps for line in self.state.log_history):
+            self.evaluate()
 
     def _save_checkpoint(self, model, trial):
         """Save under a temporary name, rename, and only then delete the oldest checkpoints."""

@@ -420,7 +420,7 @@ def test_changed_files_and_damaged_checkpoints_are_named(wave, tmp_path):
     with pytest.raises(Stopped):
         train_network(request, tmp_path / "net", progress=at_step(2, ctrl_c))
     (tmp_path / "net" / "checkpoints" / "checkpoint-2" / "optimizer.pt").write_bytes(b"0")
-    with pytest.raises(ValueError, match=r"^out: .*checkpoint-2 is damaged, delete it .* optimizer.pt"):
+    with pytest.raises(ValueError, match=r"^run: .*checkpoint-2 is damaged, delete it .* optimizer.pt"):
         resume_network(tmp_path / "net")
     file.write_text(file.read_text() + "900,1,1\n")
     with pytest.raises(ValueError, match=r"^file: got .*x.csv.*, expected the files with which training began"):

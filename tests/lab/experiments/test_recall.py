@@ -10,7 +10,7 @@ import pytest
 from rfa.files import held
 from rfa_lab.recipes import RecipeError, load_recall_recipe, recall_runner, run_recall_recipe
 from rfa_lab.results import Planned, write_planned
-from rfa_lab.training import steps
+from rfa_lab.training import series
 from rfa_lab.training.trainer import make_optimizer
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "recall.yaml"
@@ -158,7 +158,7 @@ def test_a_run_that_diverges_is_recorded(rfa, small, tmp_path, monkeypatch):
     def far_too_fast(model, rate, one_group):
         return make_optimizer(model, rate * (1e36 if model.config.attention.kind == "dot_product" else 1), one_group)
 
-    monkeypatch.setattr(steps, "make_optimizer", far_too_fast)
+    monkeypatch.setattr(series, "make_optimizer", far_too_fast)
     for _ in range(2):  # a later call finds it recorded
         assert len(run_recall_recipe(load_recall_recipe(small), tmp_path, only=("recall-*",)).done) == 4
     found = results(tmp_path)

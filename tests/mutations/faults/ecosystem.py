@@ -92,7 +92,7 @@ EXPORT = [
              "the card shows the result of another seed", "lab/export/test_export.py"),
     Mutation("rfa_lab/export/model_card.py", "folder = {name!r}", 'folder = "{name}"',
              "the name of a folder puts code into the card's lines", "lab/export/test_export.py"),
-    Mutation("rfa_lab/training/run_record.py", "allow_inf_nan=False", "allow_inf_nan=True",
+    Mutation("rfa_lab/training/run_folder.py", "allow_inf_nan=False", "allow_inf_nan=True",
              "the card shows a perplexity that is no number", "lab/training/test_run_folder.py"),
     Mutation("rfa/models/remote_code.py", '"AutoModelForCausalLM": "RFAForCausalLM"', '"AutoModelForCausalLM": "RFAModel"',
              "a model without its head is loaded", "lab/export/test_export.py"),

@@ -37,7 +37,7 @@ RECALL = [
              "products in the other order", "lab/data/test_synthetic.py"),
     Mutation("rfa_lab/training/synthetic.py", "times=batch.times, ", "",
              "the model does not see the times", "lab/training/test_synthetic.py"),
-    Mutation("rfa_lab/training/steps.py", "        schedule.step()\n", "",
+    Mutation("rfa_lab/training/series.py", "        schedule.step()\n", "",
              "the learning rate stays at its start", "lab/training/test_series.py"),
     Mutation("rfa_lab/recipes/recall_runner.py", "if finished(name) is None:", "if True:",
              "a finished run is made again", "lab/experiments/test_recall.py"),
