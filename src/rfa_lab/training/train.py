@@ -296,9 +296,7 @@ def _train(
     save_model(trainer, run)
     if trainer.is_world_process_zero():
         run.write(record)
-    stop.check(
-        trainer.state
-    )  # a signal in the last step or after it: the run is complete, but the caller must not go on
+    stop.check(trainer.state)  # in the last step or after it: the run is complete, but the caller must not go on
     return record
 
 
