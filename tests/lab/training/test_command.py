@@ -17,7 +17,7 @@ from cover import slow
 from rfa_lab import training
 from rfa_lab.evaluation import evaluate
 from rfa_lab.training import RunFolder, Stopped
-from training.runs import STOPPING, command, ctrl_c, messages
+from training.runs import STOPPING, command, messages
 
 SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=4"]
 SMALL = ["--tokenizer", "bytes", "--length", "16", "--batch-size", "4", "--set", *SIZES]
@@ -92,11 +92,3 @@ def test_the_line_that_says_how_to_go_on_can_be_pasted(rfa, monkeypatch, out):
     said = messages(err)[0]
     assert said.startswith("rfa: stopped at step 3 of 10; go on with: ")
     assert shlex.split(said.partition("go on with: ")[2]) == ["rfa", "train", "--resume", "--out", out]
-
-
-def test_ctrl_c_while_text_is_read(rfa, monkeypatch, corpus, tmp_path):
-    monkeypatch.setattr(sys.modules["rfa_lab.training.train"], "prepare", lambda *_, **__: ctrl_c())
-    status, out, err = rfa("train", "--data", corpus, *SMALL, "--out", "run")
-    assert messages(err) == ["rfa: stopped"], err
-    assert (status, out) == (130, "")
-    assert not (tmp_path / "run").exists()

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from sys import modules
 
 import pytest
 import torch.distributed as dist
@@ -158,23 +157,6 @@ def test_a_killed_process_ends_the_others_with_one_line_and_the_run_resumes(corp
     )
     step = int(run.latest_checkpoint().name.partition("-")[2])
     assert_resumes(run, step)
-
-
-def loses_one_while_reading(corpus, folder):
-    _as_launched()
-    if dist.get_rank() == 0:
-        modules["rfa_lab.training.train"].prepare = lambda *_, **__: os._exit(0)  # killed, but `together` wants a 0
-    with pytest.raises(
-        ConnectionError, match=r"another one of the 2 of this run has ended .*; start again, with as many"
-    ):
-        train(tiny_spec(Path(corpus)), Path(folder) / "run")
-    os._exit(0)  # the group is gone
-
-
-@slow
-def test_a_process_killed_while_it_reads_text(corpus, tmp_path):
-    together(loses_one_while_reading, 2, str(corpus), str(tmp_path))
-    assert not (tmp_path / "run").exists()
 
 
 @slow

@@ -70,13 +70,6 @@ def test_one_group_is_for_models_that_have_two(name):
         TrainingSpec(**given)
 
 
-@pytest.mark.parametrize("name", ["b1-rope", "m2.6-pure-rotation"])
-def test_parameter_groups_of_baselines(name):
-    net = model(name)
-    (group,) = make_optimizer(net, 0.01).param_groups
-    assert sorted(map(id, group["params"])) == sorted(map(id, net.parameters()))
-
-
 def test_what_is_frozen_is_in_no_group():
     net = model("m2-sc-rfa")
     frozen = [net.model.embed_tokens.weight, net.head_dynamics()[0].raw_robustness]

@@ -1,14 +1,15 @@
-"""A run that was stopped and resumed is the run that was not."""
+"""A run that was stopped, by Ctrl-C or because its time was up, and resumed is the run that was not; the best model."""
 
 import json
+import shutil
 import time
 
 import pytest
 import torch
-from cover import slow, some
+from cover import some
 
 from rfa.models.saved_files import checkpoints_in
-from rfa_lab.training import RunFolder, Stopped, callbacks, resume, train
+from rfa_lab.training import OutOfTime, RunFolder, Stopped, callbacks, resume, train
 from rfa_lab.training.callbacks import read_metrics
 from training.runs import STOPPING, at_step, contents, ctrl_c, tiny_spec, weights, write_corpus
 
@@ -115,16 +116,6 @@ def test_a_second_ctrl_c_stops_at_once(corpus, tmp_path):
     assert resume(tmp_path / "run")["steps"] == 8
 
 
-@slow
-def test_seeds(corpus, tmp_path):
-    for name, seed in {"a": 1, "b": 1, "c": 2}.items():
-        train(tiny_spec(corpus, seed=seed), tmp_path / name)
-    assert all(torch.equal(value, weights(tmp_path / "b")[name]) for name, value in weights(tmp_path / "a").items())
-    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
-    losses = [[line["loss"] for line in metrics(tmp_path / name) if "loss" in line] for name in "ac"]
-    assert all(a != c for a, c in zip(*losses, strict=True))
-
-
 def test_a_finished_run_is_left_as_it_is(finished):
     before = contents(finished)
     record = resume(finished, progress=lambda *_: pytest.fail("it went on"))
@@ -173,3 +164,69 @@ def test_a_damaged_checkpoint_is_named(stopped, damaged):
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(ValueError, match="checkpoint-5"):
         resume(stopped.path)
+
+
+SPEC = {"max_steps": 12, "eval_steps": 3, "learning_rate": 0.03}
+
+
+@pytest.fixture(scope="session")
+def one_word(corpus, tmp_path_factory):
+    """A training text of one word, which is soon known too well for another validation text."""
+    folder = shutil.copytree(corpus, tmp_path_factory.mktemp("one word") / "corpus")
+    (folder / "train" / "a.txt").write_text(800 * "a ")
+    return folder
+
+
+def valid_losses(folder):
+    return {line["step"]: line["valid_loss"] for line in read_metrics(RunFolder(folder)) if "valid_loss" in line}
+
+
+def test_a_run_in_parts_is_the_run_in_one(corpus, finished, tmp_path, caplog):
+    """Each call has no time at all, and makes one step. All losses and weights are equal bit for bit."""
+    with pytest.raises(OutOfTime, match="stopped at step 1 of 8"):
+        train(tiny_spec(corpus), tmp_path / "parts", until=time.monotonic())
+    for step in range(2, 9):
+        with pytest.raises(OutOfTime, match=f"stopped at step {step} of 8"):
+            resume(tmp_path / "parts", until=time.monotonic())
+    record = resume(tmp_path / "parts", until=time.monotonic())  # it was finished in time or not
+    assert (record["finished"], len(record["resumed"])) == (True, 7)
+    lines, whole = (
+        [{k: v for k, v in line.items() if k != "dynamics"} for line in read_metrics(RunFolder(folder))]
+        for folder in (tmp_path / "parts", finished)
+    )
+    assert [line for line in lines if "valid_loss" not in line or line["step"] in (3, 6, 8)] == whole
+    for name, value in weights(finished).items():
+        assert torch.equal(value, weights(tmp_path / "parts")[name])
+    assert not caplog.records  # no word of a signal
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_best_model_is_kept(one_word, tmp_path, stopped):
+    if stopped:
+        with pytest.raises(OutOfTime):
+            train(tiny_spec(one_word, keep_best=True, **SPEC), tmp_path / "run", until=time.monotonic())
+        record = resume(tmp_path / "run")
+    else:
+        record = train(tiny_spec(one_word, keep_best=True, **SPEC), tmp_path / "run")
+    losses = valid_losses(tmp_path / "run")
+    best = min(losses, key=losses.__getitem__)
+    assert best not in (12, 9)  # the case that matters: two checkpoints come after it
+    assert (record["result"]["best_step"], record["result"]["valid_loss"]) == (best, losses[best])
+    assert record["steps"] == 12
+    kept = RunFolder(tmp_path / "run")
+    assert [path.name for path in checkpoints_in(kept.checkpoints)] == [f"checkpoint-{s}" for s in (best, 9, 12)]
+    model = kept.load_model()
+    batch = torch.arange(16)[None] + 97
+    expected = kept.load_model(kept.checkpoints / f"checkpoint-{best}")(batch).logits
+    assert torch.equal(model(batch).logits, expected)
+    assert not torch.equal(kept.load_model(kept.checkpoints / "checkpoint-12")(batch).logits, expected)
+
+
+def test_a_best_model_that_is_lost(one_word, tmp_path):
+    def lose():
+        best = min(losses := valid_losses(tmp_path / "run"), key=losses.__getitem__)
+        (tmp_path / "run" / "checkpoints" / f"checkpoint-{best}" / "model.safetensors").write_bytes(b"")
+
+    spec = tiny_spec(one_word, keep_best=True, **SPEC)
+    with pytest.raises(ValueError, match=r"keep_best: .* cannot be read"):
+        train(spec, tmp_path / "run", progress=at_step(11, lose))

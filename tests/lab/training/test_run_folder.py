@@ -75,16 +75,12 @@ def damage(run, change):
     ("change", "message"),
     [
         (lambda text: text[: len(text) // 2], "is damaged"),
-        (lambda text: "not JSON", "is damaged"),
-        (lambda text: "{}", "is damaged"),
         (lambda text: "[" * 100_000, "is damaged"),
         (lambda text: text.replace('"cpu"', '"\\ud800"'), "is damaged .*surrogates not allowed"),
         (lambda text: '{"format": 1}', "is damaged .spec: Field required, and 5 more faults"),
         (lambda text: text.replace('"format": 1', '"format": 2'), "has format 2, expected 1"),
         (lambda text: text.replace('"m2-sc-rfa"', '"m9"'), "preset: got 'm9'"),
         (lambda text: text.replace('"length": 16', '"length": "long"'), "damaged .length: got 'long'"),
-        (lambda text: text.replace('"split_by": "file",', ""), "damaged .spec: got"),
-        (lambda text: text.replace('"tokenizer": "bytes"', '"tokenizer": 5'), "damaged .tokenizer: got 5"),
     ],
 )
 def test_a_damaged_record(stopped, change, message):
@@ -97,21 +93,11 @@ def test_a_damaged_record(stopped, change, message):
     ("field", "value", "said"),
     [
         ("spec", None, "Input should be a valid dictionary"),
-        ("config", None, "Input should be a valid dictionary"),
-        ("data", None, "Input should be a valid dictionary"),
         ("data.corpus", 3, "Input should be a valid string"),
-        ("data.tokens", [1], "Input should be a valid dictionary"),
         ("data.tokens.train", "1", "Input should be a valid integer"),
-        ("data.fingerprint", None, "Input should be a valid string"),
-        ("environment", None, "Input should be a valid dictionary"),
         ("processes", 0, "Input should be greater than or equal to 1"),
-        ("finished", "yes", "Input should be a valid boolean"),
-        ("steps", "many", "Input should be a valid integer"),
         ("steps", 10**30, "Input should be less than or equal to 9223372036854775807"),
-        ("result", [1], "Input should be a valid dictionary"),
         ("result.valid_perplexity", float("nan"), "Input should be a finite number"),
-        ("result.tokens", "x", "Input should be a valid integer"),
-        ("resumed", 3, "Input should be a valid list"),
     ],
 )
 def test_a_damaged_field_is_named(run, field, value, said):
@@ -155,23 +141,6 @@ def test_a_damaged_model(run, file, how):
     with pytest.raises(ValueError, match=r"the model in .* cannot be read") as error:
         run.load_model()
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("content", ["", "{}"])
-def test_a_damaged_tokenizer(run, content):
-    (run.tokenizer / "digests.json").unlink()  # they would find it first
-    (run.tokenizer / "tokenizer.json").write_text(content)
-    with pytest.raises(ValueError, match=r"the tokenizer in .* cannot be read") as error:
-        run.load_tokenizer()
-    assert "\n" not in str(error.value)
-
-
-def test_the_users_own_text_in_a_run_folder_survives_overwrite(corpus, tmp_path):
-    train(tiny_spec(corpus, max_steps=1), tmp_path / "run")
-    text = tmp_path / "run" / "mine.txt"
-    text.write_text("a line of text\n" * 200)
-    train(tiny_spec(text, max_steps=2), tmp_path / "run", overwrite=True)
-    assert text.read_text() == "a line of text\n" * 200
 
 
 @pytest.mark.parametrize("part", ["weight", "layer"])
@@ -230,23 +199,17 @@ def put_json(file, **values):
 
 DAMAGES = {
     "unknown state": lambda folder: put_json(folder / "trainer_state.json", colour="red"),
-    "step as text": lambda folder: put_json(folder / "trainer_state.json", global_step="abc"),
-    "rate as text": lambda folder: put_json(folder / "trainer_state.json", save_steps={}),
     "no rate": lambda folder: put_json(folder / "trainer_state.json", eval_steps=0),
-    "no batch": lambda folder: put_json(folder / "trainer_state.json", train_batch_size=None),
     "another path": lambda folder: put_json(folder / "trainer_state.json", best_model_checkpoint="/etc"),
     "no history": lambda folder: put_json(folder / "trainer_state.json", log_history=0),
-    "no list of lines": lambda folder: put_json(folder / "trainer_state.json", log_history=[1]),
     "no control": lambda folder: put_json(folder / "trainer_state.json", stateful_callbacks={}),
-    "no vocabulary": lambda folder: put_json(folder / "config.json", vocab_size={"a": 1}),
     "foreign optimiser": lambda folder: torch.save({"a": 1}, folder / "optimizer.pt"),
-    "foreign schedule": lambda folder: torch.save([1], folder / "scheduler.pt"),
     "foreign random state": lambda folder: torch.save({"a": 1}, folder / "rng_state.pth"),
     "lost tensor": lambda folder: save_file({"a": torch.zeros(2)}, folder / "model.safetensors"),
 }
 
 
-@pytest.mark.parametrize("damage", some(DAMAGES, 7))
+@pytest.mark.parametrize("damage", some(DAMAGES, 4))
 def test_a_checkpoint_that_can_be_read_but_is_none(stopped, damage):
     (stopped.checkpoints / "checkpoint-5" / "digests.json").unlink()  # they would find it first
     DAMAGES[damage](stopped.checkpoints / "checkpoint-5")
@@ -268,20 +231,6 @@ def test_a_stop_saves_no_weights_that_are_no_numbers(corpus, tmp_path, monkeypat
     with pytest.raises(ValueError, match="expected finite numbers"):
         train(spec, tmp_path / "run", progress=at_step(6, ctrl_c))
     assert RunFolder(tmp_path / "run").latest_checkpoint().name == "checkpoint-3"
-
-
-@slow
-def test_logged_losses_of_a_stopped_run_are_means_since_the_last_line(corpus, tmp_path):
-    """With lines every four steps and a stop at six: 4, 6, 8; together they hold every step's loss."""
-    train(tiny_spec(corpus), tmp_path / "each")
-    with pytest.raises(Stopped):
-        train(tiny_spec(corpus, log_steps=4), tmp_path / "parts", progress=at_step(6, ctrl_c))
-    resume(tmp_path / "parts")
-    each = {line["step"]: line["loss"] for line in read_metrics(RunFolder(tmp_path / "each")) if "loss" in line}
-    parts = {line["step"]: line["loss"] for line in read_metrics(RunFolder(tmp_path / "parts")) if "loss" in line}
-    for first, last in ((1, 4), (5, 6), (7, 8)):
-        mean = sum(each[step] for step in range(first, last + 1)) / (last + 1 - first)
-        assert parts[last] == pytest.approx(mean, abs=1e-3)  # the log rounds
 
 
 @slow

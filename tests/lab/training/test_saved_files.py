@@ -1,15 +1,20 @@
-"""A file of a run that changed since it was saved is found before it is used; what older versions saved still loads."""
+"""What is read from a run: digests of its files, the precision of a model, nothing said by transformers."""
 
 import json
+from contextlib import suppress
 
 import pytest
+import torch
 from cover import some
+from transformers.utils import logging
 
-from rfa.models.saved_files import DIGESTS, check_digests, write_digests
+from rfa.models import RFAForCausalLM, preset
+from rfa.models.saved_files import DIGESTS, check_digests, quiet_transformers, read_model, write_digests
 from rfa_lab.training import resume
 from training.runs import contents
 
 OF_A_CHECKPOINT = ["config.json", "model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt", DIGESTS]
+
 OF_A_CHECKPOINT += ["trainer_state.json", "training_args.bin", "generation_config.json"]
 
 
@@ -90,12 +95,7 @@ def no_digest_of_the_configuration(model):
     return "config.json"
 
 
-def no_digest_at_all(model):
-    (model / DIGESTS).write_text("{}")
-    return "config.json"
-
-
-@pytest.mark.parametrize("change", [more_weights, no_digest_of_the_configuration, no_digest_at_all])
+@pytest.mark.parametrize("change", [more_weights, no_digest_of_the_configuration])
 def test_no_file_without_a_digest_is_read_beside_those_that_have_one(run, change):
     name = change(run.model)
     with pytest.raises(ValueError, match=f"{name} has no sha256 in digests.json"):
@@ -110,3 +110,50 @@ def test_a_process_that_was_killed_while_it_saved(stopped):
     assert stopped.latest_checkpoint().name == "checkpoint-5"
     assert resume(stopped.path)["finished"]
     assert not half.exists()
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 11}
+
+
+def saved(folder, dtype):
+    model = RFAForCausalLM(preset("m2-sc-rfa", **SIZES)).to(dtype)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_precision_is_the_saved_one(tmp_path, dtype):
+    expected = saved(tmp_path, dtype).state_dict()
+    model = read_model(tmp_path, RFAForCausalLM)
+    assert model.dtype == model.config.dtype == dtype
+    assert model.lm_head.weight.dtype == dtype
+    for name, tensor in model.state_dict().items():  # the dynamics are of single precision in every model
+        assert torch.equal(tensor.float(), expected[name].float()), name
+
+
+def changed(folder, **values):
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    del config["dtype"]
+    file.write_text(json.dumps(config | values))
+
+
+@pytest.mark.parametrize("dtype", ["int8", 5, ["float32"]])
+def test_no_other_precision(tmp_path, dtype):
+    saved(tmp_path, torch.float32)
+    changed(tmp_path, dtype=dtype)
+    with pytest.raises(ValueError, match=r"dtype: got .* expected one of float16, bfloat16, float32, float64"):
+        read_model(tmp_path, RFAForCausalLM)
+
+
+def test_transformers_are_quiet_inside_and_as_before_afterwards(monkeypatch):
+    def current():
+        return logging.get_verbosity(), logging.is_progress_bar_enabled()
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.INFO)
+    with suppress(KeyError), quiet_transformers():
+        assert current() == (logging.ERROR, False)
+        raise KeyError
+    assert current() == (logging.INFO, True)
+    logging.set_verbosity(before)
