@@ -127,7 +127,6 @@ SHORT = {  # files under 60 lines, and why they are not part of a neighbour
     "rfa.progress": "the library and the lab say so how far they are",
     "rfa.ops.cpu.prebuilt": "the hub's kernel has it and no compiler",
     "rfa.models.remote_code": "its text is copied beside exported models",
-    "rfa_lab.evaluation.generation": "sampling shares no code with measuring",
     "rfa_lab.recipes.attention_figures": "a command's own figures; recipes do not make them",
 }
 

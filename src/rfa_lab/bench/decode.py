@@ -14,59 +14,47 @@ from rfa.nn import FilterCache
 from rfa.nn.cache_layer import AHEAD, TurnTable
 
 from .bound import bound_fields, decoding_work
-from .measurement import TOLERANCES, Setting, StateShape, Tick, compare, compare_with_tolerances, in_turns
-from .operator import OperatorProblem, call_operator
+from .measurement import TOLERANCES, Tick, compare, compare_with_tolerances, in_turns
+from .operator import OperatorProblem, StatesCase, call_operator
 
 RUN = AHEAD  # tokens of a call: as many as a cache makes phases for at a time, so that each call makes them once
 
 
 @dataclass(frozen=True)
-class DecodingCase:
+class DecodingCase(StatesCase):
     """The time of a token among the `RUN` tokens that follow `shape.length` cached ones, one after the other.
 
     Projections are the same in both and are left out. The bound is that of the token in the middle.
     """
 
-    shape: StateShape
-    preset: str
-    setting: Setting
+    benchmark = "decode"
 
-    @property
-    def title(self) -> str:
-        """For the progress bar."""
-        return f"decode {self.shape}"
+    def prepared(self) -> Any:
+        """The states, with those of the run, and the run of the filter."""
+        problem = OperatorProblem(self.shape._replace(length=self.shape.length + RUN), self.preset, self.setting)
+        return problem, filter_run(problem)
 
-    @property
-    def rounds(self) -> int:
-        """How often `lines` ticks."""
-        return self.setting.repeats
+    def described(self) -> dict[str, Any]:
+        """The fields of every line."""
+        return {"pass": "one token", **super().described()}
 
     @torch.no_grad()
-    def lines(self, tick: Tick) -> Iterator[dict[str, Any]]:
-        """Check, then measure."""
-        setting = self.setting
-        problem = OperatorProblem(self.shape._replace(length=self.shape.length + RUN), self.preset, setting)
-        filtered = filter_run(problem)
+    def check(self, shared: Any) -> dict[str, Any]:
+        """Compare the first and the last token with float64; of all, the reference would need much memory."""
+        problem, filtered = shared
         exact = copy.deepcopy(problem.layer).double()
         query, key, value = (state.double() for state in problem.states)
-        ends = torch.tensor([0, RUN - 1], device=setting.device)  # of all tokens, the reference would need much memory
+        ends = torch.tensor([0, RUN - 1], device=self.setting.device)
         places = self.shape.length + ends
         expected = call_operator(exact, [query[:, :, places], key, value], "reference", query_times=places)
         found = torch.cat(filtered(), dim=2)[:, :, ends]
-        line = {
-            "benchmark": "decode",
-            "pass": "one token",
-            "preset": self.preset,
-            **self.shape._asdict(),
-            **setting.fields(),
-            "backend": setting.resolved((self.shape.channels,)),
-            "check": compare_with_tolerances(
-                {"estimate": ([(found, expected)], TOLERANCES[setting.torch_dtype].estimate)}
-            ),
-        }
-        if not line["check"]["passed"]:
-            yield line
-            return
+        tolerance = TOLERANCES[self.setting.torch_dtype].estimate
+        return compare_with_tolerances({"estimate": ([(found, expected)], tolerance)})
+
+    @torch.no_grad()
+    def measured(self, shared: Any, tick: Tick) -> Iterator[dict[str, Any]]:
+        """Seconds of a token, and the bound."""
+        setting, (problem, filtered) = self.setting, shared
         contestants = {"rfa": filtered, "sdpa": dot_product_run(problem)}
         runs = in_turns(contestants, setting.repeats, setting.device, tick)
         seconds = {name: [run / RUN for run in each] for name, each in runs.items()}
@@ -75,7 +63,7 @@ class DecodingCase:
             "rfa": decoding_work(middle, problem.logarithm, problem.grad.itemsize),
             "peer": decoding_work(middle, False, problem.grad.itemsize),
         }
-        yield {**line, **compare(seconds, "sdpa"), **bound_fields(works, setting)}
+        yield {**compare(seconds, "sdpa"), **bound_fields(works, setting)}
 
 
 def filter_run(problem: OperatorProblem) -> Callable[[], list[Tensor]]:

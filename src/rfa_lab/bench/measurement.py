@@ -4,9 +4,10 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -141,6 +142,47 @@ def in_turns(
             seconds[name].append(_seconds_per_call(contestants[name], calls[name], device))
         tick()
     return seconds
+
+
+class Case(ABC):
+    """Something to measure. It is timed only where its check has passed."""
+
+    benchmark: ClassVar[str]  # its name in a line of results
+    setting: Setting
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """For the progress bar."""
+
+    @property
+    def rounds(self) -> int:
+        """How often `lines` ticks, unless the check fails."""
+        return self.setting.repeats
+
+    @abstractmethod
+    def described(self) -> dict[str, Any]:
+        """The fields of every line: the preset, sizes, the setting, the backend."""
+
+    def prepared(self) -> Any:
+        """What the check and the measurement share."""
+        return None
+
+    @abstractmethod
+    def check(self, shared: Any) -> dict[str, Any]:
+        """Compare with float64, as `compare_with_tolerances` returns it."""
+
+    @abstractmethod
+    def measured(self, shared: Any, tick: Tick) -> Iterator[dict[str, Any]]:
+        """The further fields of each line, by measurement."""
+
+    def lines(self, tick: Tick) -> Iterator[dict[str, Any]]:
+        """Check, then measure; `tick` is called after each round. One line says that a check failed."""
+        shared = self.prepared()
+        line = {"benchmark": self.benchmark, **self.described(), "check": self.check(shared)}
+        parts = self.measured(shared, tick) if line["check"]["passed"] else [{}]
+        for part in parts:
+            yield {**line, **part}
 
 
 def compare(seconds: Mapping[str, Sequence[float]], peer: str, ours: str = "rfa") -> dict[str, Any]:

@@ -17,46 +17,31 @@ import torch
 import torch.nn.functional as F
 
 from .measurement import Setting, StateShape, Tick, summary
-from .operator import OperatorProblem
+from .operator import OperatorProblem, StatesCase
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _WARM_UP = 128  # tokens
 
 
 @dataclass(frozen=True)
-class MemoryCase:
+class MemoryCase(StatesCase):
     """The memory of one preset at one shape."""
 
-    shape: StateShape
-    preset: str
-    setting: Setting
+    benchmark = "memory"
     rounds = 2
 
-    @property
-    def title(self) -> str:
-        """For the progress bar."""
-        return f"memory {self.shape}"
+    def described(self) -> dict[str, Any]:
+        """The fields of every line."""
+        return {"pass": "forward_backward", **super().described()}
 
-    def lines(self, tick: Tick) -> Iterator[dict[str, Any]]:
-        """Check, then measure."""
-        line = {
-            "benchmark": "memory",
-            "pass": "forward_backward",
-            "preset": self.preset,
-            **self.shape._asdict(),
-            **self.setting.fields(),
-            "backend": self.setting.resolved((self.shape.channels,)),
-            "check": OperatorProblem(self.shape, self.preset, self.setting).check(),
-        }
-        if not line["check"]["passed"]:
-            yield line
-            return
+    def measured(self, shared: OperatorProblem, tick: Tick) -> Iterator[dict[str, Any]]:
+        """Bytes of both contestants, each in a process of its own."""
         growth = {}
         for name, contestant in (("rfa", "rfa"), ("peer", "sdpa")):
             growth[name] = self._in_a_process(contestant)
             tick()
         ratios = [growth["rfa"] / max(1, growth["peer"])]
-        yield {**line, "peer": "sdpa", "ratio": summary(ratios), "ratios": ratios, "bytes": growth}
+        yield {"peer": "sdpa", "ratio": summary(ratios), "ratios": ratios, "bytes": growth}
 
     def _in_a_process(self, contestant: str) -> int:
         order = json.dumps([contestant, self.shape, self.preset, asdict(self.setting)])

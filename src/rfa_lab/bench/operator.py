@@ -17,6 +17,7 @@ from .bound import attention_work, bound_fields
 from .measurement import (
     TOLERANCES,
     ActualAndExpected,
+    Case,
     Setting,
     StateShape,
     Tick,
@@ -140,49 +141,55 @@ def call_operator(layer: RobustFilterAttention, states: list[Tensor], backend: s
 
 
 @dataclass(frozen=True)
-class OperatorCase:
-    """The time of one preset at one shape, with a line of results for each pass and peer.
-
-    Fields:
-        shape: of the states.
-        preset: whose layer is measured.
-        setting: of the benchmark.
-        peers: names of `rfa_lab.bench.peers.PEERS`. Those that cannot run are named in each line as "refused".
-    """
+class StatesCase(Case):
+    """A case of random states of one shape, with the layer of a preset."""
 
     shape: StateShape
     preset: str
     setting: Setting
-    peers: tuple[str, ...] = ("sdpa",)
 
     @property
     def title(self) -> str:
         """For the progress bar."""
-        return f"operator {self.shape}"
+        return f"{self.benchmark} {self.shape}"
+
+    def prepared(self) -> OperatorProblem:
+        """The states and the layer."""
+        return OperatorProblem(self.shape, self.preset, self.setting)
+
+    def described(self) -> dict[str, Any]:
+        """The fields of every line."""
+        backend = self.setting.resolved((self.shape.channels,))
+        return {"preset": self.preset, **self.shape._asdict(), **self.setting.fields(), "backend": backend}
+
+    def check(self, shared: OperatorProblem) -> dict[str, Any]:
+        """Compare the operator with float64."""
+        return shared.check()
+
+
+@dataclass(frozen=True)
+class OperatorCase(StatesCase):
+    """The time of one preset at one shape, with a line of results for each pass and peer.
+
+    Fields:
+        peers: names of `rfa_lab.bench.peers.PEERS`. Those that cannot run are named in each line as "refused".
+    """
+
+    benchmark = "operator"
+    peers: tuple[str, ...] = ("sdpa",)
 
     @property
     def rounds(self) -> int:
         """How often `lines` ticks."""
         return len(PASSES) * self.setting.repeats
 
-    def lines(self, tick: Tick) -> Iterator[dict[str, Any]]:
-        """Check, then measure."""
-        problem, setting = OperatorProblem(self.shape, self.preset, self.setting), self.setting
-        line = {
-            "benchmark": "operator",
-            "preset": self.preset,
-            **self.shape._asdict(),
-            **setting.fields(),
-            "backend": setting.resolved((self.shape.channels,)),
-            "check": problem.check(),
-        }
-        if not line["check"]["passed"]:
-            yield line
-            return
+    def measured(self, shared: OperatorProblem, tick: Tick) -> Iterator[dict[str, Any]]:
+        """Both passes, beside each peer."""
+        problem, setting = shared, self.setting
         for each in PASSES:
             backward = each == "forward_backward"
             found = peers(self.peers, problem.layer, problem.states, problem.grad, setting, backward)
-            part = {**line, "pass": each, **({"gradients": list(problem.wanted)} if backward else {})}
+            part = {"pass": each, **({"gradients": list(problem.wanted)} if backward else {})}
             part |= {"refused": found.refused} if found.refused else {}
             if not found.calls:
                 yield {**part, "peer": "none"}

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -16,12 +16,11 @@ from rfa.models.presets import PLAIN_NAMES
 from rfa.progress import Stage, StageProgress
 
 from .decode import DecodingCase
-from .generate import GenerationCase
-from .measurement import LARGEST, Setting, StateShape, Tick
+from .measurement import LARGEST, Case, Setting, StateShape
 from .memory import MemoryCase
+from .models import PEER, GenerationCase, TrainingStepCase
 from .operator import OperatorCase, filter_layer
 from .peers import PEERS
-from .step import PEER, TrainingStepCase
 
 WHAT = ("operator", "step", "decode", "generate", "memory", "all")
 PRESET = "m2-sc-rfa"
@@ -29,21 +28,6 @@ TARGETS = {"cpu": (512, 2048, 8192), "cuda": (512, 1024, 2048, 4096)}  # lengths
 CURVE = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 DECODE_LENGTH, MEMORY_LENGTH, TRAIN_LENGTH, PROMPT_LENGTH = 8192, 32768, 512, 512  # default lengths in tokens
 SMALL = {"vocab_size": 4096, "num_hidden_layers": 2}  # with it a training step takes about a second
-
-
-class Case(Protocol):
-    """Something to measure. `lines` checks, measures, calls `tick` after each round, and yields lines of results."""
-
-    @property
-    def title(self) -> str:
-        """Description for the progress bar."""
-
-    @property
-    def rounds(self) -> int:
-        """Number of calls of `tick`, unless the check fails."""
-
-    def lines(self, tick: Tick) -> Iterator[dict[str, Any]]:
-        """The lines of results."""
 
 
 def cases(
@@ -102,14 +86,15 @@ def cases(
         if _is_filter(name) or (what in ("operator", "decode", "memory") and "all" not in presets):
             filter_layer(name, heads, channels)
             found += _attention_cases(what, name, setting, lengths, batch, heads, channels, against)
+        size: dict[str, Any] = {"hidden_size": heads * channels // 2, "num_attention_heads": heads}
         if what in (None, "step", "all"):
-            size: dict[str, Any] = {"hidden_size": heads * channels // 2, "num_attention_heads": heads}
-            size |= {**(SMALL if what is None else {}), **(model or {})}
-            found += _training_cases(name, peer, setting, lengths, batch or (4 if what is None else 16), size)
+            small = SMALL if what is None else {}
+            sizes = {**size, **small, **(model or {})}
+            found += _training_cases(name, peer, setting, lengths, batch or (4 if what is None else 16), sizes)
         if what in ("generate", "all"):
-            size = {"hidden_size": heads * channels // 2, "num_attention_heads": heads, **(model or {})}
-            generations = [GenerationCase(name, batch or 1, n, size, setting) for n in lengths or [PROMPT_LENGTH]]
-            generations[0].config()  # so that an error comes now
+            sizes = {**size, **(model or {})}
+            generations = [GenerationCase(name, batch or 1, n, sizes, setting) for n in lengths or [PROMPT_LENGTH]]
+            generations[0].config(name)  # so that an error comes now
             found += generations
     if setting.backend != "auto":  # for "auto" this would already compile kernels
         setting.resolved((channels, channels))

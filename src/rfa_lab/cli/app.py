@@ -38,21 +38,10 @@ UsageError: Any = typer.BadParameter.__mro__[1]  # click's class, which some ver
 errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
-MANY: dict[str, Callable[[str], bool]] = {
-    "--arch": lambda value: not value.startswith("-"),
-    "--channels": str.isdigit,
-    "--components": lambda value: not value.startswith("-"),
-    "--dtype": lambda value: not value.startswith("-"),
+_VALUES: dict[str, Callable[[str], bool]] = {  # what goes on with a list; else all that begins with no dash
     "--lengths": str.isdigit,
     "--missing": lambda value: re.match("-+[A-Za-z]", value) is None,  # numbers below 0 among them
-    "--only": lambda value: not value.startswith("-"),
-    "--peers": lambda value: not value.startswith("-"),
-    "--presets": lambda value: not value.startswith("-"),
-    "--results": lambda value: not value.startswith("-"),
-    "--score": lambda value: not value.startswith("-"),
     "--set": lambda value: "=" in value and not value.startswith("-"),
-    "--times": lambda value: not value.startswith("-"),
-    "--values": lambda value: not value.startswith("-"),
 }
 
 
@@ -60,18 +49,18 @@ ARGUMENTS = "rfa.arguments"  # of a command, as they were given, in `meta` of it
 
 
 class ManyValues(TyperCommand):
-    """A command whose options take several values in a row: those that are named in `MANY` and have lists here."""
+    """A command whose options that are lists take several values in a row."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read `--lengths 512 1024` as `--lengths 512 --lengths 1024`."""
         ctx.meta[ARGUMENTS] = list(args)
         spread: list[str] = []
         option = ""
-        many = {name for parameter in self.params if getattr(parameter, "multiple", False) for name in parameter.opts}
+        lists = {name for parameter in self.params if getattr(parameter, "multiple", False) for name in parameter.opts}
         for arg in args:
-            if arg in MANY and arg in many:
+            if arg in lists:
                 option = arg
-            elif option and MANY[option](arg):
+            elif option and (_VALUES[option](arg) if option in _VALUES else not arg.startswith("-")):
                 if spread[-1] != option:
                     spread.append(option)
             else:
@@ -89,10 +78,7 @@ def assignment(text: str) -> tuple[str, Any]:
         return name, json.loads(value.lower() if value in ("True", "False") else value)
     except json.JSONDecodeError:
         return name, None if value == "None" else value
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # a number with thousands of digits, or lists nested thousands of times
+    except (ValueError, RecursionError) as error:  # thousands of digits, or lists nested thousands of times
         raise ValueError(f"{name}: got {value:.40}..., expected a value of the model") from error
 
 

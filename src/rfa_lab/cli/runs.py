@@ -215,7 +215,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
 ) -> None:
     """Sample text from a run."""
-    from rfa_lab.evaluation.generation import generate as generate_text
+    from rfa_lab.evaluation import generate as generate_text
 
     sample = generate_text(run, prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
     sys.stdout.write(sample + "\n")

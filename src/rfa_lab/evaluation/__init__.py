@@ -3,12 +3,10 @@
 from rfa.forecasting.scores import ForecastScores, central_interval, crps, forecast_scores
 
 from .attention_maps import MAP_LENGTHS, attention_maps
-from .evaluate import evaluate, full_evaluation
-from .generation import generate
-from .perplexity import LossByDocument, LossByPosition, loss_by_position, perplexities
+from .evaluate import evaluate, full_evaluation, generate
+from .perplexity import PROTOCOLS, LossByDocument, LossByPosition, Window, loss_by_position, perplexities, windows
 from .probes import probe, probe_layout
 from .trigram import Trigram, evaluate_trigram, trigram_losses
-from .windows import PROTOCOLS, Window, windows
 
 __all__ = [
     "MAP_LENGTHS",

@@ -1,5 +1,6 @@
-"""Evaluation of a run folder on a text."""
+"""Evaluation of a run folder on a text, and text samples from it."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from rfa.checks import check_range, require
 from rfa.environment import environment
 from rfa.files import write_whole
 from rfa.models import RFAForCausalLM
@@ -18,9 +20,8 @@ from rfa_lab.results import RESULT_FORMAT, write_maps
 from rfa_lab.training import RunFolder, TrainingSpec
 
 from .attention_maps import MAP_LENGTHS, attention_maps, middle_window
-from .perplexity import LossByDocument, LossByPosition, loss_by_position, perplexities
+from .perplexity import LossByDocument, LossByPosition, check_protocol, loss_by_position, perplexities, windows
 from .probes import probe
-from .windows import check_protocol, windows
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,8 @@ def evaluate(
         ValueError: for a folder that is no run, bad data, or a length that does not fit the text.
     """
     check_protocol(protocol)
-    _check_max_tokens(max_tokens)
+    if max_tokens is not None:
+        check_range("max_tokens", max_tokens, 2, sys.maxsize)
     inputs = load_evaluation_input(run, data, data_progress)
     spec, stream = inputs.spec, inputs.stream[:max_tokens]
     lengths = sorted(set(lengths)) if lengths else [spec.length * factor for factor in FACTORS]
@@ -254,6 +256,48 @@ def full_evaluation(
     }
 
 
-def _check_max_tokens(max_tokens: int | None) -> None:
-    if max_tokens is not None and max_tokens < 2:
-        raise ValueError(f"max_tokens: got {max_tokens}, expected at least 2")
+COLDEST = 1e-6  # logits divided by a smaller temperature could overflow in float32
+
+
+def generate(
+    run: str | Path,
+    prompt: str = "",
+    *,
+    max_new_tokens: int = 100,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    seed: int = 0,
+) -> str:
+    """The prompt and a continuation.
+
+    Args:
+        run: a run folder.
+        prompt: beginning of the text; an empty prompt counts as the end-of-text token.
+        max_new_tokens: number of tokens to add.
+        temperature: of the sampling, at least 1e-6; with 0 the most likely token is taken.
+        top_k: sample among this many most likely tokens; 0 for all.
+        seed: of the sampling, from 0 to 2^64 - 1.
+
+    Raises:
+        ValueError: for a folder that is no run, a prompt that is not valid text, or a number out of range.
+    """
+    check_range("max_new_tokens", max_new_tokens, 1, 2**31 - 1)
+    check_range("temperature", temperature, 0, sys.float_info.max)
+    check_range("top_k", top_k, 0, 2**31 - 1)
+    check_range("seed", seed, 0, 2**64 - 1)
+    require(not 0 < temperature < COLDEST, "temperature", temperature, f"0 or at least {COLDEST}")
+    surrogates = [letter for letter in prompt if "\ud800" <= letter <= "\udfff"]  # stand for bytes that were not UTF-8
+    require(not surrogates, "prompt", prompt[:80], "text that UTF-8 can write")
+    folder = RunFolder(run)
+    model, tokenizer = folder.load_model(), folder.load_tokenizer()
+    ids = tokenizer.encode(prompt) or [tokenizer.eos_token_id]
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": top_k} if temperature else {"do_sample": False}
+    torch.manual_seed(seed)
+    output = cast(Any, model).generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        max_new_tokens=max_new_tokens,
+        pad_token_id=tokenizer.eos_token_id,
+        **sampling,
+    )
+    return str(tokenizer.decode(output[0], skip_special_tokens=True))

@@ -1,8 +1,12 @@
-"""Perplexity of a model over context lengths by a named protocol, and its losses by document and by position."""
+"""Perplexity of a model over context lengths by a named protocol, and its losses by document and by position.
+
+A protocol says which tokens are scored, and with how much context, as a list of windows. `blocks` is the paper's
+(appendix F). `matched` and `strided` are additions of this library.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -12,10 +16,90 @@ from torch import Tensor
 
 from rfa.models import RFAForCausalLM
 from rfa.progress import Progress
-
-from .windows import Window, spread, windows
+from rfa_lab.data import evenly_spaced
 
 LOGITS_HELD = 2**25  # maximum number of logits in memory: 128 MB in float32
+Protocol = Literal["blocks", "matched", "strided"]
+PROTOCOLS: tuple[str, ...] = get_args(Protocol)
+
+
+class Window(NamedTuple):
+    """The tokens `start .. stop - 1`, of which the last `targets` are scored."""
+
+    start: int
+    stop: int
+    targets: int
+
+
+def check_protocol(protocol: str) -> None:
+    """Raise `ValueError` for an unknown protocol."""
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"protocol: got {protocol!r}, expected one of {', '.join(PROTOCOLS)}")
+
+
+def windows(protocol: str, tokens: int, length: int, lengths: list[int]) -> Iterator[Window]:
+    """The windows of a protocol at one context length.
+
+    - `blocks`: non-overlapping windows of `length`. All tokens but the first are scored (the paper's protocol).
+    - `matched`: for every length in `lengths` the windows end at the same tokens and score the same targets: the last
+      half of the shortest length. Only the context differs.
+    - `strided`: a window starts every `length / 2` tokens, and scores the tokens that the window before it did not.
+
+    Args:
+        protocol: one of these.
+        tokens: length of the stream.
+        length: tokens of a window.
+        lengths: all lengths that are compared with each other.
+
+    Raises:
+        ValueError: for an unknown protocol, a length below 2 or a stream that is too short.
+    """
+    check_protocol(protocol)
+    for given in {length, *lengths}:
+        if given < 2:
+            raise ValueError(f"lengths: got {given}, expected at least 2")
+    longest = max(lengths) if protocol == "matched" else length
+    if tokens < longest:
+        raise ValueError(f"lengths: got {longest} for a text of {tokens} tokens, expected at most {tokens}")
+    return {"blocks": _blocks, "matched": _matched, "strided": _strided}[protocol](tokens, length, lengths)
+
+
+def spread(every: list[Window], tokens: int, segment: int, scored: int) -> list[Window]:
+    """The windows of a protocol that end in evenly spaced segments of the text, so that every part is represented.
+
+    Under `blocks`, all lengths that divide the segment score the same tokens. Under `matched`, all lengths do.
+
+    Args:
+        every: all windows of the stream.
+        tokens: length of the stream.
+        segment: tokens of a segment: the longest of the compared lengths.
+        scored: score about this many tokens, in whole segments, at least one.
+    """
+    segments = tokens // segment
+    if scored // segment >= segments:
+        return every
+    chosen = set(evenly_spaced(segments, scored // segment))
+    return [window for window in every if (window.stop - 1) // segment in chosen]
+
+
+def _blocks(tokens: int, length: int, _: list[int]) -> Iterator[Window]:
+    for start in range(0, tokens - length + 1, length):
+        yield Window(start, start + length, length - 1)
+
+
+def _matched(tokens: int, length: int, lengths: list[int]) -> Iterator[Window]:
+    targets = max(1, min(lengths) // 2)
+    for stop in range(max(lengths), tokens + 1, targets):
+        yield Window(stop - length, stop, targets)
+
+
+def _strided(tokens: int, length: int, _: list[int]) -> Iterator[Window]:
+    yield Window(0, length, length - 1)
+    stride, scored = max(1, length // 2), length
+    while scored < tokens:
+        stop = min(scored + stride, tokens)
+        yield Window(stop - length, stop, stop - scored)
+        scored = stop
 
 
 @torch.inference_mode()
@@ -61,8 +145,8 @@ def batches(
     """
     group: list[Window] = []
     for window in chosen:
-        differs = group and (window.targets != group[0].targets or window.stop - window.start != _length(group[0]))
-        if group and (differs or (len(group) + 1) * _length(window) > max(tokens, _length(window))):
+        differs = group and (window.targets, _length(window)) != (group[0].targets, _length(group[0]))
+        if group and (differs or (len(group) + 1) * _length(window) > tokens):
             yield _stack(stream, group, device), group[0].targets
             group = []
         group.append(window)
@@ -256,10 +340,10 @@ def _summary(sums: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
     """Targets, mean loss, its standard error over windows, and perplexity, from the sums and counts of windows."""
     loss = sums.sum() / counts.sum()
     windows_count = len(sums)
-    spread = np.sqrt(np.square(sums - loss * counts).sum() / max(windows_count - 1, 1) * windows_count) / counts.sum()
+    error = np.sqrt(np.square(sums - loss * counts).sum() / max(windows_count - 1, 1) * windows_count) / counts.sum()
     return {
         "targets": int(counts.sum()),
         "loss": float(loss),
-        "stderr": float(spread) if windows_count > 1 else None,
+        "stderr": float(error) if windows_count > 1 else None,
         "perplexity": math.exp(min(loss, 700.0)),
     }

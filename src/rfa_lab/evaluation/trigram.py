@@ -12,9 +12,8 @@ from jaxtyping import Float, Int
 
 from rfa_lab.data import document_of_token
 
-from .perplexity import LossByDocument, LossByPosition, score_windows
+from .perplexity import LossByDocument, LossByPosition, Window, score_windows
 from .probes import TRIALS, ProbeKind, planned_trials, probe_layout
-from .windows import Window
 
 ORDER = 3
 _AT_ONCE = 2**20  # targets

@@ -11,8 +11,8 @@ from jaxtyping import Int
 from rfa.environment import environment
 from rfa_lab.data import PreparedData, evenly_spaced, load_corpus
 from rfa_lab.evaluation import Trigram, evaluate_trigram, trigram_losses
+from rfa_lab.evaluation.perplexity import Window
 from rfa_lab.evaluation.trigram import ORDER
-from rfa_lab.evaluation.windows import Window
 from rfa_lab.results import RESULT_FORMAT, TRIGRAM, write_result
 from rfa_lab.training import TRAINED_ON, TrainingSpec, seen_blocks
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -84,23 +83,6 @@ def test_the_list(gpu, capsys):
     assert "got novel, expected some of tests, fuzz" in capsys.readouterr().err
 
 
-def test_make_hands_the_choices_on(gpu):
-    chosen = ["STAGE=tests fuzz", "DATA=/a folder", "AGAIN=1", "TINY=1"]
-    said = subprocess.run(
-        ["make", "--no-print-directory", "-n", "gpu", *chosen], capture_output=True, text=True, cwd=ROOT, check=True
-    ).stdout
-    _, program, *arguments = shlex.split(said.splitlines()[-1])
-    given = gpu.parser().parse_args(arguments)
-    assert program == "benchmarks/gpu.py"
-    assert (given.stages, given.data, given.again, given.tiny) == (["tests", "fuzz"], "/a folder", True, True)
-
-
-def test_there_is_no_gpu(gpu, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(gpu, "described", lambda environment: {"device": "cpu"})
-    assert gpu.main(["--out", str(tmp_path)]) == 2
-    assert "no CUDA device; --tiny" in capsys.readouterr().err
-
-
 @pytest.fixture
 def run(gpu, monkeypatch, tmp_path):
     """`make gpu` with stages of one's own: a name and its commands, each a line of Python."""
@@ -138,24 +120,6 @@ def test_what_is_done_is_not_done_again(run, tmp_path, capsys):
     assert (tmp_path / "a").read_text() == "xx"
 
 
-def test_again_throws_nothing_away(run, tmp_path):
-    stages = {"one": {"on": touch(tmp_path / "kept")}}
-    run(stages)
-    run(stages, "--again")
-    assert (tmp_path / "kept").read_text() == "x"
-    (before,) = tmp_path.glob("kept.before-*")
-    assert before.read_text() == "x"
-
-
-def test_a_changed_tree_counts_as_nothing(run, tmp_path, monkeypatch, gpu):
-    for module in (gpu, sys.modules["kept"]):
-        monkeypatch.setattr(module, "source_commit", lambda package: f"{COMMIT}-dirty")
-    for _ in range(2):
-        status, files = run({"one": {"a": touch(tmp_path / "a")}})
-        assert (status, files) == (0, {})  # the folder has another name
-    assert (tmp_path / "a").read_text() == "xx"
-
-
 def test_a_failure_is_said_and_others_run(run, tmp_path, capsys):
     bad = {"a": "print('so far'); raise SystemExit('it broke')", "b": touch(tmp_path / "b")}
     status, files = run({"bad": bad, "good": {"c": touch(tmp_path / "c")}})
@@ -183,11 +147,6 @@ def test_time_is_over(run, tmp_path, monkeypatch, gpu):
     status, files = run({"two": {"a": waits}}, "--limit", "7")
     assert (status, files["two"]["status"]) == (1, "failed")
     assert files["two"]["parts"]["a"]["said"][-1].startswith("stopped after")
-
-
-def test_a_slice_is_not_the_end(run):
-    status, files = run({"one": {"on": "print('stopped after 8m: at step 3; go on with: rfa experiment')"}})
-    assert (status, files["one"]["status"]) == (0, "unfinished")
 
 
 def test_ctrl_c_keeps_what_is_done(run, tmp_path, capsys):
@@ -221,6 +180,7 @@ def python(*arguments, **environment):
     return done.returncode, done.stdout + done.stderr
 
 
+@slow
 def test_tests_that_passed_are_not_run_again(tmp_path):
     tests, kept = tmp_path / "test_some.py", tmp_path / "kept.jsonl"
     tests.write_text("def test_good(): pass\ndef test_bad(): assert 1 == 2, 'of one mind'\n")
@@ -272,25 +232,6 @@ def test_what_holds_of_a_compiled_call(captured, tmp_path, capsys):
     }
     assert told["tried"]["captured"]["reason"] == "there is no GPU"
     assert list(told["seconds"]) == ["plain", "compiled"]
-
-
-def test_calls_that_differ_or_break_are_found(captured, monkeypatch):
-    made, calls = captured.layer_call, []
-
-    def drifting(problem, positions, estimate):
-        if calls:
-            raise OSError("no compiler\nand a long log")
-        calls.append(made(problem, positions, estimate))
-        drift = iter(range(100))
-        return lambda: [x + next(drift) for x in calls[0]()]
-
-    monkeypatch.setattr(captured, "layer_call", drifting)
-    shape = captured.StateShape(1, 2, 9, 8)
-    problem = captured.OperatorProblem(shape, "m2-sc-rfa", captured.Setting(backend="reference", repeats=1))
-    tried = captured.examined(problem)["tried"]
-    assert not tried["repeated"]["holds"]
-    assert tried["repeated"]["error"] > 0.1
-    assert tried["compiled"] == {"holds": False, "reason": "OSError: no compiler"}
 
 
 STAND_IN = """
@@ -353,22 +294,14 @@ def test_the_attention_kernels_take_other_tiles():
     assert operator.forward_blocks is own
 
 
-def test_kernel_times_are_told():
-    times = script("benchmarks/kernel_times.py")
-    kernels = {"forward_kernel": {"us": 450.9, "launches": 1.0}, "frame_kernel": {"us": 107.8, "launches": 4.0}}
-    first, second, _ = times.lines_of({"gpu_us": 558.7, "launches": 5.0, "host_ms": 2.114, "kernels": kernels})
-    assert first == "559 us on the GPU in 5 launches, host 2.11 ms"
-    assert second.split() == ["450.9", "us", "1.0", "x", "forward_kernel"]
-    refused = {"width": 64, "stages": 3, "registers": None, "refused": "OutOfResources: shared memory"}
-    assert times.lines_of({"tiles": [refused]})[1].split(maxsplit=3)[2:] == ["-", "OutOfResources: shared memory"]
-
-
+@slow
 def test_the_stand_in_refuses_what_a_gpu_would():
     paths = os.pathsep.join([str(ROOT / "benchmarks" / "stand_in"), str(ROOT / "src")])
     status, said = python("-c", STAND_IN, PYTHONPATH=paths, TRITON_INTERPRET="1")
     assert (status, said.splitlines()[-1]) == (0, "key: got device cpu, expected cuda:0, the query's")
 
 
+@slow
 def test_a_quick_stage_at_the_tiny_size(gpu, tmp_path, monkeypatch):
     made = gpu.stages
     monkeypatch.setattr(gpu, "stages", lambda place: [each._replace(parts=each.parts[:1]) for each in made(place)])

@@ -13,7 +13,7 @@ from rfa_lab.bench import append, read
 from rfa_lab.bench.bound import Peaks, attention_work, bound, decoding_work
 from rfa_lab.bench.measurement import StateShape, compare, in_turns, summary
 from rfa_lab.cli.console import speed_tables
-from rfa_lab.report.speed import fraction_of_bound, latest, markdown_tables
+from rfa_lab.report.speed import fraction_of_bound, markdown_tables
 
 PLACE = {"processor": "a CPU", "threads": 2, "environment": {"torch": "2.0", "commit": "abcdef0123456789"}}
 
@@ -98,13 +98,6 @@ def test_bound():
     assert fraction_of_bound(line(), "peer") == pytest.approx(0.1)
 
 
-def test_the_newest_line_of_a_configuration_counts():
-    lines = [line(median=0.6, time="2026-01-02"), line(median=0.5, time="2026-01-01"), line(length=1024)]
-    assert [each["ratio"]["median"] for each in latest(lines) if each["length"] == 512] == [0.6]
-    others = [{"dtype": "bfloat16"}, {"threads": 1}, {"processor": "another"}, {"peer": "flash"}, {"backend": "triton"}]
-    assert len(latest([line(), *(line(**other) for other in others)])) == 1 + len(others)
-
-
 def test_tables():
     failed = {name: value for name, value in line(length=99).items() if name not in ("ratio", "pass", "peer")}
     failed["check"] = {"passed": False, "errors": {"estimate": 1e-7, "gradients of states": None}}
@@ -163,8 +156,3 @@ def test_the_tables_of_gpu_kernels_are_those_of_the_kept_file():
     assert performance.with_kernels(page) == page, "run python benchmarks/performance.py"
     kept = json.loads(performance.KERNELS.read_text())
     assert {line["name"] for line in kept} <= set(re.findall(r"^\| ([\w, ]+?) \|", page, re.MULTILINE))
-
-
-def test_stored_results_can_be_read():
-    for path in sorted((ROOT / "benchmarks" / "results").glob("*.jsonl")):
-        assert all(json.dumps(each) for each in read(path))

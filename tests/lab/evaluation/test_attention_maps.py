@@ -176,15 +176,6 @@ def test_a_layer_that_is_named():
             attention_maps(model, ids, 8, layer=layer)
 
 
-def test_the_model_is_left_as_it_was():
-    model, ids = model_and_window("m2-sc-rfa")
-    with torch.no_grad():
-        before = model(torch.from_numpy(ids)[None]).logits
-        attention_maps(model, ids, 8)
-        assert torch.equal(before, model(torch.from_numpy(ids)[None]).logits)
-    assert "estimate" not in vars(model.model.layers[-1].attention)
-
-
 def test_the_window_and_the_file(tmp_path):
     assert middle_window(100, 40) == slice(30, 70)
     with pytest.raises(ValueError, match="attention: got a text of 10 tokens, expected at least 40"):

@@ -9,7 +9,7 @@ import torch
 from training.runs import contents, tiny_spec
 
 from rfa_lab.data import prepare
-from rfa_lab.evaluation import evaluate, generate, loss_by_position, perplexities
+from rfa_lab.evaluation import evaluate, generate, perplexities
 from rfa_lab.training import RunFolder, train
 
 
@@ -37,19 +37,6 @@ def test_on_another_text(run, tmp_path, protocol):
     assert result["tokens"] == 200
     assert result["rows"] == perplexities(RunFolder(run).load_model(), stream, [8, 100], protocol)
     assert result["data"] == str(tmp_path / "other.txt")
-
-
-def test_by_position(run, corpus):
-    result = evaluate(run, lengths=[16, 32], by_position=True)
-    stream = prepare(str(corpus), "bytes").streams["test"]
-    losses = loss_by_position(RunFolder(run).load_model(), stream, 32)
-    assert result["by_position"] == {"protocol": "blocks", "length": 32, "loss": losses}
-
-
-def test_a_run_does_not_need_the_place_where_it_was_trained(run, tmp_path):
-    shutil.copytree(run, tmp_path / "moved")
-    mine, theirs = evaluate(tmp_path / "moved", lengths=[16]), evaluate(run, lengths=[16])
-    assert mine["rows"] == theirs["rows"]
 
 
 def test_a_corpus_that_is_gone(corpus, tmp_path):

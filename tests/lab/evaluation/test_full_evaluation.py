@@ -78,13 +78,6 @@ def test_everything(books, tmp_path):
     assert (evaluated["fingerprint"], evaluated["environment"]) == (result["fingerprint"], result["environment"])
 
 
-def test_only_what_is_asked_for(books):
-    result = full_evaluation(books[1], lengths=[32], protocols={"strided": 200})
-    assert list(result["evaluations"]) == ["strided"]
-    absent = ("by_position", "passkey", "attention", "attention_summary")
-    assert [result[name] for name in absent] == [None] * 4
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -1,4 +1,4 @@
-"""Losses against the model's own full logits and against models whose loss is known."""
+"""Losses against the model's own full logits and against models whose loss is known; their sums by document."""
 
 import math
 
@@ -9,7 +9,8 @@ from cover import cover
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rfa.models import RFAForCausalLM, preset
-from rfa_lab.evaluation import loss_by_position, perplexities, windows
+from rfa_lab.data import document_of_token, load_tokenizer, text_document, token_stream
+from rfa_lab.evaluation import LossByDocument, loss_by_position, perplexities, windows
 from rfa_lab.evaluation import perplexity as loss_module
 from rfa_lab.evaluation.perplexity import token_losses
 
@@ -158,14 +159,6 @@ def test_memory_does_not_grow_with_length_times_vocabulary():
     assert sliced.bytes < length * vocabulary * 4 / 5
 
 
-def test_progress_ends_at_the_whole(stream):
-    for protocol in ("blocks", "matched", "strided"):
-        seen = []
-        perplexities(tiny(), stream, [5, 20], protocol, progress=lambda *step: seen.append(step))  # noqa: B023
-        assert seen[-1][0] == seen[-1][1]
-        assert seen == sorted(seen)
-
-
 def test_losses_that_are_no_numbers_are_no_result(stream):
     model = tiny()
     with torch.no_grad():
@@ -182,3 +175,63 @@ def test_scored_tokens_are_those_of_the_spread(stream, protocol):
     assert {token // 32 for token in np.concatenate([each.ravel() for each in seen.values()])} == {1}  # the middle
     with pytest.raises(ValueError, match="scored: got 31, expected at least 32"):
         perplexities(model, stream, [8, 32], protocol, scored=31)
+
+
+NAMES = ("long", "one token", "short", "cut off")
+
+END = 10
+
+
+@pytest.fixture
+def documents_stream():
+    """Of 61, 1, 7 and 31 tokens; the last has no end."""
+    ids = np.random.default_rng(0).integers(0, END, 100).astype(np.uint16)
+    ids[[60, 61, 68]] = END
+    return ids
+
+
+def test_document_of_token(documents_stream, tmp_path):
+    assert document_of_token(documents_stream, END).tolist() == [0] * 61 + [1] + [2] * 7 + [3] * 31
+    texts = ["It's one.\n", "é 字 🙂", "<|endoftext|> in a text", "x"]
+    documents = [text_document(str(place), text) for place, text in enumerate(texts)]
+    tokenizer = load_tokenizer("bytes")
+    places = document_of_token(token_stream(documents, tokenizer, tmp_path), tokenizer.eos_token_id)
+    assert places.tolist() == [place for place, text in enumerate(texts) for _ in range(len(text.encode()) + 1)]
+
+
+@cover(1, protocol=["blocks", "matched", "strided"], batch_tokens=[1, 4096])
+def test_documents_add_up_to_the_row(monkeypatch, documents_stream, protocol, batch_tokens):
+    monkeypatch.setattr("rfa_lab.evaluation.perplexity.batch_tokens", lambda device: batch_tokens)
+    books = LossByDocument(NAMES, document_of_token(documents_stream, END))
+    lengths, seen = [6, 24], []
+    rows = perplexities(
+        tiny(),
+        documents_stream,
+        lengths,
+        protocol,
+        observe=lambda *batch: (books(*batch), seen.append(batch[1].ravel())),
+    )
+    assert rows == perplexities(tiny(), documents_stream, lengths, protocol)
+    totals = books.totals()
+    for row in rows:
+        parts = [book[str(row["length"])] for book in totals.values() if str(row["length"]) in book]
+        assert sum(targets for _, targets in parts) == row["targets"]
+        assert sum(loss for loss, _ in parts) / row["targets"] == pytest.approx(row["loss"], rel=1e-12)
+    expected = [w.stop - w.targets + i for n in lengths for w in plan(protocol, n, lengths) for i in range(w.targets)]
+    assert np.concatenate(seen).tolist() == expected
+
+
+def plan(protocol, length, lengths):
+    return windows(protocol, 100, length, lengths)
+
+
+def test_each_documents_sum_by_hand(documents_stream):
+    books = LossByDocument(NAMES, document_of_token(documents_stream, END))
+    model = tiny()
+    perplexities(model, documents_stream, [10], observe=books)
+    ids = torch.from_numpy(documents_stream.astype("int64")).view(10, 10)
+    losses = full_losses(model, ids).numpy()
+    owner = document_of_token(documents_stream, END).reshape(10, 10)[:, 1:]
+    for place, name in enumerate(NAMES):
+        mine = losses[owner == place]
+        assert books.totals()[name]["10"] == [pytest.approx(float(mine.sum()), abs=1e-4), mine.size]  # float32 logits

@@ -163,8 +163,3 @@ def test_a_model_by_hand(stream, name):
 def test_bad_input(stream, kind, changes, message):
     with pytest.raises(ValueError, match=message):
         probe(kind, Copies(4), stream, **{**GIVEN, **changes})
-
-
-def test_a_text_of_few_tokens(stream):
-    with pytest.raises(ValueError, match="data: got a text of 5 different tokens, expected at least 21"):
-        probe("passkey", Copies(4), (stream % 5).astype(np.uint16), **GIVEN)

@@ -68,15 +68,6 @@ def test_it_is_the_slow_one_and_sums_to_one(count, length, estimated):
         np.testing.assert_allclose(each.reshape(-1, vocabulary).sum(1), 1, rtol=1e-12)
 
 
-def test_no_gram_reaches_from_one_block_into_the_next():
-    """Of blocks 0 1 2 and 3 4 5 the text 2 3 is unknown: the same as in any order of the blocks."""
-    blocks = np.array([[0, 1, 2], [3, 4, 5]])
-    every = np.arange(6)
-    asked = every, np.roll(every, -1), np.roll(every, -2)
-    one, other = (Trigram(rows, 6).probability(*asked) for rows in (blocks, blocks[::-1]))
-    np.testing.assert_array_equal(one, other)
-
-
 def test_the_loss_of_a_known_process_is_its_entropy():
     """A Markov process of order 2 on 4 tokens, 400,000 of them: its 16 rows are known to a percent."""
     random = np.random.default_rng(1)
@@ -144,11 +135,3 @@ def test_it_scores_the_targets_of_the_protocols(corpus):
         keys = range(len(trials[0]) - layout.key, len(trials[0]))
         wanted = [np.mean([-np.log(p(ids[k], tuple(ids[k - 2 : k]))) for ids in trials]) for k in keys]
         np.testing.assert_allclose(row["loss_by_token"], wanted, rtol=1e-12)
-
-
-def test_only_what_is_asked_for(corpus):
-    text = prepare(str(corpus), "bytes")
-    model = Trigram(text.streams["train"][:1600].reshape(100, 16), 257)
-    given = {"train_length": 16, "lengths": [16], "protocols": {"blocks": None}}
-    found = evaluate_trigram(model, np.asarray(text.streams["test"]), ["a"], text.tokenizer, **given)
-    assert (found["by_position"], found["passkey"]) == (None, None)

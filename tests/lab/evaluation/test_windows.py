@@ -1,4 +1,4 @@
-"""The protocols of `rfa_lab.evaluation.windows`, by brute force over every window."""
+"""The protocols of `rfa_lab.evaluation.perplexity`, by brute force over every window."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ import pytest
 from cover import cover
 
 from rfa_lab.evaluation import PROTOCOLS, windows
-from rfa_lab.evaluation.windows import spread
+from rfa_lab.evaluation.perplexity import spread
 
 STREAMS = [(2, 2), (7, 2), (16, 16), (17, 16), (31, 16), (50, 7), (100, 10), (101, 10), (64, 33), (65, 3)]
 
@@ -81,10 +81,3 @@ def test_spread_scores_the_same_tokens_of_evenly_spaced_segments_at_every_length
         if protocol == "blocks":  # whole segments, each of its tokens in one window
             assert sum(window.stop - window.start for window in kept) == len(seen[length]) * segment
     assert seen[16] == seen[32] == seen[64]
-
-
-def test_spread_over_less_than_there_is_keeps_everything():
-    plan = list(windows("strided", 100, 16, [16]))
-    assert spread(plan, 100, 16, 96) == plan
-    assert spread(plan, 100, 16, 1000) == plan
-    assert spread(plan, 100, 16, 1) == [window for window in plan if (window.stop - 1) // 16 == 3]  # in the middle

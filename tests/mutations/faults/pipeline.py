@@ -20,10 +20,10 @@ PIPELINE = [
              "the last whole block is lost", "lab/data/test_stream.py"),
     Mutation("rfa_lab/data/documents.py", 'and left != right and text[position] != "\'"', "and left != right",
              "a text is cut inside a token", "lab/data/test_documents.py"),
-    Mutation("rfa_lab/evaluation/windows.py", "max(1, min(lengths) // 2)", "max(1, min(lengths))",
+    Mutation("rfa_lab/evaluation/perplexity.py", "max(1, min(lengths) // 2)", "max(1, min(lengths))",
              "targets of the matched protocol with too little context", "lab/evaluation/test_windows.py"),
     Mutation("rfa_lab/evaluation/perplexity.py", "np.arange(-targets, 0)", "np.arange(-targets, 0) - 1",
-             "a loss counts for the document of the token before", "lab/evaluation/test_observers.py"),
+             "a loss counts for the document of the token before", "lab/evaluation/test_perplexity.py"),
     Mutation("rfa_lab/evaluation/perplexity.py", "/ max(windows_count - 1, 1) * windows_count", "* 1",
              "the standard error over windows", "lab/evaluation/test_perplexity.py"),
 ]  # fmt: skip
