@@ -193,8 +193,8 @@ class GenerationCase(ModelCase):
     def check(self, shared: None) -> dict[str, Any]:
         """Compare the logits of tokens that enter a cache one by one with those of the whole text in float64."""
         tokens = self.tokens(1, _CHECKED_PROMPT + _CHECKED_TOKENS)
-        model, exact = self._placed(self.new_model(self.preset)), self.new_model(self.preset, "reference")
-        exact = self._placed(exact, torch.float64)
+        model = self._placed(self.new_model(self.preset))
+        exact = self._placed(self.new_model(self.preset, "reference"), torch.float64)
         exact.load_state_dict(model.state_dict())
         parts, cache = tokens.split([_CHECKED_PROMPT, *[1] * _CHECKED_TOKENS], dim=1), FilterCache()
         found = torch.cat([model(part, past_key_values=cache).logits for part in parts], dim=1)

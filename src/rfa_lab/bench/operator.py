@@ -189,7 +189,7 @@ class OperatorCase(StatesCase):
         for each in PASSES:
             backward = each == "forward_backward"
             found = peers(self.peers, problem.layer, problem.states, problem.grad, setting, backward)
-            part = {"pass": each, **({"gradients": list(problem.wanted)} if backward else {})}
+            part: dict[str, Any] = {"pass": each, **({"gradients": list(problem.wanted)} if backward else {})}
             part |= {"refused": found.refused} if found.refused else {}
             if not found.calls:
                 yield {**part, "peer": "none"}
