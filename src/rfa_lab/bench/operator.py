@@ -51,13 +51,7 @@ def filter_layer(name: str, heads: int, channels: int, device: str = "cpu") -> R
 
 
 class OperatorProblem:
-    """Random states, a random gradient of the estimate, and a layer whose dynamics need gradients.
-
-    Args:
-        shape: of the states.
-        name: of the preset.
-        setting: of the benchmark.
-    """
+    """Random states, a random gradient of the estimate, and a layer whose dynamics need gradients."""
 
     def __init__(self, shape: StateShape, name: str, setting: Setting):
         torch.manual_seed(0)

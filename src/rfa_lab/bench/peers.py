@@ -84,13 +84,7 @@ def peers(
 ) -> Peers:
     """Make, check and call each peer once.
 
-    Args:
-        names: of `PEERS`.
-        layer: whose dynamics are those of the filter's scores.
-        states: query, key and value.
-        grad: of the estimate.
-        setting: of the benchmark.
-        backward: with gradients of the states and, where the scores are the filter's, of the layer's dynamics.
+    `backward`: with gradients of the states and, where the scores are the filter's, of the layer's dynamics.
     """
     found = Peers({}, {}, [], {})
     if setting.device == "cuda":

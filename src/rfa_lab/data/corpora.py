@@ -253,12 +253,7 @@ def _text_files(folder: Path, suffixes: tuple[str, ...], left_out: set[str]) -> 
 
 
 class Found(NamedTuple):
-    """What was found.
-
-    Args:
-        there: whether a run can begin: all is here, is built here, or can be fetched.
-        said: what was found, in words.
-    """
+    """Whether a run can begin (all is here, is built here, or can be fetched), and what was found, in words."""
 
     there: bool
     said: str
@@ -268,11 +263,7 @@ _FETCHED = "not here yet, it is fetched when the first run begins (this needs th
 
 
 def find_text(spec: str) -> Found:
-    """Whether the text of `rfa_lab.data.load_corpus` is here.
-
-    Args:
-        spec: as there.
-    """
+    """Whether the text of `load_corpus` is here. It is found in a moment: nothing is read, built or fetched."""
     if spec == "stdlib":
         return Found(True, "that of the running Python")
     if spec == CODE:
@@ -312,11 +303,7 @@ def _letters(name: str) -> str:
 
 
 def find_tokenizer(spec: str) -> Found:
-    """Whether the tokenizer of `rfa_lab.data.load_tokenizer` is here.
-
-    Args:
-        spec: as there.
-    """
+    """Whether the tokenizer of `load_tokenizer` is here. Nothing is read, built or fetched."""
     kind, _, folder = spec.partition(":")
     if kind != "gpt2":
         return Found(True, "needs no file" if kind == "bytes" else "trained on the text")

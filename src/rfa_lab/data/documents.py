@@ -23,7 +23,7 @@ class Document:
         name: path relative to the corpus, or another name that is unique and stable in it.
         size: number of bytes.
         chunks: opens the text and yields its bytes in order, in chunks of about 64 KiB.
-        offset: position in the file, in bytes, at which the document begins. Only error messages use it.
+        offset: of its beginning in the file, in bytes; only error messages use it.
     """
 
     name: str
@@ -52,11 +52,7 @@ class Document:
             ) from error
 
     def read(self) -> str:
-        """Return the whole text.
-
-        Raises:
-            ValueError: for a byte that is not UTF-8. The message names the document and the byte.
-        """
+        """Return the whole text. Raises as `texts`."""
         return "".join(self.texts())
 
 
@@ -152,12 +148,7 @@ _KINDS = {"L": "letter", "N": "digit", "P": "sign", "S": "sign"}  # by the first
 def text_fragments(document: Document, anywhere: bool = False) -> Iterator[tuple[str, bool]]:
     """Cut a document into fragments of about 64 KiB whose byte-level tokens, joined, are those of the whole text.
 
-    Args:
-        document: the text.
-        anywhere: allow a cut at any position, because the tokens are single bytes.
-
-    Yields:
-        Each fragment, and whether it is the document's last.
+    Each comes with whether it is the last. With `anywhere` any cut is allowed, because the tokens are single bytes.
 
     Raises:
         ValueError: for a byte that is not UTF-8, or more than 2^20 characters without a safe cut.

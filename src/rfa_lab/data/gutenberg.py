@@ -31,14 +31,7 @@ _TITLE = re.compile(r"^Title:\s*(.+(?:\n[ \t]+\S.*)*)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Book:
-    """A line of a list.
-
-    Args:
-        name: of its file, without `.txt`: `Author_Title_Year`.
-        number: Project Gutenberg's; None where it is not known.
-        author, title: of the book.
-        split: `train`, `valid` or `test`.
-    """
+    """A line of a list: the name of its file without `.txt`, Project Gutenberg's number where it is known, and more."""
 
     name: str
     number: int | None

@@ -52,13 +52,7 @@ _ARTICLE_TITLE = re.compile(r" = [^=].* = \n?")
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A text data set on the hub.
-
-    Args:
-        repository: name of the repository.
-        configuration: configuration of the data set, if it has several.
-        articles: whether a title in the text (` = Title = `) begins a document. Otherwise 1,000 rows are a document.
-    """
+    """A text data set on the hub. With `articles` a title (` = Title = `) begins a document, else each 1,000th row."""
 
     repository: str
     configuration: str | None = None

@@ -15,15 +15,7 @@ Splits = Mapping[str, tuple[Document, ...]]
 
 
 def by_file(documents: Sequence[Document], held_out: Sequence[str] = ("valid", "test")) -> Splits:
-    """Split by document: 5 % of the documents (at least one) for each held-out split, chosen by the hash of the name.
-
-    Args:
-        documents: more documents than held-out splits.
-        held_out: the splits beside `train`.
-
-    Returns:
-        The documents of each split, in their original order.
-    """
+    """Split by document: 5 % of them (at least one) for each held-out split, chosen by the hash of the name."""
     split_of = _assign_by_hash((document.name for document in documents), held_out)
     return _gather(documents, lambda document: split_of[document.name], ("train", *held_out))
 
@@ -38,19 +30,13 @@ def check_split(split_by: str) -> None:
 
 
 def by_author(documents: Sequence[Document], assignment: str = "") -> Splits:
-    """Split by author. All texts of an author are in one split. The author is the file name up to the first `_`.
+    """Split by author, the file name up to the first `_`. All texts of an author are in one split.
 
-    Args:
-        documents: documents named by their files.
-        assignment: `test=Name,Name;valid=Name`, the authors of the held-out splits; all others are for training. If
-            empty, each held-out split has 5 % of the authors (at least one), chosen by the hash of the name.
-
-    Returns:
-        The documents of each split, in their original order.
+    The assignment, `test=Name,Name;valid=Name`, names the authors that are held out. Without it each held-out split has
+    5 % of the authors (at least one), chosen by the hash of the name.
 
     Raises:
-        ValueError: for fewer than three authors, an invalid assignment, an unknown author, or an author that is
-            assigned twice.
+        ValueError: for fewer than three authors, an invalid assignment, an unknown author, or one assigned twice.
     """
     authors = sorted({_author(document) for document in documents})
     if len(authors) < len(SPLITS):
@@ -68,9 +54,6 @@ def by_position(documents: Sequence[Document]) -> Splits:
     """Split each document at 90 % and 95 % of its bytes, at the next end of a line.
 
     If there is no end of a line, the text is cut at the next space, or else between two characters.
-
-    Args:
-        documents: a few whole texts. They are read up to the second cut, chunk by chunk.
     """
     splits: dict[str, tuple[Document, ...]] = dict.fromkeys(SPLITS, ())
     for document in documents:

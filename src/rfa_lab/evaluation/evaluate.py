@@ -26,18 +26,7 @@ from .probes import probe
 
 @dataclass(frozen=True)
 class EvaluationInput:
-    """A run and a text, ready for evaluation.
-
-    Args:
-        folder: the run folder.
-        record: content of its run.json.
-        spec: specification of the run.
-        weights: folder of the model, or of a checkpoint if the run is not finished.
-        tokenizer: of the run.
-        names: names of the text's documents.
-        fingerprint: of the text.
-        stream: token ids of the text.
-    """
+    """A run and a text, ready for evaluation: the names, the fingerprint and the token ids of its documents."""
 
     folder: RunFolder
     record: dict[str, Any]
@@ -68,11 +57,6 @@ def load_evaluation_input(
     run: str | Path, data: str | None = None, data_progress: Progress | None = None
 ) -> EvaluationInput:
     """Load a run and its test split, or another text as a whole.
-
-    Args:
-        run: a run folder.
-        data: a corpus, file or folder; by default the run's own test split.
-        data_progress: called with the bytes of text read so far and their total.
 
     Raises:
         ValueError: for a folder that is no run, bad data, or a test split that has changed.

@@ -65,15 +65,10 @@ def windows(protocol: str, tokens: int, length: int, lengths: list[int]) -> Iter
 
 
 def spread(every: list[Window], tokens: int, segment: int, scored: int) -> list[Window]:
-    """The windows of a protocol that end in evenly spaced segments of the text, so that every part is represented.
+    """The windows that end in evenly spaced segments of the text, so that every part is represented.
 
+    About `scored` tokens are scored, in whole segments, at least one. A segment has the longest length of all.
     Under `blocks`, all lengths that divide the segment score the same tokens. Under `matched`, all lengths do.
-
-    Args:
-        every: all windows of the stream.
-        tokens: length of the stream.
-        segment: tokens of a segment: the longest of the compared lengths.
-        scored: score about this many tokens, in whole segments, at least one.
     """
     segments = tokens // segment
     if scored // segment >= segments:
@@ -109,14 +104,6 @@ def token_losses(
     """Negative log likelihood, in nats, of the last `targets` tokens given all tokens before them in the window.
 
     Logits are computed in parts: memory does not grow with the vocabulary times the length.
-
-    Args:
-        model: in evaluation mode.
-        input_ids: windows of one length.
-        targets: number of last tokens to score, at most `length - 1`.
-
-    Returns:
-        The losses, in float32.
     """
     hidden_states = model.model(input_ids, use_cache=False).last_hidden_state[:, -targets - 1 : -1]
     labels = input_ids[:, -targets:]
@@ -132,17 +119,7 @@ def token_losses(
 def batches(
     stream: np.ndarray, chosen: Iterable[Window], tokens: int, device: torch.device
 ) -> Iterator[tuple[Int64[Tensor, "batch length"], int]]:
-    """Batches of about `tokens` tokens, each of consecutive windows of one length and one number of targets.
-
-    Args:
-        stream: token ids.
-        chosen: windows of the stream.
-        tokens: of a batch; a single longer window is a batch too.
-        device: device of the returned ids.
-
-    Yields:
-        `(input_ids, targets)` of one batch after the other.
-    """
+    """Batches of about `tokens` tokens: consecutive windows of one length and number of targets, and that number."""
     group: list[Window] = []
     for window in chosen:
         differs = group and (window.targets, _length(window)) != (group[0].targets, _length(group[0]))
@@ -286,15 +263,7 @@ def score_windows(
     observe: Observe | None = None,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
-    """`perplexities` of anything that gives the losses of windows.
-
-    Args:
-        score: yields the losses of windows in order, in nats: arrays `(windows, targets)` of some windows each.
-        tokens: length of the stream.
-        lengths, protocol, scored, observe, progress: as for `perplexities`.
-
-    Returns and raises as `perplexities`.
-    """
+    """`perplexities` of anything that gives the losses of windows. `tokens` is the length of the stream."""
     lengths = sorted(set(lengths))
     if not lengths:
         raise ValueError("lengths: got none, expected at least one")

@@ -34,13 +34,7 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 
 
 class Evaluated(NamedTuple):
-    """Perplexities of the model on one text.
-
-    Args:
-        text: name of the text.
-        fingerprint: of its content.
-        rows: of the result file, each with its protocol.
-    """
+    """Perplexities of the model on one text: its name, its fingerprint, and the rows of the result file."""
 
     text: str
     fingerprint: str

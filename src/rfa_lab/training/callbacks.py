@@ -24,14 +24,9 @@ from .run_folder import RunFolder
 
 
 class Board:
-    """Scalars for TensorBoard.
+    """Scalars for TensorBoard. If they cannot be written, one warning is given and no more are written.
 
-    If they cannot be written, for example because the disk is full, one warning is given and no more are written.
-    `metrics.jsonl` is the complete record.
-
-    Args:
-        folder: of the event files.
-        purge_step: TensorBoard hides what an earlier, stopped process wrote from this step on.
+    `metrics.jsonl` is the complete record. From `purge_step` on TensorBoard hides what a stopped process wrote before.
     """
 
     def __init__(self, folder: Path, purge_step: int):
@@ -95,12 +90,7 @@ class OutOfTime(Stopped):
 class MetricsLogger(TrainerCallback):
     """Write `metrics.jsonl` and TensorBoard files: losses, learning rates, and the dynamics of each layer and head.
 
-    Args:
-        run: the run folder to write to.
-        model: its dynamics are logged.
-        tokens_at: number of tokens that training reads up to a step.
-        progress: called with the step, the total number of steps and the latest metrics. During validation the metrics
-            contain `validated`, the fraction that is done.
+    `tokens_at` says how many tokens training reads up to a step; `progress` is as for `train`.
     """
 
     def __init__(
@@ -197,10 +187,7 @@ class StopOnSignal(TrainerCallback):
     """On Ctrl-C, SIGTERM or when time is up, finish the step, save and stop. A later second signal stops immediately.
 
     Launchers pass the terminal's signal on, so each process gets it twice. Therefore a signal within one second of the
-    first one does not count.
-
-    Args:
-        until: the time of `time.monotonic` when the time is up; None for no limit.
+    first one does not count. The time is up at `until`, of `time.monotonic`.
     """
 
     def __init__(self, until: float | None = None):

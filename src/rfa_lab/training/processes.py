@@ -15,11 +15,7 @@ _RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 
 
 def is_first_process(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process speaks for a launch: it is the first, or alone.
-
-    Args:
-        environment: of this process.
-    """
+    """Whether this process speaks for a launch: it is the first, or alone."""
     return all(environment.get(name, "0") == "0" for name in _RANKS)
 
 
@@ -29,10 +25,6 @@ def check_launch(world_size: int, environment: Mapping[str, str] = os.environ) -
     `accelerate launch --cpu --num_processes 2` starts one process unless it is given hosts for mpirun. It sets address
     and port of a first process, but no number of processes. A batch job may set both for other programs, so the message
     says how one process is started there.
-
-    Args:
-        world_size: the processes that work together.
-        environment: of this process.
     """
     launched = int(environment.get("WORLD_SIZE", 1))
     if launched != world_size:
@@ -48,14 +40,10 @@ def check_launch(world_size: int, environment: Mapping[str, str] = os.environ) -
 
 @contextmanager
 def lost_process_as_connection_error(world_size: int, begun: bool = True) -> Iterator[None]:
-    """Raise `ConnectionError`, with what to do, where another process of the run has ended.
+    """Raise `ConnectionError`, with what to do, where another process of the run has ended; `begun`: it can be resumed.
 
     Its group finds that within a second if the connection breaks. A process that only hangs is found after half an
     hour, the Trainer's `ddp_timeout`.
-
-    Args:
-        world_size: the processes that work together.
-        begun: whether there is a run to resume.
     """
     try:
         yield

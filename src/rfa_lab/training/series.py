@@ -50,18 +50,9 @@ class SeriesTraining:
 def train_on_series(
     model: nn.Module, draw: Draw, training: SeriesTraining, progress: Progress | None = None
 ) -> list[float]:
-    """Train in place by the mean of two losses: on rows with a reading, and on rows without.
+    """Train in place by `series_loss`, as `train_steps` does; the loss of each step.
 
-    The optimiser is that of `train_steps`.
-
-    Args:
-        model: called as `model(times, values)`; gives a `TimeSeriesOutput` of all rows.
-        draw: gives a batch of so many series.
-        training: steps, sizes and seed of the series.
-        progress: called with the steps done and their number.
-
-    Returns:
-        The loss of each step.
+    `draw` gives a batch of so many series; `model(times, values)` gives a `TimeSeriesOutput` of all rows.
 
     Raises:
         Diverged: for a loss that is not finite.
@@ -103,22 +94,11 @@ def train_steps(
     one_group: bool = False,
     after: Callable[[int], None] | None = None,
 ) -> list[float]:
-    """Train in place. The model is in `eval` mode afterwards.
+    """Train in place; the loss of each step. The model is in `eval` mode afterwards.
 
     Adam without weight decay, a one-cycle schedule, gradients clipped at a norm of 1. The parameters of the SDE have
-    half the rate and no momentum, as in the paper's training (appendix F).
-
-    Args:
-        model: what is trained; it has `sde_parameters`.
-        draw_loss: draws a batch and gives its loss.
-        steps: of the optimiser.
-        learning_rate: the peak of the schedule.
-        seed: of the generator that `draw_loss` gets.
-        one_group: treat the parameters of the SDE as all others, as the paper's released code does.
-        after: called after each step with the steps done. It may use the model, in any mode.
-
-    Returns:
-        The loss of each step.
+    half the rate and no momentum, as in the paper's training (appendix F), unless there is `one_group`. `draw_loss`
+    draws a batch and gives its loss. `after` is called with the steps done; it may use the model, in any mode.
 
     Raises:
         Diverged: for a loss that is not finite, or such weights after the last step.

@@ -65,16 +65,7 @@ class TaskScore(NamedTuple):
 def train_on_task(
     model: RFAForCausalLM, task: SyntheticTask, training: TaskTraining, progress: Progress | None = None
 ) -> dict[int, TaskScore]:
-    """Train in place on fresh sequences in every step, as `train_steps` does.
-
-    Args:
-        model: with a vocabulary of at least the task's.
-        task: that it learns.
-        training: steps, sizes and seed of the sequences.
-        progress: called with the steps done and their number.
-
-    Returns:
-        The score on the held-out batch, by the steps done.
+    """Train in place on fresh sequences in every step, as `train_steps` does; the score on the held-out batch by steps.
 
     Raises:
         ValueError: for a length that the task does not fit in.

@@ -38,13 +38,7 @@ DYNAMICS_CLIP = 1e-4
 def make_optimizer(model: RFAPreTrainedModel, learning_rate: float, one_group: bool = False) -> torch.optim.Adam:
     """Adam without weight decay. The SDE's parameters have half the rate, no momentum, and `eps = 1e-7`.
 
-    Args:
-        model: its `sde_parameters` form the second group, if it has any.
-        learning_rate: peak rate of the first group.
-        one_group: no second group, as in the paper's released code.
-
-    Returns:
-        The optimiser, its groups named "features" and "dynamics".
+    The groups are named "features" and "dynamics". With `one_group` there is one, as in the paper's released code.
     """
     dynamics = {id(p) for p in ([] if one_group else model.sde_parameters())}
     features = [p for p in model.parameters() if p.requires_grad and id(p) not in dynamics]
@@ -58,15 +52,7 @@ def make_optimizer(model: RFAPreTrainedModel, learning_rate: float, one_group: b
 def one_cycle(step: int, total: int, warmup: float = 0.05, start: float = 1 / 25, end: float = 1 / 1000) -> float:
     """The learning rate of a step over the peak rate: a cosine from `start` up to 1, then a cosine down to `end`.
 
-    Args:
-        step: from 0 to `total - 1`.
-        total: number of steps of the run.
-        warmup: fraction of the steps before the peak.
-        start: the factor at the first step.
-        end: the factor at the last step.
-
-    Returns:
-        A factor of the learning rate.
+    Steps go from 0 to `total - 1`; `warmup` is the share of them before the peak.
     """
     top = warmup * total - 1
     if step < top:

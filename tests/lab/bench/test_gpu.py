@@ -279,21 +279,6 @@ except ValueError as error:
 """
 
 
-def test_the_attention_kernels_take_other_tiles():
-    """Those of the forward kernel, of its second pass, and of both gradients; after it they have their own again."""
-    from rfa.ops.triton import backward, incoming, operator, query_gradients
-
-    times = script("benchmarks/kernel_times.py")
-    own = operator.forward_blocks
-    with times.chosen(64, 2, 168):
-        assert operator.forward_blocks(None)[:4] == incoming.forward_blocks(None)[:4] == (64, 64, 4, 2)
-        assert query_gradients.query_blocks(None) == (64, 64, 4, 2, 168)
-    with times.chosen(32, 1, None):
-        assert query_gradients.query_blocks(None) == (64, 32, 4, 1, None)
-        assert backward.key_blocks(None) == (32, 64, 4, 1, None)
-    assert operator.forward_blocks is own
-
-
 @slow
 def test_the_stand_in_refuses_what_a_gpu_would():
     paths = os.pathsep.join([str(ROOT / "benchmarks" / "stand_in"), str(ROOT / "src")])

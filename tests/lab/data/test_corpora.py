@@ -1,6 +1,5 @@
 """Corpora, their splits, and what is on this machine without a look into it."""
 
-import os
 import sysconfig
 from pathlib import Path
 
@@ -13,10 +12,6 @@ from rfa_lab.data import load_corpus, load_documents, text_document
 from rfa_lab.data.corpora import find_text, find_tokenizer
 from rfa_lab.data.gutenberg import books
 from rfa_lab.data.splits import by_author, by_file, by_position
-
-TEST_AUTHORS = {"Conrad", "Forster", "Schreiner", "Woolf"}
-
-VALID_AUTHORS = {"Ford", "Galsworthy", "Stevenson"}
 
 
 @pytest.fixture
@@ -84,19 +79,6 @@ def test_single_file_is_cut_by_position(tmp_path):
     assert [d.read() for d in load_documents(str(path))] == [path.read_text()]
 
 
-def test_novels_by_author(novels):
-    held_out = f"author:test={','.join(TEST_AUTHORS)};valid={','.join(VALID_AUTHORS)}"
-    corpus = load_corpus(str(novels), held_out)
-    authors = {split: {name.split("_")[0] for name in part} for split, part in names_by_split(corpus).items()}
-    assert authors["test"] == TEST_AUTHORS
-    assert authors["valid"] == VALID_AUTHORS
-    assert len(authors["train"]) == 34 - 7
-    assert not authors["train"] & (TEST_AUTHORS | VALID_AUTHORS)
-    assert sum(len(part) for part in corpus.splits.values()) == 92
-    with pytest.raises(ValueError, match="no text in split 'valid'"):
-        load_corpus(str(novels), "author:test=Conrad")
-
-
 @pytest.mark.parametrize(
     ("spec", "split_by", "message"),
     [
@@ -128,21 +110,6 @@ def test_folders_behind_links(tmp_path):
     (tmp_path / "corpus" / "z.txt").symlink_to(tmp_path / "corpus" / "a.txt")
     found = [document.name for document in load_documents(str(tmp_path / "corpus"))]
     assert found == ["a.txt", "deep/link/b.txt"]  # each once: twice, it could be in two splits
-
-
-def test_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("a")
-    (tmp_path / "closed").mkdir()
-    scandir = os.scandir
-
-    def closed(path):  # as the system has it for everybody but root
-        if Path(path).name == "closed":
-            raise PermissionError(13, "Permission denied", str(path))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", closed)
-    with pytest.raises(PermissionError, match="closed"):
-        load_documents(str(tmp_path))
 
 
 def test_no_text(tmp_path):

@@ -32,24 +32,6 @@ def test_bytes_stream_is_the_bytes(tmp_path):
     np.testing.assert_array_equal(ids, expected)
 
 
-def test_novel_has_the_ids_of_the_whole_text(novels, gpt2_folder, tmp_path):
-    tokenizer = load_tokenizer(f"gpt2:{gpt2_folder}")
-    documents = load_documents(str(novels / "Lee_Penelope_1903.txt"))
-    whole = tokenizer.encode(documents[0].read())
-    np.testing.assert_array_equal(token_stream(documents, tokenizer, tmp_path), [*whole, 50256])
-
-
-@slow
-def test_stdlib_has_the_ids_of_the_whole_texts(tmp_path):
-    corpus = load_corpus("stdlib")
-    tokenizer = load_tokenizer("bpe:500", corpus.documents("test"), tmp_path)
-    ids = token_stream(corpus.documents("test"), tokenizer, tmp_path)
-    whole = [id for d in corpus.documents("test") for id in [*tokenizer.encode(d.read()), 499]]
-    np.testing.assert_array_equal(ids, whole)
-    with pytest.raises(ValueError, match="got 'exam'"):
-        corpus.documents("exam")
-
-
 @pytest.mark.parametrize("text", ["字典、人一。", "ab1,a's!", "a" * 300])
 def test_text_without_spaces_has_the_ids_of_the_whole(tmp_path, monkeypatch, text):
     """Cut in fragments all the same, tokenised a few at a time."""
@@ -97,17 +79,6 @@ def test_cut_off_file_is_rebuilt(tmp_path, size):
     path.write_bytes(path.read_bytes()[:size])
     np.testing.assert_array_equal(token_stream(DOCUMENTS, BYTES, tmp_path), ids)
     np.testing.assert_array_equal(np.load(path), ids)
-
-
-def test_progress_reaches_the_total(tmp_path, monkeypatch):
-    monkeypatch.setattr(stream, "BATCH_BYTES", 1)
-    total = sum(document.size for document in DOCUMENTS)
-    seen = []
-    for _ in range(2):
-        token_stream(DOCUMENTS, BYTES, tmp_path, lambda done, of: seen.append((done, of)))
-        assert seen[-1] == (total, total)
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert len(seen) > 3
 
 
 def test_bad_text_leaves_no_file(tmp_path):
@@ -204,12 +175,6 @@ def test_ids_are_long_whole_and_their_own(dtype):
     assert block["input_ids"].dtype == block["labels"].dtype == torch.int64
     block["labels"][0] = -100
     assert block["input_ids"][0] == np.iinfo(dtype).max
-
-
-@pytest.mark.parametrize("length", [-1, 0, 1])
-def test_blocks_too_short(length):
-    with pytest.raises(ValueError, match=f"length: got {length}, expected at least 2"):
-        TokenBlocks(np.arange(9, dtype=np.uint16), length)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ import transformers
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from report.results import whole_result
-from training.runs import contents, tiny_spec, write_corpus
+from training.runs import tiny_spec, write_corpus
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from rfa.models import RFAConfig, RFAForTimeSeries, RFATimeSeriesConfig
@@ -161,24 +160,6 @@ def test_a_copy_of_a_loaded_model_loads_too(place, tmp_path):
         ".py",
         ".safetensors",
     ]
-
-
-def test_push_to_hub_uploads_what_loads(place, tmp_path, monkeypatch):
-    """Without a network: what would be uploaded is kept."""
-    model = RunFolder(place / "run").load_model()
-    repository = type("Repository", (), {"repo_id": "me/small"})
-    api = type("Api", (), {"create_repo": lambda *_, **__: repository})
-    monkeypatch.setattr("transformers.utils.hub.hf_api", api)
-    monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *_, **__: ModelCard("---\n---\n"))
-    kept = {}
-    upload = lambda folder, *_, **__: kept.update(contents(Path(folder)))  # noqa: E731
-    monkeypatch.setattr(model, "_upload_modified_files", upload)
-    model.push_to_hub("me/small")
-    for name in ("configuration_rfa.py", "modeling_rfa.py", "model.safetensors"):
-        assert kept[name] == (place / "model" / name).read_bytes()
-    exported = json.loads((place / "model" / "config.json").read_text())
-    assert json.loads(kept["config.json"])["auto_map"] == exported["auto_map"]
-    assert not (RunFolder(place / "run").model / "modeling_rfa.py").exists()
 
 
 def test_a_time_series_model_is_named_too(tmp_path):

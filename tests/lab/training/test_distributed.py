@@ -35,13 +35,6 @@ def start(folder, *arguments):
     )
 
 
-def launch(command, folder):
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 def wait_until(process, true):
     for _ in range(900):
         if process.poll() is not None or true():
@@ -157,20 +150,6 @@ def test_a_killed_process_ends_the_others_with_one_line_and_the_run_resumes(corp
     )
     step = int(run.latest_checkpoint().name.partition("-")[2])
     assert_resumes(run, step)
-
-
-@slow
-def test_accelerate_launches_processes_that_share_a_run(corpus, tmp_path):
-    """As the documentation says; on a CPU `--cpu` starts one, which is refused."""
-    accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"]
-    accelerate += ["--mixed_precision", "no", "--dynamo_backend", "no"]
-    command = ["-m", "rfa_lab.cli", "train", *map(str, small(corpus, 2)), *STEPS, "--out"]
-    done = launch([*accelerate, "--multi_gpu", *command, "run"], tmp_path)
-    assert done.returncode == 0, done.stderr
-    record = RunFolder(tmp_path / "run").read()
-    assert (record["processes"], record["result"]["tokens"]) == (2, 8 * 2 * 2 * 16)
-    refused = launch([*accelerate, "--cpu", *command, "other"], tmp_path)
-    assert "rfa: processes: accelerate launch --cpu --num_processes N started one process" in refused.stderr
 
 
 def test_a_launcher_that_started_one_process_is_refused():

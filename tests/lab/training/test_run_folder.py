@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from rfa.models import RFAForCausalLM
 from rfa.nn import filter_attention
 from rfa_lab.evaluation import generate
-from rfa_lab.training import RunFolder, Stopped, TrainingSpec, callbacks, resume, train, trial_step
+from rfa_lab.training import RunFolder, Stopped, TrainingSpec, resume, train, trial_step
 from rfa_lab.training.callbacks import read_metrics
 from training.runs import MODEL, at_step, contents, ctrl_c, tiny_spec, write_corpus
 
@@ -234,17 +233,6 @@ def test_a_stop_saves_no_weights_that_are_no_numbers(corpus, tmp_path, monkeypat
 
 
 @slow
-def test_overwrite_keeps_what_a_link_leads_to(corpus, tmp_path):
-    """Checkpoints on a larger disk: the link goes, the disk's folder stays, the run begins anew."""
-    train(tiny_spec(corpus, max_steps=1), tmp_path / "run")
-    elsewhere = tmp_path / "elsewhere"
-    shutil.move(tmp_path / "run" / "checkpoints", elsewhere)
-    (tmp_path / "run" / "checkpoints").symlink_to(elsewhere)
-    assert train(tiny_spec(corpus, max_steps=2), tmp_path / "run", overwrite=True)["steps"] == 2
-    assert [path.name for path in elsewhere.iterdir()] == ["checkpoint-1"]
-
-
-@slow
 def test_a_run_that_another_process_finished_meanwhile(stopped, monkeypatch):
     module = sys.modules["rfa_lab.training.train"]
     prepare = module.prepare
@@ -257,19 +245,6 @@ def test_a_run_that_another_process_finished_meanwhile(stopped, monkeypatch):
     with pytest.raises(ValueError, match="was changed by another process"):
         resume(stopped.path)
     assert stopped.read()["steps"] == 99
-
-
-@pytest.mark.parametrize("first", [False, True])
-def test_a_stop_that_came_from_another_process_is_no_second_one(first, caplog):
-    """The first process says it, the others do not."""
-    stop = callbacks.StopOnSignal()
-    arguments = SimpleNamespace(world_size=2, device="cpu")
-    with pytest.MonkeyPatch.context() as patch, stop:
-        patch.setattr(torch.distributed, "all_reduce", lambda flag, _: flag.fill_(1))
-        stop.on_step_end(arguments, SimpleNamespace(is_world_process_zero=first), SimpleNamespace())
-        assert stop.stopped
-        assert len(caplog.messages) == first
-        ctrl_c()  # its own, a moment later
 
 
 def test_a_step_that_is_no_number_is_found(monkeypatch):
