@@ -150,22 +150,6 @@ def test_other_processes_than_began_are_refused(stopped):
     assert resume(stopped.path)["finished"]
 
 
-@pytest.mark.parametrize("lost", some(["optimizer.pt", "model.safetensors", "trainer_state.json"], 1))
-def test_an_incomplete_newest_checkpoint_is_passed_over(finished, stopped, lost):
-    (stopped.checkpoints / "checkpoint-5" / lost).unlink()
-    assert stopped.latest_checkpoint().name == "checkpoint-3"
-    resume(stopped.path)
-    assert_same_run(finished, stopped.path)
-
-
-@pytest.mark.parametrize("damaged", some(["model.safetensors", "optimizer.pt", "trainer_state.json"], 1))
-def test_a_damaged_checkpoint_is_named(stopped, damaged):
-    file = stopped.checkpoints / "checkpoint-5" / damaged
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(ValueError, match="checkpoint-5"):
-        resume(stopped.path)
-
-
 SPEC = {"max_steps": 12, "eval_steps": 3, "learning_rate": 0.03}
 
 

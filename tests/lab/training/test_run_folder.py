@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from cover import cover, slow, some
-from safetensors.torch import load_file, save_file
 
 from rfa.models import RFAForCausalLM
 from rfa.nn import filter_attention
@@ -131,33 +130,6 @@ def test_no_run_there(tmp_path):
     assert not (tmp_path / "absent").exists()
 
 
-@cover(1, file=["model/model.safetensors", "model/config.json"], how=["cut", "empty", "gone"])
-def test_a_damaged_model(run, file, how):
-    path = run.path / file
-    (run.model / "digests.json").unlink()  # they would find it first
-    content = path.read_bytes()
-    path.unlink() if how == "gone" else path.write_bytes(content[: len(content) // 2] if how == "cut" else b"")
-    with pytest.raises(ValueError, match=r"the model in .* cannot be read") as error:
-        run.load_model()
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("part", ["weight", "layer"])
-def test_a_model_that_lacks_weights(run, part):
-    """It would load, with random numbers in their place."""
-    (run.model / "digests.json").unlink()  # they would find it first
-    if part == "weight":
-        file = run.model / "model.safetensors"
-        held = load_file(file)
-        del held["model.layers.0.feed_forward.0.bias"]
-        save_file(held, file, metadata={"format": "pt"})
-    else:
-        config = run.model / "config.json"
-        config.write_text(config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
-    with pytest.raises(ValueError, match=r"the model in .* cannot be read .*missing keys: model\.layers"):
-        run.load_model()
-
-
 def test_a_finished_run_without_its_model(run):
     """Its newest checkpoint is not its result."""
     shutil.rmtree(run.model)
@@ -190,30 +162,6 @@ def test_checkpoints_none_of_which_is_whole(corpus, tmp_path):
     with pytest.raises(ValueError, match=r"checkpoint-2 is damaged, it lacks optimizer\.pt"):
         resume(tmp_path / "run")
     assert contents(tmp_path / "run" / "checkpoints") == before
-
-
-def put_json(file, **values):
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
-
-
-DAMAGES = {
-    "unknown state": lambda folder: put_json(folder / "trainer_state.json", colour="red"),
-    "no rate": lambda folder: put_json(folder / "trainer_state.json", eval_steps=0),
-    "another path": lambda folder: put_json(folder / "trainer_state.json", best_model_checkpoint="/etc"),
-    "no history": lambda folder: put_json(folder / "trainer_state.json", log_history=0),
-    "no control": lambda folder: put_json(folder / "trainer_state.json", stateful_callbacks={}),
-    "foreign optimiser": lambda folder: torch.save({"a": 1}, folder / "optimizer.pt"),
-    "foreign random state": lambda folder: torch.save({"a": 1}, folder / "rng_state.pth"),
-    "lost tensor": lambda folder: save_file({"a": torch.zeros(2)}, folder / "model.safetensors"),
-}
-
-
-@pytest.mark.parametrize("damage", some(DAMAGES, 4))
-def test_a_checkpoint_that_can_be_read_but_is_none(stopped, damage):
-    (stopped.checkpoints / "checkpoint-5" / "digests.json").unlink()  # they would find it first
-    DAMAGES[damage](stopped.checkpoints / "checkpoint-5")
-    with pytest.raises(ValueError, match="checkpoint-5 is damaged, delete it to go on from the one before"):
-        resume(stopped.path)
 
 
 def test_a_stop_saves_no_weights_that_are_no_numbers(corpus, tmp_path, monkeypatch):
