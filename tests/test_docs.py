@@ -12,7 +12,7 @@ import pytest
 import torch
 from scripts import ROOT, script
 
-from rfa_lab.recipes import load_recall_recipe, load_recipe
+from rfa_lab.recipes import load_recipe
 from rfa_lab.report.records import write_recall_report, write_series_report
 
 README = ROOT / "README.md"
@@ -55,7 +55,7 @@ def test_the_tables_of_recall_are_those_of_the_record(tmp_path):
     entries = {"kind": "recall", "recipe": "r", "title": "t", "label": "b1", "seed": 0, "chance": 0.5, "fault": None}
     entries |= {"environment": {"commit": None, "machine": "a"}}
     entries |= {"tests": {"64": score, "512": score}, "curve": [{"step": 300, "tokens": 600, **score}]}
-    tasks = {run.task.label for run in load_recall_recipe(ROOT / "recipes" / "recall.yaml").runs}
+    tasks = {run.task.label for run in load_recipe(ROOT / "recipes" / "recall.yaml").runs}
     for task in tasks:
         (tmp_path / f"{task}.json").write_text(json.dumps({**entries, "task": task}))
     filled = module.written(page, tmp_path)

@@ -10,7 +10,7 @@ from provenance import made_by
 
 from rfa.files import write_text_whole
 from rfa.forecasting.style import save
-from rfa_lab.recipes import load_recall_recipe
+from rfa_lab.recipes import load_recipe
 from rfa_lab.report.layout import Cell, NumberCell, Table, markdown, replace_between
 from rfa_lab.report.records import (
     accuracies_by_task,
@@ -109,7 +109,7 @@ def _decided(mean: Mean) -> bool:
 
 def state(record: Path) -> str:
     """How many runs of the recipe are done, of which seeds, and what made them."""
-    planned = load_recall_recipe(RECIPE).runs
+    planned = load_recipe(RECIPE).runs
     results = read_record(record, "recall") if record.is_dir() else []
     if not results:
         return f"No run of {len(planned)} is done."

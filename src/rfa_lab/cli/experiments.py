@@ -43,27 +43,28 @@ def experiment(
 
     Several processes may share a recipe and a folder. The exit status is 1 if a run failed; other runs are still made.
     """
-    from rfa_lab.recipes import load_recipe, recipe_kind, run_recipe, seconds_of
+    from rfa_lab.recipes import load_recipe, run_recipe, seconds_of
 
     if not dry_run:
         check_out(out)
     seconds = None if time_limit is None else seconds_of(time_limit)
     with _all_faults():
-        kind = recipe_kind(recipe)
-    if kind in ("series", "recall"):
-        for option, given in {"--tokens-per-second": tokens_per_second, "--device": device}.items():
-            if given is not None:
-                raise ValueError(f"{option}: got it with a recipe of {kind}, expected none: its runs take minutes")
-        _small_experiment(kind, recipe, out, tuple(only or ()), dry_run, data, time_limit, other_version)
-        return
-    with _all_faults():
         planned = load_recipe(recipe, data)
+    speed = {"--tokens-per-second": tokens_per_second, "--device": device}
+    if given := [option for option, value in speed.items() if value is not None]:
+        if planned.kind != "text":
+            raise ValueError(
+                f"{given[0]}: got it with a recipe of {planned.kind}, expected none: its runs take minutes"
+            )
+        if not dry_run:
+            raise ValueError("--tokens-per-second, --device: got them without --dry-run, expected both with it")
     if dry_run:
         _dry_run(planned, out, only or (), tokens_per_second, device)
         return
-    if tokens_per_second is not None or device is not None:
-        raise ValueError("--tokens-per-second, --device: got them without --dry-run, expected both with it")
-    hint = _how_to_go_on(recipe, out, data, only or (), time_limit, other_version)
+    again = ["rfa", "experiment", str(recipe), "--out", str(out)]
+    again += [*(["--data", data] if data is not None else []), *(["--only", *only] if only else [])]
+    again += [*(["--for", time_limit] if time_limit else []), *(["--other-version"] if other_version else [])]
+    hint = f"go on with: {shlex.join(again)}"
     with _all_faults(), stoppable(hint), interruptible(hint), progress_bars() as bar:
         outcome = run_recipe(
             planned,
@@ -76,31 +77,29 @@ def experiment(
         )
     if outcome.stopped is not None:
         console.print(f"stopped after {time_limit}: {outcome.stopped}; {hint}", highlight=False, soft_wrap=True)
-    console.print(f"{len(outcome.done)} runs done: {out / 'results'}", highlight=False, soft_wrap=True)
+    made = out / "results"
+    if planned.kind != "text" and outcome.done:
+        made = _small_reports()[planned.kind](out, out / "report").page
+    console.print(f"{len(outcome.done)} runs done: {made}", highlight=False, soft_wrap=True)
     for name in outcome.claimed:
         console.print(f"{name}: another process is making this run", highlight=False, soft_wrap=True)
     if outcome.failed:
-        console.print(
-            f"{len(outcome.failed)} runs failed: {', '.join(outcome.failed)}", highlight=False, soft_wrap=True
-        )
+        names = ", ".join(outcome.failed)
+        console.print(f"{len(outcome.failed)} runs failed: {names}", highlight=False, soft_wrap=True)
         raise typer.Exit(1)
-
-
-def _how_to_go_on(
-    recipe: Path, out: Path, data: str | None, only: Sequence[str], time_limit: str | None, other_version: bool
-) -> str:
-    """The command that goes on where this one stops, in words."""
-    again = ["rfa", "experiment", str(recipe), "--out", str(out)]
-    again += [*(["--data", data] if data is not None else []), *(["--only", *only] if only else [])]
-    again += [*(["--for", time_limit] if time_limit else []), *(["--other-version"] if other_version else [])]
-    return f"go on with: {shlex.join(again)}"
 
 
 def _dry_run(recipe: Any, out: Path, only: Sequence[str], speed: float | None, device: str | None) -> None:
     """The runs, the hours that they take, and what they need. The exit status is 1 if something is missing."""
-    from rfa_lab.recipes import measured_on, states
-    from rfa_lab.recipes.dry_run import requirements
+    from rfa_lab.recipes import measured_on, runs_of, states
+    from rfa_lab.recipes.plan import requirements
 
+    if recipe.kind != "text":
+        runs = runs_of(recipe, out)
+        results = runs.results()
+        for run in runs.selected(only):
+            console.print(f"{run.name}: {'done' if run.name in results else 'to do'}", highlight=False)
+        return
     if device is not None and speed is None:
         raise ValueError(f"--device: got {device!r} alone, expected --tokens-per-second with it")
     found = states(recipe, out, only, speed)
@@ -114,55 +113,11 @@ def _dry_run(recipe: Any, out: Path, only: Sequence[str], speed: float | None, d
         raise typer.Exit(1)
 
 
-def _small_experiment(
-    kind: str,
-    recipe: Path,
-    out: Path,
-    only: tuple[str, ...],
-    dry_run: bool,
-    data: str | None,
-    time_limit: str | None,
-    other_version: bool,
-) -> None:
-    """The runs of a recipe of series or of recall, and their tables."""
-    from rfa_lab import recipes as experiments
+def _small_reports() -> dict[str, Callable[[Path, Path], Any]]:
+    """The report of each kind of recipe that is not of text."""
     from rfa_lab.report.records import write_recall_report, write_series_report
 
-    planned: Any
-    finished: Callable[..., Any]
-    make: Callable[..., Any]
-    with _all_faults():
-        if kind == "series":
-            planned, write = experiments.load_series_recipe(recipe, data), write_series_report
-            finished, make = experiments.finished_series_result, experiments.run_series_recipe
-        else:
-            if data is not None:
-                raise ValueError(f"data: got {data}, expected none: the sequences of this recipe are drawn")
-            planned, write = experiments.load_recall_recipe(recipe), write_recall_report
-            finished, make = experiments.finished_recall_result, experiments.run_recall_recipe
-    if dry_run:
-        experiments.check_folder(out, planned.name)
-        chosen = experiments.selected_names([run.name for run in planned.runs], only)
-        for run in (run for run in planned.runs if run.name in chosen):
-            there = finished(planned, run, out / "results" / f"{run.name}.json") is not None
-            console.print(f"{run.name}: {'done' if there else 'to do'}", highlight=False)
-        return
-    hint = _how_to_go_on(recipe, out, data, only, time_limit, other_version)
-    with _all_faults(), interruptible(f"finished runs are kept, {hint}"), progress_bars() as bar:
-        outcome = make(
-            planned,
-            out,
-            only=only,
-            seconds=None if time_limit is None else experiments.seconds_of(time_limit),
-            other_version=other_version,
-            progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
-        )
-    if outcome.stopped is not None:
-        console.print(f"stopped after {time_limit}: {outcome.stopped}; {hint}", highlight=False, soft_wrap=True)
-    for name in outcome.claimed:
-        console.print(f"{name}: another process is making this run", highlight=False, soft_wrap=True)
-    made = write(out, out / "report").page if outcome.done else out / "results"
-    console.print(f"{len(outcome.done)} runs done: {made}", highlight=False, soft_wrap=True)
+    return {"series": write_series_report, "recall": write_recall_report}
 
 
 @app.command()
@@ -179,15 +134,13 @@ def report(
     A record of series has one Markdown page and one figure, a record of recall CSV files too.
     Missing runs and files are listed here and on the page. The exit status is 1 if a file could not be read.
     """
-    from rfa_lab.report.records import write_recall_report, write_series_report
     from rfa_lab.report.write import write_report
     from rfa_lab.results import PLANNED, read_results
     from rfa_lab.results.records import record_kind
 
     page = out or folder / "report"
     check_out(page if out is not None or folder.is_dir() else None)
-    writers = {"series": write_series_report, "recall": write_recall_report}
-    if (write := writers.get(record_kind(folder) or "")) is not None:
+    if (write := _small_reports().get(record_kind(folder) or "")) is not None:
         made = write(folder, page)
         _say_missing(made.missing, refused=[PLANNED])
         console.print(f"page: {made.page}", highlight=False, soft_wrap=True)

@@ -106,8 +106,8 @@ def _result(
 ) -> dict[str, Any]:
     """The result file of one model: the demo as a recipe whose evaluation is shorter."""
     run = PlannedRun(spec)
-    plan = EvaluationPlan(tuple(lengths), {"blocks": TEST_TOKENS})
-    recipe = Recipe(folder.path, "demo", "The demo", (run,), plan)
+    plan = EvaluationPlan(lengths=list(lengths), protocols={"blocks": TEST_TOKENS})
+    recipe = Recipe.model_construct(name="demo", runs=(run,), evaluation=plan)
     parts = {
         "evaluations": {"blocks": {"rows": evaluated["rows"], "books": evaluated["books"]}},
         **dict.fromkeys(("by_position", "passkey", "attention", "attention_summary")),

@@ -1,19 +1,32 @@
-"""Read YAML, check its keys and types, and collect all faults before one error is raised."""
+"""Read recipes: YAML, sections whose keys and types are checked, and one error with all faults."""
 
 from rfa.checks import needs
 
-needs("yaml")
+needs("pydantic", "yaml")
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Protocol, TypeVar, get_type_hints
 
 import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainValidator,
+    PrivateAttr,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
-_KINDS = {str: "text", dict: "a mapping", list: "a list", bool: "true or false", int: "a whole number"}
+T = TypeVar("T")
+R = TypeVar("R", bound="BaseRecipe")
 
 
 class RecipeError(ValueError):
@@ -24,28 +37,8 @@ class RecipeError(ValueError):
         faults: one line for each fault.
     """
 
-    def __init__(self, path: str, faults: Sequence[str]):
-        super().__init__("\n".join(f"{path}: {fault}" for fault in faults))
-
-
-class Faults:
-    """The faults found in a file so far. A fault that occurs in several places is reported once, at the first."""
-
-    def __init__(self, path: str):
-        self._path = path
-        self._first_places: dict[str, str] = {}
-
-    def add(self, where: str, message: str) -> None:
-        """Record a fault."""
-        self._first_places.setdefault(" ".join(message.split()), where)
-
-    def __len__(self) -> int:
-        return len(self._first_places)
-
-    def raise_if_any(self) -> None:
-        """Raise `RecipeError` with all recorded faults, if there are any."""
-        if self._first_places:
-            raise RecipeError(self._path, [f"{where}: {message}" for message, where in self._first_places.items()])
+    def __init__(self, path: Path, faults: Iterable[str]):
+        super().__init__("\n".join(f"{path}: {' '.join(fault.split())}" for fault in faults))
 
 
 class _Loader(yaml.SafeLoader):
@@ -68,103 +61,203 @@ _Loader.add_implicit_resolver(  # YAML 1.1 requires a point and a sign in such n
 )
 
 
-def read_yaml(path: Path) -> Any:
-    """The content of a YAML file.
+def read_recipe(path: Path, kinds: Mapping[str, type[R]], data: str | None) -> R:
+    """Read a recipe and check all of it.
+
+    Args:
+        path: of a YAML file.
+        kinds: the recipe of each `kind`; the first one is that of a file without `kind`.
+        data: what replaces the recipe's data; None to leave them.
 
     Raises:
-        RecipeError: if the file is not YAML.
+        RecipeError: with all faults of the recipe.
         OSError: if it cannot be read.
     """
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        given = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an invalid date or number
-        raise RecipeError(str(path), [f"no YAML: {' '.join(str(error).split())}"]) from error
-
-
-def recipe_kind(path: str | Path) -> str | None:
-    """The `kind` of a recipe: "series", "recall", or None for one of language models.
-
-    Raises:
-        RecipeError: if it is not YAML.
-        OSError: if it cannot be read.
-    """
-    given = read_yaml(Path(path))
-    kind = given.get("kind") if isinstance(given, dict) else None
-    return kind if isinstance(kind, str) else None
-
-
-def take(
-    given: Any, kinds: Mapping[str, type], where: str, faults: Faults, required: Sequence[str] = ()
-) -> dict[str, Any]:
-    """The known keys of a mapping that have values of the right type. Other keys and missing keys are faults."""
-    if not isinstance(given, dict):
-        faults.add(where, f"got {given!r:.80}, expected a mapping with {', '.join(required or kinds)}")
-        return {}
-    for key in given:
-        if key not in kinds:
-            faults.add(where, f"{key}: unknown key, expected some of {', '.join(kinds)}")
-    for key in required:
-        if key not in given:
-            faults.add(where, f"{key}: missing")
-    taken = {}
-    for key, kind in kinds.items():
-        if key in given and isinstance(given[key], kind):
-            taken[key] = given[key]
-        elif key in given:
-            faults.add(where, f"{key}: got {given[key]!r:.80}, expected {_KINDS[kind]}")
-    return taken
-
-
-_LARGEST = 1e9  # of a recipe's numbers
-
-
-def check_rates(rates: Sequence[Any], faults: Faults) -> bool:
-    """Whether these are learning rates to try; a fault is recorded where they are not."""
-    fits = bool(rates) and all(isinstance(rate, float) and 0 < rate < 1 for rate in rates)
-    if not fits:
-        faults.add("rates", f"got {rates!r:.80}, expected numbers between 0 and 1")
-    return fits
-
-
-def check_seeds(seeds: Sequence[Any], faults: Faults) -> None:
-    """Record a fault unless the seeds are different whole numbers, at least one."""
-    whole = all(isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**31 for seed in seeds)
-    if not seeds or not whole or len(set(seeds)) < len(seeds):
-        faults.add("seeds", f"got {seeds!r:.80}, expected different whole numbers from 0")
-
-
-def built(kind: type[Any], given: Any, where: str, faults: Faults) -> Any:
-    """A frozen dataclass from a mapping; faults are recorded, and the defaults stand in for what is wrong."""
-    known = {field.name for field in fields(kind)}
-    for name in given:
-        if name not in known:
-            faults.add(where, f"{name}: unknown key, expected some of {', '.join(sorted(known))}")
-    for field in fields(kind):
-        if field.name in given and not _is_of(given[field.name], str(field.type)):
-            faults.add(where, f"{field.name}: got {given[field.name]!r:.80}, expected {_words(str(field.type))}")
-            return kind()
+        raise RecipeError(path, [f"no YAML: {error}"]) from error
+    kind = given.get("kind", next(iter(kinds))) if isinstance(given, dict) else next(iter(kinds))
+    if not isinstance(kind, str) or kind not in kinds:
+        raise RecipeError(path, [f"kind: got {kind!r:.80}, expected one of {', '.join(kinds)}"])
     try:
-        return kind(**{name: value for name, value in given.items() if name in known})
-    except (ValueError, TypeError) as error:
-        faults.add(where, str(error))
-        return kind()
+        recipe = kinds[kind].model_validate(given if data is None else kinds[kind].with_data(given, data))
+    except ValidationError as error:
+        places: dict[str, str] = {}  # a fault that occurs in several places is reported once, at the first
+        for fault in faults_of(error):
+            where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in fault.get("loc", ()))
+            places.setdefault(str(fault["type"]), where.removeprefix(".") or "recipe")
+        raise RecipeError(path, [f"{where}: {said}" for said, where in places.items()]) from None
+    recipe._path = path
+    return recipe
 
 
-def _is_of(value: Any, kind: str) -> bool:
-    """Whether a value has the type of a field, written as text: whole and finite numbers, text, or None."""
-    if value is None:
-        return "None" in kind
-    if "str" in kind:
-        return isinstance(value, str)
-    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
-    return number and ("float" in kind or isinstance(value, int))
+# Faults, which pydantic collects
+
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "list_type": "a list",
+    "model_type": "a mapping",
+    "string_pattern_mismatch": "letters, digits and _.=+-, at most 100",
+    "string_type": "text",
+    "too_short": "at least one",
+}
 
 
-def _words(kind: str) -> str:
-    number = "a number" if "float" in kind else "a whole number"
-    return "text" if "str" in kind else f"{number} between {-_LARGEST:g} and {_LARGEST:g}"
+def faults_of(error: Exception, *place: str | int) -> list[InitErrorDetails]:
+    """The faults that an exception reports, each with its place: `training`, or `runs` and 0."""
+    if not isinstance(error, ValidationError):
+        return [_fault(str(error).partition("\n")[0], *place)]
+    found = []
+    for each in error.errors(include_url=False):
+        at, kind = [*place, *each["loc"]], each["type"]
+        if kind == "default_factory_not_called":  # what it depends on has a fault itself
+            continue
+        if kind in ("fault", "value_error"):
+            said = str(each["ctx"]["said" if kind == "fault" else "error"])
+        else:
+            expected = _EXPECTED.get(kind, each["msg"].removeprefix("Input should be "))
+            said = "missing" if kind == "missing" else f"got {each['input']!r:.80}, expected {expected}"
+        if at and isinstance(at[-1], str) and (said == "missing" or said.startswith("got ")):
+            said = f"{at.pop()}: {said}"
+        found.append(_fault(said, *at))
+    return found
 
 
-def repeated(names: Sequence[str]) -> list[str]:
-    """The names that occur more than once, each once."""
-    return [name for name, times in Counter(names).items() if times > 1]
+def _fault(said: str, *place: str | int) -> InitErrorDetails:
+    return InitErrorDetails(type=PydanticCustomError("fault", "{said}", {"said": said}), loc=place, input=None)
+
+
+def raise_faults(faults: list[InitErrorDetails]) -> None:
+    """Raise pydantic's error with these faults, if there are any."""
+    if faults:
+        raise ValidationError.from_exception_data("recipe", faults)
+
+
+def check_each(items: Iterable[tuple[str | int, Any]], check: Callable[[Any], T]) -> list[T]:
+    """What `check` makes of each item. Faults of all items are raised at once, each at the item's place."""
+    found, faults = list[T](), list[InitErrorDetails]()
+    for place, item in items:
+        try:
+            found.append(check(item))
+        except (ValueError, TypeError) as error:
+            faults += faults_of(error, place)
+    raise_faults(faults)
+    return found
+
+
+class Section(BaseModel):
+    """A mapping of a recipe. Unknown keys and values of other types are faults."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check_keys(cls, given: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
+        names = [name for name in cls.model_fields]
+        unknown = [key for key in given if key not in names] if isinstance(given, dict) else []
+        faults = [_fault(f"{key}: unknown key, expected some of {', '.join(names)}") for key in unknown]
+        try:
+            checked = handler({key: given[key] for key in given if key not in unknown} if unknown else given)
+        except ValidationError as error:
+            faults += faults_of(error)
+        raise_faults(faults)
+        return checked
+
+
+def checked_fields(kind: type, *without: str) -> Callable[[Any], dict[str, Any]]:
+    """A check of a mapping against the fields of a dataclass, without some; it returns what was given."""
+    hints = get_type_hints(kind)
+    known: dict[str, Any] = {each.name: (hints[each.name], None) for each in fields(kind) if each.name not in without}
+    section = create_model(kind.__name__, __base__=Section, **known)
+
+    def check(given: Any) -> dict[str, Any]:
+        section.model_validate(given)
+        return dict(given)  # 30 stays 30 in results, where a field is a float
+
+    return check
+
+
+def built(kind: type[T], *without: str) -> PlainValidator:
+    """Validates a mapping as the fields of a dataclass, without some, and builds it."""
+    check = checked_fields(kind, *without)
+    return PlainValidator(lambda given: kind(**check(given)))
+
+
+# What the kinds of recipes have in common
+
+
+def different(values: Sequence[Any]) -> Any:
+    """The values. Raises `ValueError` for one that occurs twice."""
+    if twice := [value for index, value in enumerate(values) if value in values[:index]]:
+        raise ValueError(f"got {twice[0]!r:.80} twice in {values!r:.80}, expected each once")
+    return values
+
+
+class _Labelled(Protocol):
+    @property
+    def label(self) -> str: ...
+
+
+L = TypeVar("L", bound=_Labelled)
+
+
+def different_labels(entries: list[L]) -> list[L]:
+    """The entries. Raises `ValueError` for a label that occurs twice: it tells them and their files apart."""
+    labels = [file_name(entry.label) for entry in entries]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise ValueError(f"{twice[0]}: named {labels.count(twice[0])} times, expected once (a label tells them apart)")
+    return entries
+
+
+def one_of(names: Collection[str]) -> AfterValidator:
+    """Validates text as one of some names."""
+
+    def check(name: str) -> str:
+        if name not in names:
+            raise ValueError(f"got {name!r:.80}, expected one of {', '.join(names)}")
+        return name
+
+    return AfterValidator(check)
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.=+-]{0,99}$")]  # it becomes part of file names
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.=+ -]{0,99}$")]  # files have - in the place of spaces
+Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(min_length=1), AfterValidator(different)]
+Rates = Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(min_length=1), AfterValidator(different)]
+Lengths = Annotated[
+    list[Annotated[int, Field(ge=2)]], Field(min_length=1), AfterValidator(different), AfterValidator(sorted)
+]
+
+
+class BaseRecipe(Section):
+    """What all recipes have.
+
+    Args:
+        kind: of the runs.
+        name: a short name, which becomes part of file names.
+        title: a title for readers.
+    """
+
+    kind: str
+    name: Name
+    title: str = Field(default_factory=lambda given: given.get("name", ""))
+    _path: Path = PrivateAttr(Path())
+
+    @property
+    def path(self) -> Path:
+        """The recipe's file."""
+        return self._path
+
+    @classmethod
+    def with_data(cls, given: Any, data: str) -> Any:
+        """What the file holds, with other data."""
+        raise NotImplementedError
+
+
+def file_name(label: str) -> str:
+    """A label as part of a file name."""
+    return label.replace(" ", "-")

@@ -1,36 +1,30 @@
-"""Recipes: the models, the training and the evaluation of a table, as frozen values read from YAML."""
+"""Recipes of language models on text: the runs, their training and their evaluation."""
 
-import re
-from collections.abc import Iterator, Mapping, Set
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationInfo, field_validator
 
 from rfa.models import PRESETS
 from rfa_lab.data import is_path
 from rfa_lab.evaluation import PROTOCOLS
 from rfa_lab.training import TrainingSpec
 
-from .reading import Faults, check_rates, read_yaml, repeated, take
-
-_RECIPE = {
-    "name": str, "title": str, "training": dict, "rates": list, "runs": list, "evaluation": dict, "keep_models": bool,
-    "train_tokens": int,
-}  # fmt: skip
-_RUNS = {
-    "presets": list,
-    "seeds": list,
-    "model": dict,
-    "label": str,
-    "one_group": bool,
-    "max_steps": int,
-    "rates": list,
-}
-_EVALUATION = {"lengths": list, "protocols": dict, "by_position": bool, "passkey": bool, "attention": list}
-_OF_A_RUN = {"preset", "seed"}  # fields of TrainingSpec that the section `runs` sets
-_OF_AN_ENTRY = ("one_group", "max_steps")  # those that an entry of `runs` may set
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+-]{0,99}")
+from .reading import (
+    BaseRecipe,
+    Label,
+    Lengths,
+    Rates,
+    Section,
+    Seeds,
+    check_each,
+    checked_fields,
+    different,
+    file_name,
+    one_of,
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +34,7 @@ class PlannedRun:
     Args:
         spec: as written in the recipe; its paths are relative to the recipe's folder.
         suffix: distinguishes the run from other runs of the same preset.
-        trial: whether it is a trial of its learning rate (`rfa_lab.recipes.run_result`), which has no result itself.
+        trial: whether it is a trial of its learning rate (`rfa_lab.recipes.rates`), which has no result itself.
         rates: learning rates that its model tries, to take the best; at most one where there is no choice.
     """
 
@@ -58,11 +52,10 @@ class PlannedRun:
     def name(self) -> str:
         """The name of its run folder and its result."""
         rate = f"{Decimal(repr(self.spec.learning_rate)).normalize():e}"
-        return f"{self.label.replace(' ', '-')}-{f'rate-{rate}' if self.trial else f'seed{self.spec.seed}'}"
+        return f"{file_name(self.label)}-{f'rate-{rate}' if self.trial else f'seed{self.spec.seed}'}"
 
 
-@dataclass(frozen=True)
-class EvaluationPlan:
+class EvaluationPlan(Section):
     """The evaluation of each run.
 
     Args:
@@ -73,21 +66,71 @@ class EvaluationPlan:
         attention: presets whose first run without a label also gets attention maps.
     """
 
-    lengths: tuple[int, ...]
-    protocols: Mapping[str, int | None]
+    lengths: Lengths
+    protocols: Annotated[dict[Annotated[str, one_of(PROTOCOLS)], int | None], Field(min_length=1)]
     by_position: bool = False
     passkey: bool = False
-    attention: tuple[str, ...] = ()
+    attention: Annotated[list[str], AfterValidator(different)] = Field(default=[])
+
+    @field_validator("protocols")
+    @classmethod
+    def _enough_tokens(cls, protocols: dict[str, int | None], info: ValidationInfo) -> dict[str, int | None]:
+        longest = max(info.data.get("lengths", [2]))
+        for protocol, tokens in protocols.items():
+            if tokens is not None and tokens < longest:
+                least = f"null or a number of tokens of at least {longest}, the longest context"
+                raise ValueError(f"got {tokens} for {protocol}, expected {least}")
+        return protocols
 
 
-@dataclass(frozen=True)
-class Recipe:
+class _Entry(Section):
+    """An entry of the section `runs`: presets and seeds, with what differs from the recipe's training."""
+
+    presets: Annotated[list[Annotated[str, one_of(PRESETS)]], Field(min_length=1), AfterValidator(different)]
+    seeds: Seeds
+    model: dict[str, Any] = Field(default={})
+    label: Label = ""
+    one_group: bool = False
+    max_steps: int = 0
+    rates: Rates = Field(default=[])
+
+    def runs(self, training: dict[str, Any], rates: list[float]) -> list[PlannedRun]:
+        """All presets with the first seed, then all with the next seed."""
+        own = self.rates if rates else _alone(self.rates, training)
+        rates = own or rates
+        changes: dict[str, Any] = {"learning_rate": rates[0]} if rates else {}  # of several, each model takes its best
+        changes |= {name: getattr(self, name) for name in ("one_group", "max_steps") if name in self.model_fields_set}
+        training = {**training, **changes, "model": {**training.get("model", {}), **self.model}}
+
+        def specs(preset: str) -> list[TrainingSpec]:
+            first = TrainingSpec(preset, **training, seed=self.seeds[0])
+            return [replace(first, seed=seed) for seed in self.seeds]
+
+        of_presets = [specs(preset) for preset in self.presets]
+        by_seed = zip(*of_presets, strict=True)
+        return [PlannedRun(spec, self.label, rates=tuple(rates)) for specs in by_seed for spec in specs]
+
+
+_ENTRIES = TypeAdapter(Annotated[list[_Entry], Field(min_length=1)])
+
+
+def _alone(rates: list[float], training: dict[str, Any]) -> list[float]:
+    if rates and "learning_rate" in training:
+        raise ValueError("learning_rate: not in training, expected rates alone")
+    return rates
+
+
+def _check_training(training: dict[str, Any]) -> dict[str, Any]:
+    TrainingSpec("m2-sc-rfa", **{**training, "model": {}})  # without the model: its preset is another one
+    return training
+
+
+class Recipe(BaseRecipe):
     """A recipe that was read and checked.
 
     Args:
-        path: of its file.
-        name: a short name, which becomes part of file names.
-        title: a title for readers.
+        training: fields of `TrainingSpec` that all runs share.
+        rates: learning rates that each model tries, to take the best.
         runs: in the order in which they are made.
         evaluation: of each run.
         keep_models: keep the checkpoints and the model of a run after its result is written.
@@ -95,21 +138,59 @@ class Recipe:
             is read; None if it is not known.
     """
 
-    path: Path
-    name: str
-    title: str
+    kind: Literal["text"] = "text"
+    training: Annotated[
+        dict[str, Any],
+        BeforeValidator(checked_fields(TrainingSpec, "preset", "seed")),
+        AfterValidator(_check_training),
+    ]
+    rates: Rates = Field(default=[])
     runs: tuple[PlannedRun, ...]
     evaluation: EvaluationPlan
     keep_models: bool = False
-    train_tokens: int | None = None
+    train_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    @field_validator("rates")
+    @classmethod
+    def _one_place(cls, rates: list[float], info: ValidationInfo) -> list[float]:
+        return _alone(rates, info.data.get("training", {}))
+
+    @field_validator("runs", mode="plain")
+    @classmethod
+    def _planned(cls, given: Any, info: ValidationInfo) -> tuple[PlannedRun, ...]:
+        entries = _ENTRIES.validate_python(given)
+        if not {"training", "rates"} <= info.data.keys():
+            return ()
+        training, rates = info.data["training"], info.data["rates"]
+        runs = [run for of in check_each(enumerate(entries), lambda entry: entry.runs(training, rates)) for run in of]
+        names = [run.name for run in runs]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(
+                f"{twice[0]}: named {names.count(twice[0])} times, expected once (a label tells runs apart)"
+            )
+        return tuple(runs)
+
+    @field_validator("evaluation")
+    @classmethod
+    def _maps_of_runs(cls, plan: EvaluationPlan, info: ValidationInfo) -> EvaluationPlan:
+        labels = {run.label for run in info.data.get("runs", ())}
+        if labels and (other := [preset for preset in plan.attention if preset not in labels]):
+            raise ValueError(f"attention: got {other[0]!r}, expected presets of the runs, those without a label")
+        return plan
+
+    @classmethod
+    def with_data(cls, given: Any, data: str) -> Any:
+        """With another corpus, file or folder, whose path is relative to the working folder."""
+        training = given.get("training") if isinstance(given, dict) else None
+        path = str(Path(data).resolve()) if is_path(data) else data
+        return {**given, "training": {**training, "data": path}} if isinstance(training, dict) else given
 
     def asked_of(self, run: PlannedRun) -> dict[str, Any]:
         """The evaluation that the recipe asks of a run, in the form in which the result records it."""
-        preset, evaluation = run.spec.preset, self.evaluation
+        preset = run.spec.preset
         first = next((other for other in self.runs if other.label == preset), None)
-        asked = {**asdict(evaluation), "lengths": list(evaluation.lengths)}
-        attention = first is not None and run.name == first.name and preset in evaluation.attention
-        return {**asked, "attention": attention}
+        attention = first is not None and run.name == first.name and preset in self.evaluation.attention
+        return {**self.evaluation.model_dump(), "attention": attention}
 
     def resolved(self, run: PlannedRun) -> TrainingSpec:
         """The specification of a run with absolute paths."""
@@ -118,182 +199,3 @@ class Recipe:
         if form == "gpt2" and vocabulary:
             spec = replace(spec, tokenizer=f"gpt2:{(folder / vocabulary).resolve()}")
         return replace(spec, data=str((folder / spec.data).resolve())) if is_path(spec.data) else spec
-
-
-def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
-    """Read a recipe and check all of it.
-
-    Args:
-        path: of a YAML file, as in `recipes/`.
-        data: a corpus, file or folder that replaces the recipe's.
-
-    Raises:
-        RecipeError: with all faults of the recipe.
-        OSError: if it cannot be read.
-    """
-    path, faults = Path(path), Faults(str(path))
-    given = take(read_yaml(path), _RECIPE, "recipe", faults, required=("name", "training", "runs", "evaluation"))
-    name = given.get("name", "")
-    if "name" in given:
-        _check_name(name, "name", faults)
-    training = dict(given.get("training", {}))
-    if data is not None:
-        training["data"] = str(Path(data).resolve()) if is_path(data) else data
-    for field in sorted(training.keys() & _OF_A_RUN):
-        faults.add("training", f"{field}: not here, expected {field}s in runs")
-        del training[field]
-    invalid = set()
-    for field in sorted(training.keys() - {f.name for f in fields(TrainingSpec)}, key=str):
-        expected = ", ".join(f.name for f in fields(TrainingSpec) if f.name not in _OF_A_RUN)
-        faults.add("training", f"{field}: unknown key, expected some of {expected}")
-        invalid.add(field)
-    if not isinstance(training.get("model", {}), dict):
-        faults.add("training", f"model: got {training['model']!r}, expected a mapping")
-        invalid.add("model")
-    elif "model" in training:
-        training["model"] = _named(training["model"], "training", faults)
-    training = {field: value for field, value in training.items() if field not in invalid}
-    if rates := _rates(given, training, "rates", faults):
-        training["learning_rate"] = rates[0]  # of several, each run gets the one that its model chooses
-    # check it alone too, without its model, because the runs may name no valid preset
-    _check_spec("m2-sc-rfa", {**training, "model": {}}, {}, "training", faults)
-    entries = enumerate(given.get("runs", []))
-    runs = [run for index, entry in entries for run in _runs(entry, index, training, rates, faults)]
-    if "runs" in given and not given["runs"]:
-        faults.add("runs", "got none, expected at least one")
-    names = [run.name for run in runs]
-    for twice in repeated(names):
-        faults.add("runs", f"{twice}: named {names.count(twice)} times, expected once (a label tells runs apart)")
-    plan = EvaluationPlan((), {})
-    if "evaluation" in given:
-        plan = _evaluation(given["evaluation"], {run.label for run in runs}, faults)
-    tokens = given.get("train_tokens")
-    if tokens is not None and (type(tokens) is not int or tokens < 1):
-        faults.add("recipe", f"train_tokens: got {tokens!r}, expected at least 1")
-    faults.raise_if_any()
-    title, keep = given.get("title", name), given.get("keep_models", False)
-    return Recipe(path, name, title, tuple(runs), plan, keep, tokens)
-
-
-def _rates(given: Mapping[str, Any], training: Mapping[str, Any], where: str, faults: Faults) -> tuple[float, ...]:
-    """The learning rates that each model of the recipe or of an entry tries."""
-    if "rates" not in given:
-        return ()
-    rates = given["rates"]
-    if not check_rates(rates, faults):
-        return ()
-    if len(set(rates)) < len(rates):
-        faults.add(where, f"got {rates!r:.80}, expected each once")
-    elif "learning_rate" in training:
-        faults.add("training", "learning_rate: not here, expected rates alone")
-    else:
-        return tuple(rates)
-    return ()
-
-
-def _check_name(name: str, where: str, faults: Faults) -> None:
-    if not NAME.fullmatch(name):
-        faults.add(where, f"got {name!r}, expected up to 100 letters, digits and _.=+-, for it names files")
-
-
-def _runs(
-    entry: Any, index: int, training: dict[str, Any], rates: tuple[float, ...], faults: Faults
-) -> Iterator[PlannedRun]:
-    """The runs of one entry: all presets with the first seed, then all with the next seed."""
-    where = f"runs[{index}]"
-    given = take(entry, _RUNS, where, faults, required=("presets", "seeds"))
-    presets, seeds, suffix = given.get("presets", []), given.get("seeds", []), given.get("label", "")
-    model = _named(given.get("model", {}), where, faults)
-    if own := _rates(given, {} if rates else training, f"{where}.rates", faults):
-        rates, training = own, {**training, "learning_rate": own[0]}
-    training = {**training, **{name: given[name] for name in _OF_AN_ENTRY if name in given}}
-    if suffix:
-        _check_name(suffix, f"{where}.label", faults)
-    for what, values in (("presets", presets), ("seeds", seeds)):
-        if what in given and not values:
-            faults.add(where, f"{what}: got none, expected at least one")
-        for twice in {repr(value): value for value in values if values.count(value) > 1}.values():
-            faults.add(where, f"{what}: got {twice} twice, expected once")
-    for seed in seeds:
-        if type(seed) is not int or not 0 <= seed < 2**32:
-            faults.add(where, f"seeds: got {seed!r}, expected a whole number from 0 to 2^32 - 1")
-    right = [seed for seed in seeds if type(seed) is int and 0 <= seed < 2**32]
-    good = []
-    for preset in dict.fromkeys(preset for preset in presets if isinstance(preset, str)):
-        if preset not in PRESETS:
-            faults.add(where, f"preset: got {preset!r}, expected one of those that `rfa doctor` lists")
-        elif not _check_spec(preset, training, model, where, faults, own=given.keys()):
-            good.append(preset)
-    for other in (preset for preset in presets if not isinstance(preset, str)):
-        faults.add(where, f"presets: got {other!r}, expected a name")
-    for seed in dict.fromkeys(right):
-        for preset in good:
-            yield PlannedRun(_spec(preset, training, model, seed), suffix, rates=rates)
-
-
-def _named(model: dict[Any, Any], where: str, faults: Faults) -> dict[str, Any]:
-    """The entries of a mapping whose keys are text. YAML allows other keys; they are faults here."""
-    for key in (key for key in model if not isinstance(key, str)):
-        faults.add(where, f"model: got the key {key!r}, expected names of fields of RFAConfig")
-    return {key: value for key, value in model.items() if isinstance(key, str)}
-
-
-def _spec(preset: str, training: dict[str, Any], model: dict[str, Any], seed: int = 0) -> TrainingSpec:
-    values = {**asdict(TrainingSpec("m2-sc-rfa")), **training, "preset": preset, "seed": seed}
-    return TrainingSpec.from_dict({**values, "model": {**training.get("model", {}), **model}})
-
-
-def _check_spec(
-    preset: str,
-    training: dict[str, Any],
-    model: dict[str, Any],
-    where: str,
-    faults: Faults,
-    own: Set[str] = frozenset(),
-) -> bool:
-    """Whether a specification has faults. Each field with a fault is removed, to find the others too.
-
-    Faults of fields in `model` or `own` are reported at `where`, those of other fields at "training".
-    """
-    training, shared, model = dict(training), dict(training.get("model", {})), dict(model)
-    wrong = False
-    while True:
-        try:
-            _spec(preset, {**training, "model": shared}, model)
-            return wrong
-        except ValueError as error:
-            wrong, field = True, str(error).partition(":")[0]
-            elsewhere = field not in model and field not in own and (field in shared or field in training)
-            faults.add("training" if elsewhere else where, str(error))
-            source = next((given for given in (model, shared, training) if field in given), None)
-            if source is None:
-                return wrong
-            del source[field]
-
-
-def _evaluation(given: Any, labels: set[str], faults: Faults) -> EvaluationPlan:
-    taken = take(given, _EVALUATION, "evaluation", faults, required=("lengths", "protocols"))
-    lengths = [length for length in taken.get("lengths", []) if type(length) is int]
-    for length in taken.get("lengths", []):
-        if type(length) is not int or length < 2:
-            faults.add("evaluation", f"lengths: got {length!r}, expected whole numbers of at least 2")
-    for twice in sorted({length for length in lengths if lengths.count(length) > 1}):
-        faults.add("evaluation", f"lengths: got {twice} twice, expected once")
-    protocols = taken.get("protocols", {})
-    for what in ("lengths", "protocols"):
-        if what in taken and not taken[what]:
-            faults.add("evaluation", f"{what}: got none, expected at least one")
-    for protocol, tokens in protocols.items():
-        if protocol not in PROTOCOLS:
-            faults.add("evaluation", f"protocols: got {protocol!r}, expected some of {', '.join(PROTOCOLS)}")
-        if tokens is not None and (type(tokens) is not int or tokens < max([2, *lengths])):
-            least = f"null or a number of tokens of at least {max([2, *lengths])}, the longest context"
-            faults.add("evaluation", f"protocols: got {tokens!r} for {protocol}, expected {least}")
-    maps = taken.get("attention", [])
-    for preset in maps:
-        if not isinstance(preset, str) or preset not in labels:
-            faults.add("evaluation", f"attention: got {preset!r}, expected presets of the runs, those without a label")
-        elif maps.count(preset) > 1:
-            faults.add("evaluation", f"attention: got {preset} {maps.count(preset)} times, expected once")
-    options = {name: taken[name] for name in ("by_position", "passkey") if name in taken}
-    return EvaluationPlan(tuple(sorted(lengths)), protocols, attention=tuple(map(str, maps)), **options)

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from rfa.environment import environment
-from rfa_lab.results import RESULT_FORMAT, read_result
+from rfa_lab.results import RESULT_FORMAT
 from rfa_lab.training import RunFolder
 from rfa_lab.training.callbacks import read_metrics
 
 from .recipe import PlannedRun, Recipe
+from .runner import versions_of
 
 # The choice of a learning rate: each model tries the rates of its recipe, and the best one serves all its seeds
 
@@ -126,11 +127,6 @@ def with_best_rate(run: PlannedRun, losses: Mapping[float, float]) -> PlannedRun
 _POINTS = 64  # maximum number of stored steps of each head's parameters
 
 
-def result_path(out: Path, run: PlannedRun) -> Path:
-    """The path of the result of a run."""
-    return out / "results" / f"{run.name}.json"
-
-
 def make_result(
     recipe: Recipe,
     run: PlannedRun,
@@ -162,7 +158,7 @@ def make_result(
         "preset": run.spec.preset,
         "seed": run.spec.seed,
         "train_length": run.spec.length,
-        **_entry(recipe, run),
+        **entry_of(recipe, run),
         "learning_rate": run.spec.learning_rate,
         "trials": {str(rate): loss if math.isfinite(loss) else None for rate, loss in losses_of(tried).items()},
         "versions": versions_of(*tried.values(), record, *parts, {"environment": environment()}),
@@ -185,17 +181,6 @@ def make_result(
         ],
         "dynamics": dynamics_over_training(lines),
     }
-
-
-def versions_of(*made: Mapping[str, Any]) -> list[str]:
-    """The versions and commits of rfa in words that made some runs, each once.
-
-    Args:
-        made: contents of run.json or of results.
-    """
-    environments = [one for each in made for one in (each.get("environment", {}), *each.get("resumed", []))]
-    named = [f"{one.get('rfa')}{f' {commit}' if (commit := one.get('commit')) else ''}" for one in environments if one]
-    return list(dict.fromkeys(named))
 
 
 def dynamics_over_training(lines: list[dict[str, Any]]) -> dict[str, Any]:
@@ -228,50 +213,6 @@ def dynamics_over_training(lines: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def finished_result(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any] | None:
-    """The result of a run; None if it has no result yet.
-
-    Raises:
-        ValueError: as `read_result`, or if the result is not of this run of the recipe.
-    """
-    path = result_path(out, run)
-    if not path.exists():
-        return None
-    result, wanted = read_result(path), {"recipe": recipe.name, "run": run.name, **_entry(recipe, run)}
-    for name, value in wanted.items():
-        if name == "spec":
-            value = with_rate_of(result["spec"], value, run.rates)
-        same = with_names_only(result[name]) == with_names_only(value) if name == "spec" else result[name] == value
-        if not same:
-            differs = _difference_in_words(result[name], value)
-            raise ValueError(f"result: {path} is of another {name} than {recipe.path} names: {name}{differs}")
-    return result
-
-
-def with_rate_of(found: Mapping[str, Any], wanted: dict[str, Any], rates: Sequence[float]) -> dict[str, Any]:
-    """The wanted specification with the learning rate of the one that was found, if it may be chosen from `rates`."""
-    rate = found.get("learning_rate")
-    return {**wanted, "learning_rate": rate} if rate in possible_rates(rates) else wanted
-
-
-def with_names_only(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A specification with names instead of paths, because another checkout can have its data in other folders.
-
-    `gutenberg:novels` and a folder `novels` have the same name: a check of the text's fingerprint tells them apart.
-    """
-    tokenizer = "gpt2" if spec["tokenizer"].startswith("gpt2:") else spec["tokenizer"]
-    return {**spec, "data": Path(spec["data"]).name.removeprefix("gutenberg:"), "tokenizer": tokenizer}
-
-
-def _difference_in_words(found: Any, wanted: Any) -> str:
-    """The first difference of two values, in words."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        for key in [*wanted, *found]:
-            if found.get(key) != wanted.get(key):
-                return f".{key}{_difference_in_words(found.get(key), wanted.get(key))}"
-    return f": got {found!r}, expected {wanted!r}"
-
-
-def _entry(recipe: Recipe, run: PlannedRun) -> dict[str, Any]:
+def entry_of(recipe: Recipe, run: PlannedRun) -> dict[str, Any]:
     """The recipe's entry of a run. Paths stay as the recipe writes them, so that results can move with the recipe."""
     return {"spec": run.spec.to_dict(), "evaluation": recipe.asked_of(run)}

@@ -17,6 +17,7 @@ from rfa_lab.report.figures.comparison import filtered_series
 from rfa_lab.results import write_result
 from rfa_lab.training.series import SeriesTraining
 
+from .series import SeriesRuns
 from .series_contestants import (
     Predict,
     PredictOf,
@@ -27,7 +28,6 @@ from .series_contestants import (
     score,
     train_network,
 )
-from .series_runner import SERIES_FORMAT
 
 SETTING = SimulatedSetting(length=48, horizon=6.0, forecasts=24)
 TRAINING = SeriesTraining(steps=240, batch_size=32, learning_rate=1e-2)
@@ -98,7 +98,7 @@ def _result_path(out: Path, name: str) -> Path:
 def _result(name: str, scores: Mapping[str, Scores]) -> dict[str, Any]:
     """The result file of a contestant, as those of a recipe of series."""
     return {
-        "format": SERIES_FORMAT,
+        "format": SeriesRuns.form,
         "recipe": "demo of series",
         "label": name,
         "seed": TRAINING.seed,

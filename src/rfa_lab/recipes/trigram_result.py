@@ -57,10 +57,7 @@ def _about(recipe: Recipe, text: PreparedData, read: Int[np.ndarray, " seen"]) -
         "seed": spec.seed,
         "data": {"fingerprint": text.fingerprint_of(*TRAINED_ON), "test_fingerprint": text.fingerprints["test"]},
         "evaluation": {
-            "lengths": list(plan.lengths),
-            "protocols": dict(plan.protocols),
-            "by_position": plan.by_position,
-            "passkey": plan.passkey,
+            **plan.model_dump(exclude={"attention"}),
             "valid_tokens": spec.valid_tokens,
         },
     }

@@ -58,3 +58,33 @@ def stand_in(folder, *, lengths, protocols, by_position=False, passkey=False, at
         "fingerprint": "test",
         "environment": {"rfa": "elsewhere"},
     }
+
+
+SERIES = """
+kind: series
+name: small
+setting: {process: oscillator, length: 12, forecasts: 3}
+training: {steps: 2, batch_size: 4}
+rates: [1e-3, 3e-2]
+filters: [kalman, wolf, informed, robust]
+models:
+  - {preset: x2-riccati-alibi, label: x2, model: {hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 2}}
+  - {preset: b1-rope, label: RoPE, model: {hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 2}}
+seeds: [0, 3]
+evaluation: {series: 6, columns: {trained: {}, dirtier: {outliers: 0.4, size: 30}}}
+"""
+RECALL = """
+kind: recall
+name: small
+title: A small one
+model: {hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 2}
+training: {steps: 2, batch_size: 4, length: 16, every: 1, held_out: 8}
+tasks:
+  - {task: recall, pairs: 2, keys: 4, values: 4, filler: 2}
+  - {task: timed_recall, label: by time, questions: 2, values: 4, lag: 3.5}
+models:
+  - {preset: b1-rope}
+  - {preset: m2-sc-rfa, label: m2 plain, one_group: true, model: {innovation: false, hidden_size: 12}}
+seeds: [0, 3]
+evaluation: {lengths: [32, 16], sequences: 6}
+"""

@@ -11,7 +11,8 @@ import pytest
 from cover import slow
 from training.runs import MODEL, command, messages
 
-from rfa_lab.recipes import dry_run, load_recipe, run_recipe, states
+from rfa_lab.recipes import load_recipe, run_recipe, states
+from rfa_lab.recipes import plan as dry_run
 
 from .recipes import TRAINING, TWO_PRESETS, recipe, write_recipe
 

@@ -17,7 +17,6 @@ from rfa_lab.results import read_result, unfinished_runs
 from rfa_lab.training import RunFolder, Stopped, TrainingSpec, train, trainer
 
 from .recipes import TRAINING, write_recipe
-from .test_recipe import faults
 from .test_runner import at, ctrl_c
 
 RATES = [1e-3, 1e-2, 0.1]
@@ -61,8 +60,6 @@ def test_an_entry_has_rates_of_its_own(tmp_path):
     trials = trials_by_run(planned)
     assert [trial.spec.learning_rate for trial in trials["b1-rope-seed0"]][:3] == RATES
     assert [trial.spec.learning_rate for trial in trials["b2-alibi-seed0"]][:2] == [2e-3, 4e-3]
-    twice = write_recipe(tmp_path, runs=[*RUNS, {**own, "rates": [2e-3, 2e-3]}])
-    assert faults(twice) == ["runs[1].rates: got [0.002, 0.002], expected each once"]
 
 
 def test_a_stopped_trial_goes_on(tmp_path, out, evaluated):
@@ -204,31 +201,6 @@ def test_a_rate_that_diverges_has_lost(tmp_path, out, evaluated, monkeypatch):
     assert (result["learning_rate"], result["trials"]["0.9"]) == (1e-3, None)
     assert "nan" in diverged.read()["diverged"]
     assert states(planned, out)[1].state == "done"  # it is not tried again
-
-
-def test_faults(tmp_path):
-    training = {**TRAINING, "data": "corpus", "model": MODEL}
-    for given, said in (
-        ([], "rates: got [], expected numbers between 0 and 1"),
-        ([1e-3, 2], "rates: got [0.001, 2], expected numbers between 0 and 1"),
-        ([1e-3, 1e-3], "rates: got [0.001, 0.001], expected each once"),
-        (1e-3, "recipe: rates: got 0.001, expected a list"),
-    ):
-        assert faults(write_recipe(tmp_path, rates=given, training=training)) == [said]
-    for tokens in (0, True):
-        assert faults(write_recipe(tmp_path, train_tokens=tokens)) == [
-            f"recipe: train_tokens: got {tokens}, expected at least 1"
-        ]
-    both = {**training, "learning_rate": 1e-3}
-    (fault,) = faults(write_recipe(tmp_path, rates=[1e-3], training=both))
-    assert fault == "training: learning_rate: not here, expected rates alone"
-    for given, said in (
-        (0, "got 0, expected at least 1"),
-        (True, "got True"),
-        ("x", "got 'x', expected a whole number"),
-    ):
-        (fault,) = faults(write_recipe(tmp_path, runs=[{**RUNS[0], "max_steps": given}]))
-        assert fault.startswith(f"runs[0]: max_steps: {said}")
 
 
 def test_a_trial_on_another_text(tmp_path, out, evaluated):

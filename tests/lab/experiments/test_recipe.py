@@ -9,9 +9,10 @@ from rfa.models import PRESETS
 from rfa.models.presets import PLAIN_NAMES
 from rfa_lab.recipes import RecipeError, load_recipe
 
-from .recipes import NAMES, TRAINING, recipe, write_recipe
+from .recipes import NAMES, RECALL, SERIES, TRAINING, recipe, write_recipe
 
 SHIPPED = Path(__file__).parents[3] / "recipes"
+RUN = {"presets": ["b1-rope"], "seeds": [0]}
 
 
 def faults(path, **options) -> list[str]:
@@ -22,19 +23,24 @@ def faults(path, **options) -> list[str]:
     return [line.removeprefix(f"{path}: ") for line in lines]
 
 
+def assert_faults(path, wanted):
+    """One line begins with each of the wanted ones, and there are no others."""
+    found = faults(path)
+    for start in wanted:
+        assert sum(line.startswith(start) for line in found) == 1, (start, found)
+    assert len(found) == len(wanted), found
+
+
 def test_a_recipe(tmp_path):
     read = load_recipe(write_recipe(tmp_path))
     assert [run.name for run in read.runs] == NAMES
     assert [run.label for run in read.runs] == ["b1-rope", "m2-sc-rfa", "m2-sc-rfa b=0.5"]
     assert [run.spec.model.get("damping") for run in read.runs] == [None, None, 0.5]
-    assert (read.name, read.title, read.keep_models) == ("tiny", "A tiny recipe", False)
-    assert read.evaluation.lengths == (8, 16)
+    assert (read.kind, read.name, read.title, read.keep_models) == ("text", "tiny", "A tiny recipe", False)
+    assert read.evaluation.lengths == [8, 16]
     assert read.asked_of(read.runs[0])["protocols"] == {"blocks": 300, "matched": None}
-
-
-def test_seeds_come_in_turns(tmp_path):
     read = load_recipe(write_recipe(tmp_path, runs=[{"presets": ["b1-rope", "b2-alibi"], "seeds": [1, 0]}]))
-    names = ["b1-rope-seed1", "b2-alibi-seed1", "b1-rope-seed0", "b2-alibi-seed0"]
+    names = ["b1-rope-seed1", "b2-alibi-seed1", "b1-rope-seed0", "b2-alibi-seed0"]  # seeds come in turns
     assert [run.name for run in read.runs] == names
 
 
@@ -50,8 +56,6 @@ def test_attention_maps_are_of_a_presets_first_run(tmp_path):
         assert [run.name for run in read.runs if read.asked_of(run)["attention"]] == ["m2-sc-rfa-seed1"]
     (fault,) = faults(write_recipe(tmp_path, runs=[variant], evaluation=wanted))
     assert "attention: got 'm2-sc-rfa', expected presets of the runs, those without a label" in fault
-    (fault,) = faults(write_recipe(tmp_path, evaluation={**wanted, "attention": 2 * ["m2-sc-rfa"]}))
-    assert "attention: got m2-sc-rfa 2 times" in fault
 
 
 def test_paths_are_meant_from_the_recipe(tmp_path, monkeypatch):
@@ -62,125 +66,102 @@ def test_paths_are_meant_from_the_recipe(tmp_path, monkeypatch):
     spec = read.resolved(read.runs[0])
     assert (spec.data, spec.tokenizer) == (str(tmp_path / "corpus"), f"gpt2:{tmp_path / 'words'}")
     assert read.runs[0].spec.data == "corpus"  # in results, so that they may move
-    given = load_recipe(path, data="other")
-    assert given.resolved(given.runs[0]).data == str(tmp_path / "elsewhere" / "other")
-    named = load_recipe(path, data="stdlib")
-    assert named.resolved(named.runs[0]).data == "stdlib"
+    for data, meant in (("other", str(tmp_path / "elsewhere" / "other")), ("stdlib", "stdlib")):
+        given = load_recipe(path, data=data)
+        assert given.resolved(given.runs[0]).data == meant
 
 
-def test_all_faults_at_once(tmp_path):
+def test_an_entry_has_options_of_its_own(tmp_path):
+    released = {"presets": ["m2-sc-rfa"], "seeds": [0], "label": "released", "one_group": True, "max_steps": 2}
+    runs = [{"presets": ["m2-sc-rfa"], "seeds": [0]}, released]
+    read = load_recipe(write_recipe(tmp_path, runs=runs))
+    assert [(run.spec.one_group, run.spec.max_steps) for run in read.runs] == [(False, 4), (True, 2)]
+    runs[1] = {**RUN, "label": "released", "one_group": True}
+    wanted = "runs[1]: one_group: got True, expected False: b1-rope has none of the SDE's parameters"
+    assert_faults(write_recipe(tmp_path, runs=runs), [wanted])
+
+
+def test_all_faults_of_keys_and_types_at_once(tmp_path):
     path = write_recipe(
         tmp_path,
         colour="red",
         keep_models="perhaps",
-        training={
-            **TRAINING,
-            "length": 1,
-            "batch_size": 0,
-            "epoch": 3,
-            "seed": 4,
-            "learning_rate": "fast",
-            "model": MODEL,
-        },
+        train_tokens=0,
+        training={**TRAINING, "epoch": 3, "seed": 4, "learning_rate": "fast", "accumulate": True},
         runs=[
-            {"presets": ["b1-rope", "b9-new", "b1-rope"], "seeds": [0, 0, -1], "colour": "red"},
-            {"presets": ["b1-rope"], "seeds": [0], "model": {"damping": 0.5, "head": 3}},
-            {"presets": [], "seeds": [0], "label": "a/b"},
-            {"seeds": [0]},
+            {"presets": ["b1-rope", "b9-new", "b1-rope"], "seeds": [0, 2**32, True], "colour": "red"},
+            {"presets": [], "seeds": [0, 0], "label": "a/b", "model": {3: 4}, "max_steps": "x"},
+            {"seeds": [0], "one_group": "yes"},
             "b1-rope",
         ],
-        evaluation={
-            "lengths": [8, 1, 8, 600, "x"],
-            "protocols": {"blocks": 300, "guess": None},
-            "attention": ["b2-alibi"],
-            "colour": "red",
-        },
+        evaluation={"lengths": [8, 1, "x"], "protocols": {"guess": None}, "attention": [[]], "colour": "red"},
     )
-    found = faults(path)
     wanted = [
-        "recipe: colour: unknown key",
+        "recipe: colour: unknown key, expected some of kind, name, title",
         "recipe: keep_models: got 'perhaps', expected true or false",
-        "training: seed: not here, expected seeds in runs",
+        "recipe: train_tokens: got 0",
+        "training: seed: unknown key",
         "training: epoch: unknown key",
-        "training: length: got 1, expected at least 2",
-        "training: batch_size: got 0, expected at least 1",
-        "training: learning_rate: got 'fast'",
-        "runs[0]: colour: unknown key",
-        "runs[0]: presets: got b1-rope twice",
-        "runs[0]: seeds: got 0 twice",
-        "runs[0]: seeds: got -1",
-        "runs[0]: preset: got 'b9-new'",
-        "runs[1]: damping: got 0.5, expected nothing: it has no effect in b1-rope",
-        "runs[1]: head: not a field of RFAConfig",
-        "runs[2].label: got 'a/b'",
-        "runs[2]: presets: got none",
-        "runs[3]: presets: missing",
-        "runs[4]: got 'b1-rope', expected a mapping",
+        "training: learning_rate: got 'fast', expected a number",
+        "training: accumulate: got True, expected a whole number",
+        "runs[0]: colour: unknown key, expected some of presets, seeds",
+        "runs[0].presets[1]: got 'b9-new', expected one of b1-rope",
+        "runs[0].seeds[1]: got 4294967296",
+        "runs[0].seeds[2]: got True, expected a whole number",
+        "runs[1]: presets: got [], expected at least one",
+        "runs[1]: seeds: got 0 twice in [0, 0]",
+        "runs[1]: label: got 'a/b', expected letters, digits",
+        "runs[1].model[3]: [key]: got 3, expected text",
+        "runs[1]: max_steps: got 'x'",
+        "runs[2]: presets: missing",
+        "runs[2]: one_group: got 'yes', expected true or false",
+        "runs[3]: got 'b1-rope', expected a mapping",
         "evaluation: colour: unknown key",
-        "evaluation: lengths: got 1, ",
-        "evaluation: lengths: got 'x', ",
-        "evaluation: lengths: got 8 twice",
-        "evaluation: protocols: got 300 for blocks",
-        "evaluation: protocols: got 'guess'",
-        "evaluation: attention: got 'b2-alibi'",
+        "evaluation.lengths[1]: got 1",
+        "evaluation.lengths[2]: got 'x', expected a whole number",
+        "evaluation.protocols.guess: [key]: got 'guess', expected one of blocks",
+        "evaluation.attention[0]: got []",
     ]
-    for start in wanted:
-        assert sum(line.startswith(start) for line in found) == 1, (start, found)
-    assert len(found) == len(wanted), found
+    assert_faults(path, wanted)
 
 
-def test_one_group_of_some_runs(tmp_path):
-    runs = [{"presets": ["m2-sc-rfa"], "seeds": [0]}]
-    runs.append({"presets": ["m2-sc-rfa"], "seeds": [0], "label": "released", "one_group": True})
-    assert [run.spec.one_group for run in load_recipe(write_recipe(tmp_path, runs=runs)).runs] == [False, True]
-    runs[1]["one_group"] = "yes"
-    assert faults(write_recipe(tmp_path, runs=runs)) == ["runs[1]: one_group: got 'yes', expected true or false"]
-    runs[1].update(presets=["b1-rope"], one_group=True)
-    (fault,) = faults(write_recipe(tmp_path, runs=runs))
-    assert fault.startswith("runs[1]: one_group: got True, expected False: b1-rope has none of the SDE's parameters")
-
-
-def test_all_faults_of_a_model(tmp_path):
-    """Of a wrong kind too, each said of where it stands."""
-    path = write_recipe(
-        tmp_path,
-        training={
-            **TRAINING,
-            "model": {**MODEL, "intermediate_size": "a", "num_attention_heads": "8", "hidden_size": -2},
-        },
-        runs=[
-            {
-                "presets": ["m2-sc-rfa"],
-                "seeds": [0],
-                "model": {"horizon": "x", "prior": "", "damping": "lots", "zero_heads": 9, "initial_slopes": "none"},
-            },
-            {"presets": ["b1-rope"], "seeds": [0], "label": 101 * "a", "model": {"innovation": 3}},
-        ],
-    )
-    found = sorted(line.partition(", expected")[0] for line in faults(path))
-    assert found == [
-        "runs[0]: damping: got 'lots'",
-        "runs[0]: horizon: got 'x'",
-        "runs[0]: initial_slopes: got 'none'",
-        "runs[0]: prior: got ''",
-        "runs[0]: zero_heads: got 9",
-        "runs[1].label: got '" + 101 * "a" + "'",
-        "runs[1]: innovation: got 3",
-        "training: hidden_size: got -2",
-        "training: intermediate_size: got 'a'",
-        "training: num_attention_heads: got '8'",
+def test_faults_of_what_does_not_fit_together(tmp_path):
+    training = {**TRAINING, "data": "corpus", "model": MODEL}
+    runs = [
+        {**RUN, "model": {"damping": 0.5}},
+        {**RUN, "model": {"head": 3}},
+        {"presets": ["m2-sc-rfa"], "seeds": [0], "model": {"horizon": "x"}},
     ]
-
-
-def test_two_runs_of_one_name(tmp_path):
-    (line,) = faults(write_recipe(tmp_path, runs=2 * [{"presets": ["b1-rope"], "seeds": [0]}]))
-    assert line.startswith("runs: b1-rope-seed0: named 2 times")
+    wanted = [
+        "runs[0]: damping: got 0.5, expected nothing: it has no effect in b1-rope",
+        "runs[1]: head: not a field of RFAConfig",
+        "runs[2]: horizon: got 'x'",
+        "evaluation: protocols: got 8 for blocks, expected null or a number of tokens of at least 16",
+    ]
+    evaluation = {"lengths": [16], "protocols": {"blocks": 8}}
+    assert_faults(write_recipe(tmp_path, runs=runs, training=training, evaluation=evaluation), wanted)
+    twice = write_recipe(tmp_path, runs=2 * [RUN], training=training)
+    assert_faults(twice, ["runs: b1-rope-seed0: named 2 times, expected once"])
+    assert_faults(write_recipe(tmp_path, training={**training, "length": 1}), ["training: length: got 1, expected at"])
+    for rates, said in (
+        ([], "got [], expected at least one"),
+        ([1e-3, 1e-3], "got 0.001 twice in [0.001, 0.001], expected each once"),
+        (1e-3, "got 0.001, expected a list"),
+    ):
+        assert faults(write_recipe(tmp_path, rates=rates, training=training)) == [f"recipe: rates: {said}"]
+        assert faults(write_recipe(tmp_path, runs=[{**RUN, "rates": rates}])) == [f"runs[0]: rates: {said}"]
+    path = write_recipe(tmp_path, rates=[1e-3, 2], training=training)
+    assert_faults(path, ["rates[1]: got 2, expected less than 1"])
+    both = {**training, "learning_rate": 1e-3}
+    for more, where in (({"rates": [1e-3]}, "rates"), ({"runs": [{**RUN, "rates": [1e-3]}]}, "runs[0]")):
+        path = write_recipe(tmp_path, training=both, **more)
+        assert_faults(path, [f"{where}: learning_rate: not in training, expected rates alone"])
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "recipe: got None"),
+        ("", "recipe: got None, expected a mapping"),
         ("- 1", "recipe: got [1]"),
         ("a: [", "no YAML"),
         ("name: a\nname: b", "stands twice"),
@@ -188,11 +169,8 @@ def test_two_runs_of_one_name(tmp_path):
         ("name: 2024-13-45", "no YAML: month must be in 1..12"),
         ("name: !!int abc", "no YAML: "),
         ("name: !!map [a]", "no YAML: line 1: expected a mapping"),
-        ("training: {accumulate: true}\nruns: [{presets: [b1-rope], seeds: [0]}]", "accumulate: got True"),
+        ("kind: [a]", "kind: got ['a'], expected one of text, series, recall"),
         ("name: ''", "name: got ''"),
-        ("evaluation: {attention: [[]]}", "attention: got []"),
-        ("runs: [{presets: [[]], seeds: [true]}]", "seeds: got True"),
-        ("training: {model: {3: 4}}\nruns: [{presets: [b1-rope], seeds: [0]}]", "model: got the key 3"),
         ("name: 3", "name: got 3, expected text"),
         ("training: []", "training: got [], expected a mapping"),
     ],
@@ -203,36 +181,114 @@ def test_no_recipe(tmp_path, text, said):
     assert any(said in line for line in faults(path))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("process: oscillator", "process: walk", "setting: process: got 'walk'"),
+        ("process: oscillator", "table: ETTh1", "setting: length: unknown key, expected some of table, path"),
+        ("length: 12", "lenght: 12", "setting: lenght: unknown key"),
+        ("length: 12", "gap: .inf", "setting: gap: got inf, expected a finite number"),
+        ("steps: 2", "steps: 0", "training: steps: got 0"),
+        ("steps: 2", "steps: 2, seed: 1", "training: seed: unknown key"),
+        ("[kalman, wolf, informed, robust]", "[particle]", "filters[0]: got 'particle', expected one of kalman, wolf"),
+        ("preset: b1-rope", "preset: b1", "models[1]: preset: got 'b1'"),
+        ("label: RoPE", "label: x2", "recipe: x2: named 2 times"),
+        ("label: RoPE", "label: wolf", "recipe: wolf: named 2 times"),
+        ("label: RoPE", "label: x 2, setting: {process: tracker}", "models[1]: setting: process: got 'tracker'"),
+        ("hidden_size: 8", "hiden_size: 8", "models[0]: model: hiden_size: unknown field"),
+        ("hidden_size: 8", "hidden_size: 7", "models[0]: model: hidden_size: got 7"),
+        ("RoPE, model: {", "f, model: {<<: {}, causal: no, gates: forget, ", "models[1]: model: gates"),
+        ("[0, 3]", "[zero]", "seeds[0]: got 'zero', expected a whole number"),
+        ("series: 6", "series: 1", "evaluation: series: got 1"),
+        ("{trained", "{trained: {process: tracker}, other", "evaluation.columns.trained: setting: process: got"),
+        ("outliers: 0.4", "outliers: 4", "evaluation.columns.dirtier: outliers: got 4"),
+    ],
+)
+def test_faults_of_series(tmp_path, old, new, message):
+    path = tmp_path / "small.yaml"
+    assert old in SERIES
+    path.write_text(SERIES.replace(old, new))
+    assert any(line.startswith(message) for line in faults(path)), faults(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("pairs: 2", "pairs: 2, repeats: 5", "tasks[0]: length: got 16, expected at"),
+        ("lag: 3.5", "lag: 30.0", "tasks[1]: length: got 16, expected at least 34 tokens"),
+        ("keys: 4", "keys: 0", "tasks[0]: keys: got 0, expected at least 1"),
+        ("pairs: 2", "pairs: two", "tasks[0]: pairs: got 'two', expected a whole number"),
+        ("pairs: 2", "pears: 2", "tasks[0]: pears: unknown key, expected some of pairs"),
+        ("task: recall", "task: recal", "tasks[0]: task: got 'recal', expected one of recall, copy"),
+        ("{task: recall, pairs", "{3: 4, pairs", "tasks[0]: task: missing"),
+        ("label: by time", "label: recall", "tasks: recall: named"),
+        ("label: m2 plain", "label: b1-rope", "models: b1-rope: named 2 times"),
+        ("label: by time", "label: a/b", "tasks[1]: label: got 'a/b'"),
+        (
+            "label: by time, questions: 2, values: 4, lag: 3.5}\nmodels:",
+            "label: recall by, questions: 2, values: 4, lag: 3.5}\nmodels:\n  - {preset: b1-rope, label: by b1-rope}",
+            "recipe: models: recall-by-b1-rope-seed0: the name of two runs",
+        ),
+        ("preset: b1-rope", "preset: b1", "models[0]: preset: got 'b1'"),
+        (
+            "{preset: b1-rope}",
+            "{preset: b1-rope, tasks: [recal]}",
+            "models[0]: tasks: got 'recal', expected some of rec",
+        ),
+        ("innovation: false", "inovation: false", "models[1]: inovation: not a field"),
+        ("innovation: false", "vocab_size: 9", "models[1]: model: vocab_size: not here"),
+        ("num_attention_heads: 2", "num_attention_heads: 3", "models[0]: hidden_size: got 8, expected a multiple"),
+        ("steps: 2", "steps: 2, one_group: true", "training: one_group: unknown key"),
+        ("length: 16", "length: 1", "training: length: got 1, expected at least 2"),
+        ("[32, 16]", "[32, 32]", "evaluation: lengths: got 32 twice"),
+        ("sequences: 6", "sequences: true", "evaluation: sequences: got True, expected a whole number"),
+        ("evaluation:", "evaluations:", "recipe: evaluation: missing"),
+    ],
+)
+def test_faults_of_recall(tmp_path, old, new, message):
+    path = tmp_path / "small.yaml"
+    assert old in RECALL
+    path.write_text(RECALL.replace(old, new))
+    assert any(line.startswith(message) for line in faults(path)), faults(path)
+
+
+def test_data_of_drawn_sequences_are_refused(tmp_path):
+    for text, what in ((SERIES, "the series of this recipe are simulated"), (RECALL, "the sequences of this recipe")):
+        (tmp_path / "small.yaml").write_text(text)
+        with pytest.raises(ValueError, match=f"data: got stdlib, expected none: {what}"):
+            load_recipe(tmp_path / "small.yaml", data="stdlib")
+    read = load_recipe(SHIPPED / "series-etth1.yaml", data="a.csv")
+    assert {read.setting.path, *(setting.path for setting in read.columns.values())} == {"a.csv"}
+
+
 def test_the_command_says_all_of_it(tmp_path, monkeypatch, capsys):
     path = write_recipe(tmp_path, colour="red", runs=[{"presets": ["b9-new"], "seeds": [0]}])
     status, out, err = command(monkeypatch, capsys, "experiment", path, "--out", tmp_path / "out")
     assert (status, out) == (2, "")
-    assert [line.split(": ")[:4] for line in err.splitlines()] == [
-        ["rfa", str(path), "recipe", "colour"],
-        ["rfa", str(path), "runs[0]", "preset"],
-    ]
+    starts = [f"rfa: {path}: recipe: colour: ", f"rfa: {path}: runs[0].presets[0]: got 'b9-new'"]
+    assert all(line.startswith(start) for line, start in zip(err.splitlines(), starts, strict=True))
     assert not (tmp_path / "out").exists()
 
 
-LANGUAGE = sorted(path for path in SHIPPED.glob("*.yaml") if not path.stem.startswith(("series-", "recall")))
-
-
-@pytest.mark.parametrize("path", LANGUAGE, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_recipes(path):
     read = load_recipe(path)
-    assert read.name == path.stem
-    assert {run.spec.length for run in read.runs} == {min(read.evaluation.lengths)}
+    kind = path.stem.partition("-")[0]
+    assert (read.name, read.kind) == (path.stem, kind if kind in ("series", "recall") else "text")
+    assert len({run.name for run in read.runs}) == len(read.runs)
+    if read.kind == "text":
+        assert {run.spec.length for run in read.runs} == {min(read.evaluation.lengths)}
+    if read.kind == "recall":
+        assert {run.seed for run in read.runs[: len(read.runs) // 3]} == {0}
+        for run in read.runs:
+            assert read.config_of(run).vocab_size == run.task.task.vocabulary
 
 
 def test_the_small_record_has_every_preset():
     runs = load_recipe(SHIPPED / "novels-small.yaml").runs
     for_series = {"c9-rotation-fox", "c10-rotation-learned"}  # controls of irregular series only
-    later = {
-        "c12-kerple",
-        "x5-content-clock",
-        "x6-content-dynamics",
-        "x7-gated-roper",
-        "c8-fox-clock",
-    }  # in recipes of other records
-    assert {run.spec.preset for run in runs} == set(PRESETS) - set(PLAIN_NAMES) - for_series - later
+    later = {"c12-kerple", "x5-content-clock", "x6-content-dynamics", "x7-gated-roper", "c8-fox-clock"}
+    assert {run.spec.preset for run in runs} == set(PRESETS) - set(
+        PLAIN_NAMES
+    ) - for_series - later  # those are in other records
     assert {run.spec.max_steps * run.spec.batch_size * run.spec.length for run in runs} == {4_096_000}

@@ -7,7 +7,7 @@ import pytest
 from cover import slow
 from training.runs import command, contents, messages
 
-from rfa_lab.recipes import load_recipe, plan, run_recipe, seconds_of, states
+from rfa_lab.recipes import load_recipe, run_recipe, runner, seconds_of, states
 from rfa_lab.results import read_result
 from rfa_lab.training import RunFolder
 from rfa_lab.training.callbacks import read_metrics
@@ -59,7 +59,7 @@ def test_in_parts_as_in_one(tmp_path, out, evaluated, clock):
     stops = {
         f"{TRIALS[0]} training 2": f"at step 2 of 4 of {TRIALS[0]}",
         "b1-rope-seed0 training 5": "at step 5 of 12 of b1-rope-seed0",
-        "b1-rope-seed0 blocks 1": "in b1-rope-seed0: blocks (this part",
+        "b1-rope-seed0 blocks 1": "in b1-rope-seed0: blocks, which begins anew",
         "b1-rope-seed1 training 12": "at step 12 of 12 of b1-rope-seed1",
     }
     for index, (place, said) in enumerate(stops.items()):
@@ -87,7 +87,7 @@ def test_parts_of_an_evaluation_are_kept(tmp_path, out, evaluated, clock):
             clock.now += 3600
 
     outcome = run_recipe(planned, out, only=NAMES[:1], seconds=60, progress=second)
-    assert "begins anew and has to fit into the time" in outcome.stopped
+    assert "begins anew (it has to fit into the time given)" in outcome.stopped
     assert evaluated == 2 * NAMES[:1]
     run_recipe(planned, out, only=NAMES[:1])  # with no limit now
     assert evaluated == 4 * NAMES[:1]  # matched again, which was not finished, and the maps
@@ -98,9 +98,7 @@ def test_shorter_than_a_step(tmp_path, out, evaluated, clock, place):
     planned = load_recipe(write_recipe(tmp_path))
     first = " trial_steps 0" if "before" in place else f"{NAMES[0]} training 1"
     outcome = run_recipe(planned, out, seconds=1, progress=over_at(clock, first))
-    reason = "1 s were over before a step" if "before" in place else "1 s are less than one step"
-    assert outcome.stopped.startswith(f"{place} ({reason}")
-    assert (outcome.done, outcome.failed) == ((), {})
+    assert (outcome.done, outcome.failed, outcome.stopped) == ((), {}, place)
     assert states(planned, out)[0].step == (0 if "before" in place else 1)
     assert run_recipe(planned, out).done == tuple(NAMES)
 
@@ -117,8 +115,8 @@ def test_another_version(tmp_path, out, evaluated, monkeypatch, clock):
     planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
     run_recipe(planned, out, seconds=60, progress=over_at(clock, f"{NAMES[0]} training 2"))
     before = contents(out)
-    there, here = plan.environment(), {**plan.environment(), "commit": "abc"}
-    for module in ("plan", "run_result"):
+    there, here = runner.environment(), {**runner.environment(), "commit": "abc"}
+    for module in ("runner", "run_result"):
         monkeypatch.setattr(f"rfa_lab.recipes.{module}.environment", lambda: here)
     old = f"{there['rfa']} {there['commit']}"
     said = f"{NAMES[0]} in .* was made by rfa {old}, this is {here['rfa']} abc; expected .* --other-version"
@@ -146,15 +144,6 @@ def test_the_command(tmp_path, out, evaluated, monkeypatch, capsys):
             2,
             [f"rfa: for: got '{given}', expected a duration such as 9m, 90s or 1h30m"],
         )
-
-
-def test_other_options_are_refused_for_series(tmp_path, monkeypatch, capsys):
-    path = tmp_path / "series.yaml"
-    path.write_text("kind: series")
-    for option in ("--tokens-per-second 3", "--device A"):
-        status, _, err = command(monkeypatch, capsys, "experiment", path, "--out", tmp_path / "out", *option.split(" "))
-        assert status == 2
-        assert messages(err)[0].startswith(f"rfa: {option.split()[0]}: got it with a recipe of series")
 
 
 @slow

@@ -1,0 +1,255 @@
+"""Recipes of recall: small language models learn synthetic tasks, and are tested at the trained length and beyond."""
+
+import math
+import time
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, field_validator, model_validator
+from typing_extensions import Self
+
+from rfa.environment import environment
+from rfa.models import PRESETS, RFAConfig, RFAForCausalLM, preset
+from rfa.progress import Stage, StageProgress
+from rfa_lab.data.synthetic import TASKS, SyntheticTask
+from rfa_lab.training.callbacks import Diverged
+from rfa_lab.training.synthetic import TaskScore, TaskTraining, task_score, train_on_task
+
+from .reading import (
+    BaseRecipe,
+    Label,
+    Lengths,
+    Section,
+    Seeds,
+    built,
+    check_each,
+    checked_fields,
+    different_labels,
+    file_name,
+    one_of,
+)
+from .runner import UnsavedRuns
+
+_OF_A_RUN = ("vocab_size", "train_length")  # fields of a configuration that the task and the training set
+_MOST = 100_000
+_SIZES = {name: checked_fields(kind) for name, kind in TASKS.items()}
+
+
+class RecallTask(NamedTuple):
+    """A task with a name for readers."""
+
+    label: str
+    task: SyntheticTask
+
+
+class _TaskName(Section):
+    task: Annotated[str, one_of(TASKS)]
+    label: Label = Field(default_factory=lambda given: given.get("task", ""))
+
+
+def _task(given: Any) -> RecallTask:
+    if not isinstance(given, dict):
+        raise ValueError(f"got {given!r:.80}, expected a mapping")
+    named = _TaskName.model_validate({name: given[name] for name in ("task", "label") if name in given})
+    sizes = _SIZES[named.task]({name: value for name, value in given.items() if name not in ("task", "label")})
+    return RecallTask(named.label, TASKS[named.task](**sizes))
+
+
+class RecallModel(Section):
+    """A model of the comparison.
+
+    Args:
+        preset: one of `PRESETS`.
+        label: a name for readers.
+        model: fields in which its configuration differs from the preset; in a recipe those of all models are added.
+        one_group: whether the parameters of the SDE are trained as all others.
+        tasks: the labels of its tasks; None for all.
+    """
+
+    preset: Annotated[str, one_of(PRESETS)]
+    label: Label = Field(default_factory=lambda given: given.get("preset", ""))
+    model: dict[str, Any] = Field(default={})
+    one_group: bool = False
+    tasks: list[str] | None = None
+
+    def config(self, vocabulary: int, length: int) -> RFAConfig:
+        """The configuration for a task."""
+        if of_a_run := [field for field in _OF_A_RUN if field in self.model]:
+            raise ValueError(f"model: {of_a_run[0]}: not here, expected other fields of RFAConfig")
+        return preset(self.preset, vocab_size=vocabulary, train_length=length, **self.model)
+
+
+class RecallEvaluation(Section):
+    """The test of each model.
+
+    Args:
+        lengths: of the sequences, ascending.
+        sequences: their number at each length. They are the same for all models and seeds.
+    """
+
+    lengths: Lengths
+    sequences: Annotated[int, Field(ge=1, le=_MOST)]
+
+
+@dataclass(frozen=True)
+class RecallRun:
+    """A model that learns a task with a seed."""
+
+    task: RecallTask
+    model: RecallModel
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name of its result file."""
+        return f"{file_name(f'{self.task.label} {self.model.label}')}-seed{self.seed}"
+
+
+class RecallRecipe(BaseRecipe):
+    """A recipe that was read and checked.
+
+    Args:
+        training: of each model; its seed is the run's.
+        evaluation: of each model.
+        tasks: that the models learn.
+        model: fields of the configuration of all models.
+        models: that learn them.
+        seeds: of the weights and the sequences.
+    """
+
+    kind: Literal["recall"]
+    training: Annotated[TaskTraining, built(TaskTraining, "seed", "one_group")]
+    evaluation: RecallEvaluation
+    tasks: Annotated[list[Annotated[RecallTask, PlainValidator(_task)]], Field(min_length=1)]
+    model: dict[str, Any] = Field(default={})
+    models: Annotated[list[RecallModel], Field(min_length=1), AfterValidator(different_labels)]
+    seeds: Seeds
+
+    @field_validator("tasks")
+    @classmethod
+    def _fit_in_lengths(cls, tasks: list[RecallTask], info: ValidationInfo) -> list[RecallTask]:
+        trained, tested = info.data.get("training"), info.data.get("evaluation")
+        lengths = [*([trained.length] if trained else []), *(tested.lengths if tested else [])]
+
+        def check(task: RecallTask) -> None:
+            for length in lengths:
+                task.task.check_length(length)
+
+        check_each(enumerate(tasks), check)
+        return different_labels(tasks)
+
+    @field_validator("models")
+    @classmethod
+    def _whole_models(cls, models: list[RecallModel], info: ValidationInfo) -> list[RecallModel]:
+        known = [task.label for task in info.data.get("tasks", [])]
+
+        def whole(model: RecallModel) -> RecallModel:
+            for label in model.tasks or () if known else ():
+                if label not in known:
+                    raise ValueError(f"tasks: got {label!r:.80}, expected some of {', '.join(known)}")
+            model = model.model_copy(update={"model": {**info.data.get("model", {}), **model.model}})
+            model.config(vocabulary=2, length=2)
+            return model
+
+        return check_each(enumerate(models), whole)
+
+    @model_validator(mode="after")
+    def _different_names(self) -> Self:
+        names = [run.name for run in self.runs]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"models: {twice[0]}: the name of two runs, expected labels that tell them apart")
+        return self
+
+    @property
+    def runs(self) -> list[RecallRun]:
+        """The runs in the order in which they are made: the first seed of all models and tasks first."""
+        return [
+            RecallRun(task, model, seed)
+            for seed in self.seeds
+            for task in self.tasks
+            for model in self.models
+            if model.tasks is None or task.label in model.tasks
+        ]
+
+    @classmethod
+    def with_data(cls, given: Any, data: str) -> Any:
+        """Raises `ValueError`: there are none."""
+        raise ValueError(f"data: got {data}, expected none: the sequences of this recipe are drawn")
+
+    def config_of(self, run: RecallRun) -> RFAConfig:
+        """The configuration of a run's model."""
+        return run.model.config(run.task.task.vocabulary, self.training.length)
+
+    def training_of(self, run: RecallRun) -> TaskTraining:
+        """The training of a run."""
+        return replace(self.training, seed=run.seed, one_group=run.model.one_group)
+
+
+_TEST_SEED = 20_260_000  # of the sequences that all models and seeds are tested on
+
+
+class RecallRuns(UnsavedRuns[RecallRecipe, RecallRun]):
+    """The runs of a recipe of recall."""
+
+    form = 1
+
+    def __init__(self, recipe: RecallRecipe, out: Path):
+        super().__init__(recipe, out, recipe.runs)
+
+    def spec(self, run: RecallRun) -> dict[str, Any]:
+        """All that a result depends on."""
+        task, evaluation = run.task.task, self.recipe.evaluation
+        return {
+            "task": {"kind": type(task).__name__, **asdict(task)},  # type: ignore[call-overload]
+            "preset": run.model.preset,
+            "model": run.model.model,
+            "training": asdict(self.recipe.training_of(run)),
+            "lengths": evaluation.lengths,
+            "sequences": evaluation.sequences,
+        }
+
+    def result(self, run: RecallRun, report: StageProgress) -> dict[str, Any]:
+        """Train a model on its task and test it at all lengths."""
+        started, recipe, task = time.perf_counter(), self.recipe, run.task.task
+        training, lengths = recipe.training_of(run), recipe.evaluation.lengths
+        torch.manual_seed(run.seed)
+        model = RFAForCausalLM(recipe.config_of(run))
+        curve: dict[int, TaskScore] = {}
+        fault = None
+        try:
+            curve = train_on_task(model, task, training, partial(report, Stage("training", run.name)))
+        except Diverged as error:  # the other runs go on
+            fault = str(error)
+        trained = time.perf_counter()
+        tests = {}
+        for index, length in enumerate(lengths if fault is None else ()):
+            report(Stage("evaluation", run.name), index, len(lengths))
+            drawn = task.sample(recipe.evaluation.sequences, length, torch.Generator().manual_seed(_TEST_SEED))
+            tests[str(length)] = _entries(task_score(model, drawn))
+        tokens = training.batch_size * training.length
+        return {
+            "format": self.form,
+            "kind": recipe.kind,
+            "recipe": recipe.name,
+            "title": recipe.title,
+            "run": run.name,
+            "task": run.task.label,
+            "label": run.model.label,
+            "seed": run.seed,
+            "spec": self.spec(run),
+            "chance": 1 / task.answers,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "curve": [{"step": step, "tokens": step * tokens, **_entries(score)} for step, score in curve.items()],
+            "tests": tests,
+            "fault": fault,
+            "seconds": {"training": trained - started, "evaluation": time.perf_counter() - trained},
+            "environment": environment(),
+        }
+
+
+def _entries(score: TaskScore) -> dict[str, Any]:
+    """A score for a file. A loss that is not finite is None."""
+    return {**score._asdict(), "loss": score.loss if math.isfinite(score.loss) else None}

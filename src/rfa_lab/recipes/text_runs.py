@@ -1,0 +1,323 @@
+"""Runs of language models: the trials of a learning rate, training, evaluation and the result.
+
+<out>/runs/<run>/            run folders; records and metrics stay, models stay only if the recipe keeps them
+<out>/runs/<model>-rate-<r>/ the same for trials of learning rates, without models
+<out>/results/trigram.json   the same evaluation of a trigram, trained on the same tokens
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+from rfa.progress import Stage
+from rfa_lab import evaluation
+from rfa_lab.data import PreparedData, prepare
+from rfa_lab.evaluation.probes import ProbeKind
+from rfa_lab.results import read_result, write_result
+from rfa_lab.training import TRAINED_ON, RunFolder, resume, train, trial_step
+from rfa_lab.training.callbacks import Diverged
+
+from .reading import RecipeError
+from .recipe import PlannedRun, Recipe
+from .run_result import (
+    DIVERGED,
+    entry_of,
+    losses_of,
+    make_result,
+    needed_trials,
+    possible_rates,
+    trial_loss,
+    trials_by_run,
+    with_best_rate,
+)
+from .runner import Runs, TimeLimit
+from .trigram_result import is_of_another_text, lacks_trigram, write_trigram
+
+
+class TextRuns(Runs[Recipe, PlannedRun]):
+    """The runs of a recipe of language models, and the trials that they need."""
+
+    def __init__(self, recipe: Recipe, out: Path):
+        super().__init__(recipe, out, recipe.runs)
+        self.trials = trials_by_run(recipe)
+
+    def folder(self, run: PlannedRun) -> RunFolder:
+        """The run folder of a run or a trial."""
+        return RunFolder(self.out / "runs" / run.name)
+
+    def finished(self, run: PlannedRun) -> Mapping[str, Any] | None:
+        """The result of a run, or the record of a trial; None where it is still to do."""
+        if run.trial:
+            record = self.record(run)
+            return None if record is None or trial_loss(record) is None else record
+        path = self.path(run)
+        if not path.exists():
+            return None
+        result = read_result(path)
+        entry = {"recipe": self.recipe.name, "run": run.name, **entry_of(self.recipe, run)}
+        entry["spec"] = _with_names_only(_with_rate_of(result["spec"], entry["spec"], run.rates))
+        self.check_same(path, {**result, "spec": _with_names_only(result["spec"])}, entry)
+        return result
+
+    def record(self, run: PlannedRun, any_rate: bool = False) -> dict[str, Any] | None:
+        """The content of run.json of a run or a trial; None if it was not started.
+
+        Args:
+            run: of the recipe, or a trial.
+            any_rate: whether a run may have each possible rate, while its own is not chosen yet. A trial never may.
+
+        Raises:
+            ValueError: if run.json is damaged, or if its specification differs from the recipe's.
+        """
+        folder = self.folder(run)
+        if not folder.record.exists():
+            return None
+        record, wanted = folder.read(), self.recipe.resolved(run).to_dict()
+        if any_rate and not run.trial:
+            wanted = _with_rate_of(record["spec"], wanted, run.rates)
+        if _with_names_only(record["spec"]) != _with_names_only(wanted):
+            expected = "expected a new folder for --out"
+            raise ValueError(f"run: {folder.path} is another run than {self.recipe.path} names, {expected}")
+        return record
+
+    def begun(self, run: PlannedRun) -> Mapping[str, Mapping[str, Any]]:
+        """The records of a run and of its trials."""
+        records = {unit.name: self.record(unit, any_rate=True) for unit in (*self.trials[run.name], run)}
+        return {name: record for name, record in records.items() if record is not None}
+
+    def tried(self, run: PlannedRun) -> list[tuple[PlannedRun, Mapping[str, Any] | None]]:
+        """The trials that a run needs, as far as is known, and the record of each that is finished."""
+        trials = self.trials[run.name]
+        records = {trial.spec.learning_rate: record for trial in trials if (record := self.finished(trial)) is not None}
+        needed = needed_trials(trials, run.rates, losses_of(records))
+        return [(trial, records.get(trial.spec.learning_rate)) for trial in needed]
+
+    def needs(self, run: PlannedRun) -> Sequence[PlannedRun]:
+        """The trials that are not finished. A finished run needs none."""
+        if self.finished(run) is not None:
+            return ()
+        return [trial for trial, record in self.tried(run) if record is None]
+
+    def prepare(self, finished: Sequence[PlannedRun], waiting: Sequence[PlannedRun], limit: TimeLimit) -> None:
+        """Check text and machine, and make the trigram of the text."""
+        if not self.recipe.keep_models:
+            for run in finished:  # a process may have been killed before it deleted them
+                _delete_weights(self.folder(run))
+        if waiting or lacks_trigram(self.recipe, self.out):
+            text = self._check_text(waiting, limit)
+            self._check_machine(waiting, limit)
+            if lacks_trigram(self.recipe, self.out) or is_of_another_text(self.recipe, text, self.out):
+                write_trigram(self.recipe, text, self.out)
+
+    def make(self, run: PlannedRun, limit: TimeLimit) -> None:
+        """Train or resume a run, evaluate it, write the result, and delete the model unless the recipe keeps it.
+
+        A trial has no result; its record has the validation loss. A record keeps that training diverged too: a later
+        call says so again, instead of coming to the same step.
+        """
+        trials = () if run.trial else self.tried(run)
+        tried = {trial.spec.learning_rate: record for trial, record in trials if record is not None}
+        if tried:
+            run = with_best_rate(run, losses_of(tried))
+            self._check_rate(run)
+        folder, begun = self.folder(run), self.record(run)
+        if begun is not None and DIVERGED in begun:
+            raise Diverged(begun[DIVERGED])
+        try:
+            record = self._trained(run, begun, limit)
+        except Diverged as error:
+            said = str(error) if run.trial else f"{error}; delete {folder.path} to make the run again"
+            folder.write({**folder.read(), DIVERGED: said})
+            if not run.trial:
+                raise Diverged(said) from error
+        if not run.trial:
+            self._evaluate(run, record, tried, limit)
+        if run.trial or not self.recipe.keep_models:
+            _delete_weights(folder)
+
+    def _evaluate(
+        self,
+        run: PlannedRun,
+        record: Mapping[str, Any],
+        tried: Mapping[float, Mapping[str, Any]],
+        limit: TimeLimit,
+    ) -> None:
+        folder, path, asked = self.folder(run), self.path(run), self.recipe.asked_of(run)
+        maps = path.with_name(f"{run.name}.attention.npz") if asked["attention"] else None
+        evaluated = _evaluated_in_parts(folder, {**asked, "attention": maps}, run.name, limit)
+        write_result(path, make_result(self.recipe, run, folder, record, evaluated, tried))
+        _delete_parts(folder)
+
+    def _check_rate(self, chosen: PlannedRun) -> None:
+        """Raise `ValueError` if one of a model's runs has another rate: means over seeds would be of two models."""
+        rate = chosen.spec.learning_rate
+        for run in self.planned:
+            if self.trials[run.name] != self.trials[chosen.name]:
+                continue
+            made = self.finished(run) or self.record(run, any_rate=True)
+            if made is not None and (found := made["spec"]["learning_rate"]) != rate:
+                raise ValueError(
+                    f"rates: got {run.name} in {self.out} with {found:g}, but the trials of its model choose {rate:g}; "
+                    "expected one rate for all its runs: delete its folder and its result, and it is made again"
+                )
+
+    def _trained(self, run: PlannedRun, begun: Mapping[str, Any] | None, limit: TimeLimit) -> dict[str, Any]:
+        """Train or resume a run or a trial, and return its record."""
+
+        def training(step: int, steps: int, metrics: dict[str, float]) -> None:
+            limit.show(Stage("training", run.name, metrics), step, steps)
+
+        folder, spec = self.folder(run), self.recipe.resolved(run)
+        bars: dict[str, Any] = {"progress": training, "data_progress": partial(limit.report, Stage("text", run.name))}
+        bars["until"] = limit.until
+        if begun is None or self.is_lost(run, begun):
+            _delete_parts(folder)
+            return train(spec, folder.path, overwrite=begun is not None, **bars)
+        wanted = spec.with_absolute_paths().to_dict()
+        if begun["spec"] != wanted:  # started in another checkout, whose text may be gone
+            folder.write({**begun, "spec": wanted})
+        return resume(folder.path, **bars)
+
+    def is_lost(self, run: PlannedRun, record: Mapping[str, Any]) -> bool:
+        """Whether a trained run has lost its model, so that it cannot be evaluated. It has no result then either."""
+        return bool(record["finished"]) and not self.folder(run).model.is_dir()
+
+    def _check_text(self, waiting: Sequence[PlannedRun], limit: TimeLimit) -> PreparedData:
+        """The text that all runs share. Raises `RecipeError` with everything that it is too short for.
+
+        Raises `ValueError` if a run that was begun has another text.
+        """
+        spec, plan = self.recipe.resolved((*waiting, self.recipe.runs[0])[0]), self.recipe.evaluation
+        text = prepare(spec.data, spec.tokenizer, spec.split_by, progress=partial(limit.report, Stage("text")))
+        read = text.fingerprint_of(*TRAINED_ON), text.fingerprints["test"]
+        begun = {name: record for run in waiting for name, record in self.begun(run).items()}
+        for name, made in {**self.results(), **begun}.items():
+            if (made["data"]["fingerprint"], made["data"]["test_fingerprint"]) != read:
+                raise ValueError(
+                    f"data: {name} was made on another text than {spec.data} holds now, expected a new --out"
+                )
+        faults = []
+        for split, least in (("train", spec.batch_size), ("valid", 1)):
+            if (blocks := len(text.streams[split]) // spec.length) < least:
+                expected = f"at least {least} of {spec.length} tokens"
+                faults.append(f"training: data: got {blocks} blocks in the {split} split, expected {expected}")
+        longest, stream = max(plan.lengths), text.streams["test"]
+        if longest > len(stream):
+            expected = f"at most the {len(stream)} tokens of the test split"
+            faults.append(f"evaluation: lengths: got {longest}, expected {expected}")
+        for kind in get_args(ProbeKind) if plan.passkey else ():
+            try:
+                evaluation.probe_layout(kind, stream, spec.length, longest, text.tokenizer)
+            except ValueError as error:
+                faults.append(f"evaluation: passkey: {error}")
+        if plan.attention and (mapped := evaluation.MAP_LENGTHS * spec.length) > len(stream):
+            expected = f"at least {mapped} tokens, {evaluation.MAP_LENGTHS} training lengths"
+            faults.append(f"evaluation: attention: got a test split of {len(stream)} tokens, expected {expected}")
+        if faults:
+            raise RecipeError(self.recipe.path, dict.fromkeys(faults))
+        return text
+
+    def _check_machine(self, waiting: Sequence[PlannedRun], limit: TimeLimit) -> None:
+        """Make a step of each model, and raise `RecipeError` with all models that cannot run here."""
+        faults: dict[str, str] = {}
+        models = list({(run.spec.preset, repr(run.spec.model)): run for run in waiting}.values())
+        for done, run in enumerate(models):
+            limit.report(Stage("trial_steps"), done, len(models))
+            try:
+                trial_step(run.spec)
+            except Exception as error:  # compilers raise exceptions of their own
+                said = f"cannot make a step on this machine: {type(error).__name__}: {error}"
+                faults.setdefault(said, f"{run.name}: {said}")
+        limit.report(Stage("trial_steps"), len(models), len(models))
+        if faults:
+            raise RecipeError(self.recipe.path, faults.values())
+
+
+def _delete_weights(folder: RunFolder) -> None:
+    """Delete the model and the checkpoints, which are large. Record, metrics and tokenizer stay."""
+    for path in (folder.model, folder.checkpoints):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _with_rate_of(found: Mapping[str, Any], wanted: dict[str, Any], rates: Sequence[float]) -> dict[str, Any]:
+    """The wanted specification with the learning rate of the one that was found, if it may be chosen from `rates`."""
+    rate = found.get("learning_rate")
+    return {**wanted, "learning_rate": rate} if rate in possible_rates(rates) else wanted
+
+
+def _with_names_only(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A specification with names instead of paths, because another checkout can have its data in other folders.
+
+    `gutenberg:novels` and a folder `novels` have the same name: a check of the text's fingerprint tells them apart.
+    """
+    tokenizer = "gpt2" if spec["tokenizer"].startswith("gpt2:") else spec["tokenizer"]
+    return {**spec, "data": Path(spec["data"]).name.removeprefix("gutenberg:"), "tokenizer": tokenizer}
+
+
+# An evaluation under a time limit: in parts that are kept, so that it ends after several calls
+
+_PARTS = "evaluation"  # their folder
+_ALONE = ("by_position", "passkey", "attention")  # entries of a result that are None in the other parts
+
+
+def _evaluated_in_parts(run: RunFolder, asked: Mapping[str, Any], name: str, limit: TimeLimit) -> dict[str, Any]:
+    """What `rfa_lab.evaluation.full_evaluation` returns, and with parts the "environments" in which they were made.
+
+    Without a limit all is evaluated at once, with the run loaded once, unless there are parts of an earlier call.
+    """
+
+    def progress(stage: Stage, done: int, total: int) -> None:
+        limit.report(stage._replace(run=name), done, total)
+
+    if limit.until is None and not (run.path / _PARTS).is_dir():
+        return evaluation.full_evaluation(run.path, **asked, progress=progress)
+    whole: dict[str, Any] = {}
+    environments = []
+    for part_name, part in _parts(asked):
+        path = run.path / _PARTS / f"{part_name}.json"
+        found = _finished_part(path, part)
+        if found is None:
+            found = evaluation.full_evaluation(run.path, **part, progress=progress)
+            write_result(path, {"asked": _named(part), "found": found})
+        given = {entry: value for entry, value in found.items() if value is not None or entry not in whole}
+        evaluations = {**whole.get("evaluations", {}), **found["evaluations"]}
+        whole = {**whole, **given, "evaluations": evaluations}
+        environments.append(found["environment"])
+    return {**whole, "environments": environments}
+
+
+def _delete_parts(run: RunFolder) -> None:
+    """Delete the parts of a run: its result is written, or it is trained anew."""
+    shutil.rmtree(run.path / _PARTS, ignore_errors=True)
+
+
+def _parts(asked: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name and the arguments of each part. The loss by position comes with `blocks`, which computes it anyway."""
+    nothing = {**asked, "protocols": {}, "by_position": False, "passkey": False, "attention": None}
+    for protocol, tokens in asked["protocols"].items():
+        with_positions = asked["by_position"] and protocol == "blocks"
+        yield protocol, {**nothing, "protocols": {protocol: tokens}, "by_position": with_positions}
+    for name in _ALONE:
+        if asked[name] and not (name == "by_position" and "blocks" in asked["protocols"]):
+            yield name, {**nothing, name: asked[name]}
+
+
+def _finished_part(path: Path, part: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A part that was evaluated before; None if there is none, or one of other arguments."""
+    maps = part["attention"]
+    if not path.is_file() or (maps is not None and not maps.is_file()):
+        return None
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return stored["found"] if stored["asked"] == _named(part) else None
+    except (ValueError, KeyError, TypeError):  # damaged: it is made again
+        return None
+
+
+def _named(part: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments as JSON holds them. Maps have the name of their file, because folders move."""
+    maps = part["attention"]
+    return {**part, "attention": None if maps is None else maps.name}
