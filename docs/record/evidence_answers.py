@@ -99,7 +99,7 @@ def text(model: str, against: str, length: int, protocol: str = "blocks", record
     pairs = pairs_of(groups.get(model, []), groups.get(against, []))
     if not pairs:
         return Answer(NOT_TESTED, "no result yet")
-    found = compare(pairs, length, protocol).difference
+    found, _ = compare(pairs, length, protocol)
     if found is None or found.low is None or found.high is None:
         raise ValueError(f"{model} and {against}: got no interval over books, expected one")
     number = f"{signed(found.value)}{'' if found.half is None else f' ± {found.half:.3f}'}"

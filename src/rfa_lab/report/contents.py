@@ -104,21 +104,15 @@ def _of_protocol(protocol: str, of: str, make: Callable[[], Table], runs: Sequen
 
 
 class ListedFigure(NamedTuple):
-    """A figure of a report.
+    """A figure of a report. It is drawn from all runs, if any of them has the data for it."""
 
-    Args:
-        name: of its files.
-        caption: description of the content.
-        draw: draws the figure from all runs, with or without data. It may raise `MissingData` with the reason.
-        has: whether a run has data for the figure. The figure is drawn if any run has.
-        what: name of these data, used to report runs without them; empty if not every run is meant to have them.
-    """
-
-    name: str
+    name: str  # of its files
     caption: str
-    draw: Callable[..., Figure]
-    has: Callable[[Run], object] = bool
-    what: str = ""
+    draw: Callable[..., Figure]  # it may raise `MissingData` with the reason
+    has: Callable[[Run], object] = bool  # whether a run has the data
+    what: str = (
+        ""  # name of the data, by which runs without them are named; empty if not every run is meant to have them
+    )
 
 
 _SEEDS = "mean over seeds; band: 95 % t interval over seeds"
@@ -242,12 +236,13 @@ def _head_parameters(runs: Sequence[Run]) -> list[ListedFigure]:
             kinds["regime"] = ("The regime's alpha", heads.regimes_over_training)
         for name, (words, draw) in kinds.items():
             caption = f"{words} of each head over training: {label}, its first seed."
-            found.append(ListedFigure(f"{name}-{label.replace(' ', '-')}", caption, _drawing(draw, run)))
+            named = f"{name}-{label.replace(' ', '-')}"
+            found.append(ListedFigure(named, caption, _without_runs(partial(draw, run))))
     return found
 
 
-def _drawing(draw: Callable[[Run], Figure], run: Run) -> Callable[..., Figure]:
-    return lambda _: draw(run)
+def _without_runs(draw: Callable[[], Figure]) -> Callable[..., Figure]:
+    return lambda runs: draw()
 
 
 def _starts_diffusive(run: Run) -> bool:
@@ -297,39 +292,29 @@ def _draw_first_seeds(entry: str, before: str, draw: Callable[..., Figure], runs
     return draw(first, lengths[0])
 
 
-def _of_theory(name: str, caption: str, draw: Callable[[], Figure]) -> ListedFigure:
-    return ListedFigure(name, f"{caption} Computed from the closed forms, without any run.", lambda _: draw())
-
-
-THEORY = (
-    _of_theory(
-        "theory-trajectory",
+_THEORY = (
+    (
+        "trajectory",
         "A simulated latent trajectory, its noisy measurements, and all of them transported to each of five times "
         "(the paper's fig. 1).",
         theory.transported_measurements,
     ),
-    _of_theory(
-        "theory-transport",
+    (
+        "transport",
         "The transport between two times as a product of what each time needs alone.",
         theory.transport_factorization,
     ),
-    _of_theory(
-        "theory-rotate",
-        "Rotate, aggregate, rotate back: attention in one frame.",
-        theory.rotate_aggregate_counter_rotate,
-    ),
-    _of_theory(
-        "theory-regimes",
-        "Bias and gate in the diffusive and the integrative regime.",
-        theory.diffusive_and_integrative,
-    ),
-    _of_theory("theory-decay", "Bias and gate over the decay.", theory.bias_and_gate_over_decay),
-    _of_theory(
-        "theory-spectra",
+    ("rotate", "Rotate, aggregate, rotate back: attention in one frame.", theory.rotate_aggregate_counter_rotate),
+    ("regimes", "Bias and gate in the diffusive and the integrative regime.", theory.diffusive_and_integrative),
+    ("decay", "Bias and gate over the decay.", theory.bias_and_gate_over_decay),
+    (
+        "spectra",
         "Eigenvalues of RFA's and SC-RFA's dynamics by head, at b = 1 and with decay in every head.",
         theory.eigenvalue_spectra,
     ),
-    _of_theory(
-        "theory-time-scales", "How SC-RFA's heads part the time scales among them.", theory.temporal_scale_separation
-    ),
+    ("time-scales", "How SC-RFA's heads part the time scales among them.", theory.temporal_scale_separation),
+)
+THEORY = tuple(
+    ListedFigure(f"theory-{name}", f"{caption} Computed from the closed forms, without any run.", _without_runs(draw))
+    for name, caption, draw in _THEORY
 )

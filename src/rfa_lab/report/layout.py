@@ -6,52 +6,39 @@ All text of a table is plain text, some of it from result files. In no form can 
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .statistics import mean_and_interval
 
 _MINUS, _DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
-_LATEX = {
+_LATEX = {letter: "\\" + letter for letter in "&%$#_{}"} | {
     _DASH: "--",
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"\ensuremath{\pm}",
     _MINUS: r"\ensuremath{-}",
-    **{letter: "\\" + letter for letter in "&%$#_{}"},
 }
-_MARKDOWN = {
-    **{letter: "\\" + letter for letter in "\\`*_[]#|"},
-    **{letter: f"&{name};" for letter, name in (("<", "lt"), (">", "gt"), ("&", "amp"), ("$", "#36"), ("~", "#126"))},
-}
+_MARKDOWN = {letter: "\\" + letter for letter in "\\`*_[]#|"}
+_MARKDOWN |= {"<": "&lt;", ">": "&gt;", "&": "&amp;", "$": "&#36;", "~": "&#126;"}
+_TO_LATEX, _TO_MARKDOWN = str.maketrans(_LATEX), str.maketrans(_MARKDOWN)
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # a spreadsheet reads text that begins so as a formula
 
 
 @dataclass(frozen=True)
 class NumberCell:
-    """A number with the half-width of its interval, or both ends of an interval, and a remark.
-
-    Args:
-        value: the number.
-        error: half-width of an interval around it.
-        interval: lower and upper end of another interval.
-        digits: number of decimal places.
-        best: whether to set it in bold.
-        signed: whether a positive number has a plus sign.
-        grouped: whether commas separate the thousands.
-        remark: a word or two about the number, in the report's own words.
-    """
+    """A number with the half-width of its interval, or both ends of an interval, and a remark."""
 
     value: float
-    error: float | None = None
-    interval: tuple[float, float] | None = None
-    digits: int = 2
-    best: bool = False
-    signed: bool = False
-    grouped: bool = False
-    remark: str = ""
+    error: float | None = None  # half-width of an interval around it
+    interval: tuple[float, float] | None = None  # lower and upper end of another interval
+    digits: int = 2  # decimal places
+    best: bool = False  # set in bold
+    signed: bool = False  # with a plus sign if it is positive
+    grouped: bool = False  # with commas between the thousands
+    remark: str = ""  # in the report's own words
 
     def __str__(self) -> str:
         text = self._write(self.value)
@@ -86,9 +73,7 @@ def first_number(row: Sequence[Cell], column: int, missing: float = math.inf) ->
 def with_best(rows: Sequence[Sequence[Cell]], columns: int | None = None) -> list[list[Cell]]:
     """Set the lowest number of each column in bold, if the column has at least two. Numbers are compared as printed.
 
-    Args:
-        rows: of a table.
-        columns: only of so many columns from the left; None for all.
+    Only so many columns from the left are compared; None for all.
     """
     lowest: list[float | None] = []
     for column in list(zip(*rows, strict=True))[:columns]:
@@ -109,17 +94,9 @@ def _printed(cell: NumberCell) -> float:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its caption and notes.
+    """A table with its caption above and its notes below. Each row has a cell for each column."""
 
-    Args:
-        name: a short name, for file names and labels.
-        caption: description of the numbers.
-        columns: headings of the columns.
-        rows: cells of each row, one for each column; None for a missing number.
-        notes: remarks below the table, for example on missing runs.
-    """
-
-    name: str
+    name: str  # for file names and labels
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
@@ -132,11 +109,7 @@ class Table:
 
 
 def replace_between(page: str, begin: str, end: str, text: str) -> str:
-    """The page with `text` between its marks `begin` and `end`, in place of what was there.
-
-    Raises:
-        ValueError: for a page without both marks in this order.
-    """
+    """The page with `text` in place of what was between its marks. Raises `ValueError` for a page without them."""
     before, begun, rest = page.partition(begin)
     _, ended, after = rest.partition(end)
     if not (begun and ended):
@@ -152,9 +125,7 @@ def pipe_table(rows: Iterable[Iterable[str]]) -> str:
 def markdown(table: Table, caption: str | None = None) -> str:
     """A Markdown table with the caption above and the notes below.
 
-    Args:
-        table: all its text is plain text.
-        caption: replaces the table's caption. It is Markdown and must not contain text from a result file.
+    A `caption` replaces the table's. It is Markdown and must not contain text from a result file.
     """
 
     def written(cell: Cell) -> str:
@@ -171,32 +142,36 @@ def markdown(table: Table, caption: str | None = None) -> str:
 
 def markdown_text(text: str) -> str:
     """Plain text as Markdown, on one line."""
-    return _escaped(text, _MARKDOWN)
+    return _one_line(text).translate(_TO_MARKDOWN)
+
+
+def _latex_text(text: str) -> str:
+    return _one_line(text).translate(_TO_LATEX)
 
 
 def latex(table: Table) -> str:
     """A LaTeX table environment. It needs only the package booktabs."""
 
     def cell(of: Cell) -> str:
-        text = _escaped(text_of(of), _LATEX)
+        text = _latex_text(text_of(of))
         return rf"\textbf{{{text}}}" if isinstance(of, NumberCell) and of.best else text
 
-    body = [" & ".join(cell(each) for each in row) + r" \\" for row in table.rows]
+    body = [" & ".join(map(cell, row)) + r" \\" for row in table.rows]
     return "\n".join(
         [
             r"\begin{table}[t]",
             r"\centering",
-            rf"\caption{{{_escaped(table.caption, _LATEX)}}}",
+            rf"\caption{{{_latex_text(table.caption)}}}",
             rf"\label{{tab:{table.name}}}",
             r"\small",
             rf"\begin{{tabular}}{{{''.join(alignment(table))}}}",
             r"\toprule",
-            " & ".join(_escaped(column, _LATEX) for column in table.columns) + r" \\",
+            " & ".join(map(_latex_text, table.columns)) + r" \\",
             r"\midrule",
             *body,
             r"\bottomrule",
             r"\end{tabular}",
-            *(rf"\par\smallskip {{\footnotesize {_escaped(note, _LATEX)}}}" for note in table.notes),
+            *(rf"\par\smallskip {{\footnotesize {_latex_text(note)}}}" for note in table.notes),
             r"\end{table}",
             "",
         ]
@@ -249,10 +224,6 @@ def alignment(table: Table) -> list[str]:
     """The alignment of each column: `l` (left) for text, `r` (right) for numbers."""
     texts = [any(isinstance(row[k], str) for row in table.rows) for k in range(len(table.columns))]
     return ["l" if text or k == 0 else "r" for k, text in enumerate(texts)]
-
-
-def _escaped(text: str, signs: Mapping[str, str]) -> str:
-    return "".join(signs.get(letter, letter) for letter in _one_line(text))
 
 
 def _one_line(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .runs import MissingData, Run, by_label, perplexity_by_length, shared_train_length
-from .statistics import Difference, LossByBook, normal_quantile, paired_difference, t_quantile
+from .statistics import NORMAL_QUANTILE, Difference, LossByBook, paired_difference, t_quantile
 
 
 class SeedBand(NamedTuple):
@@ -38,10 +38,11 @@ class Retrieval(NamedTuple):
 
 def training_series(runs: Sequence[Run]) -> SeedBand:
     """Validation perplexity over training tokens, at the points that all measured seeds have."""
-    curves = {
-        run["seed"]: {point["tokens"]: _exp(point["valid_loss"]) for point in run.get("curve") or ()} for run in runs
-    }
-    return _series(curves)
+
+    def curve(run: Run) -> dict[int, float]:
+        return {point["tokens"]: math.exp(min(point["valid_loss"], 700.0)) for point in run.get("curve") or ()}
+
+    return _series({run["seed"]: curve(run) for run in runs})
 
 
 def perplexity_series(runs: Sequence[Run], protocol: str, noise: Mapping[int, float | None] | None = None) -> SeedBand:
@@ -70,17 +71,15 @@ def position_series(runs: Sequence[Run], less: Sequence[float] = ()) -> SeedBand
     return _series({run["seed"]: curve(run) for run in runs})
 
 
-def log_bins(losses: Sequence[float], per_octave: int = 2) -> dict[float, float]:
-    """Means over bins of positions, by the geometric middle of each bin. The bins' widths grow by equal factors.
+def log_bins(losses: Sequence[float]) -> dict[float, float]:
+    """Means over bins of the positions 1, 2, ... by the geometric middle of each bin, two bins from one to its double.
 
-    Args:
-        losses: of the positions 1, 2, ...; each bin has at least one position.
-        per_octave: number of bins from a position to its double.
+    Each bin has at least one position.
     """
     if not len(losses):
         return {}
     end = len(losses) + 1
-    edges = 2.0 ** (np.arange(math.ceil(per_octave * math.log2(end)) + 1) / per_octave)
+    edges = 2.0 ** (np.arange(math.ceil(2 * math.log2(end)) + 1) / 2)
     starts = [int(edge) for edge in dict.fromkeys(edges.round()) if edge < end]
     parts = zip(starts, [*starts[1:], end], strict=True)
     return {math.sqrt(start * (stop - 1)): float(np.mean(losses[start - 1 : stop - 1])) for start, stop in parts}
@@ -105,10 +104,6 @@ def _series(curves: Mapping[int, Mapping[Any, float]]) -> SeedBand:
         half = t_quantile(len(values)) * values.std(0, ddof=1) / math.sqrt(len(values))
     low, high = ((mean + sign * half).tolist() for sign in (-1, 1))
     return SeedBand(list(map(float, x)), mean.tolist(), low, high, len(measured), missing)
-
-
-def _exp(loss: float) -> float:
-    return math.exp(min(loss, 700.0))
 
 
 _MEASURED = 3  # seeds of a model whose noise is measured
@@ -137,7 +132,7 @@ def seed_noise(runs: Sequence[Run], length: int, protocol: str) -> float | None:
             variances.append(np.var([one[seed] - other[seed] for seed in shared], ddof=1))
     if not variances:
         return None
-    return float(normal_quantile() * math.sqrt(np.median(variances)))
+    return float(NORMAL_QUANTILE * math.sqrt(np.median(variances)))
 
 
 def noise_by_length(runs: Sequence[Run], protocol: str) -> dict[int, float | None]:
@@ -153,33 +148,26 @@ def lengths_of(runs: Iterable[Run], protocol: str) -> list[int]:
 RunPairs = Sequence[tuple[Run, Run]]
 
 
-class Comparison(NamedTuple):
-    """A difference or None, and a remark about it, which may be empty."""
-
-    difference: Difference | None
-    problem: str
-
-
 def pairs_of(runs: Sequence[Run], baseline: Sequence[Run]) -> RunPairs:
     """Pairs of a run of one label and the baseline's run of the same seed."""
     against = {run["seed"]: run for run in baseline}
     return [(run, against[run["seed"]]) for run in runs if run["seed"] in against]
 
 
-def compare(pairs: RunPairs, length: int, protocol: str) -> Comparison:
-    """`paired_difference` of pairs of runs at one context length, on the books that all runs have."""
+def compare(pairs: RunPairs, length: int, protocol: str) -> tuple[Difference | None, str]:
+    """`paired_difference` of pairs of runs at one context length, on the books that all runs have, and a remark."""
     sides = [[_books(pair[side], protocol, length) for pair in pairs] for side in (0, 1)]
     every = [each for side in sides for each in side]
     common, known = set.intersection(*map(set, every)), set.union(*map(set, every))
     if not common:
-        return Comparison(None, "no losses by book" if not known else "no book in common")
+        return None, "no book in common" if known else "no losses by book"
     try:
         found = paired_difference(*([{book: each[book] for book in common} for each in side] for side in sides))
     except ValueError as error:
-        return Comparison(None, str(error))
+        return None, str(error)
     if known - common:
-        return Comparison(found, f"without {', '.join(sorted(known - common))}, not in every run")
-    return Comparison(found, "one book, no interval" if found.low is None else "")
+        return found, f"without {', '.join(sorted(known - common))}, not in every run"
+    return found, "one book, no interval" if found.low is None else ""
 
 
 def _books(run: Run, protocol: str, length: int) -> LossByBook:

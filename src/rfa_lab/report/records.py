@@ -32,12 +32,7 @@ _INTERVAL = "mean over seeds ± half of its 95% t interval"
 
 
 class RecordReport(NamedTuple):
-    """A written page.
-
-    Args:
-        page: its path.
-        missing: the reason why a run of the recipe has no result, or why the list of runs cannot be read, by name.
-    """
+    """The path of a written page; and why a run has no result, or the list of runs cannot be read, by name."""
 
     page: Path
     missing: dict[str, str]
@@ -87,11 +82,7 @@ Ratio = tuple[float, float | None]  # mean over seeds, and half of its interval 
 def write_series_report(folder: str | Path, out: str | Path) -> RecordReport:
     """Write all tables of a record of series into one Markdown page, beside a figure of the ratios.
 
-    The page ends with the runs of the recipe that have no result.
-
-    Raises:
-        ValueError: as `read_record`.
-        OSError: if the page cannot be written.
+    The page ends with the runs of the recipe that have no result. Raises as `read_record`.
     """
     results = read_record(folder, "series")
     asked = [part for part in PARTS if settings_of(results, part)]
@@ -199,11 +190,7 @@ EARLY = 300  # steps
 def write_recall_report(folder: str | Path, out: str | Path) -> RecordReport:
     """Write all tables of a record of recall into one Markdown page, beside a figure of all tasks, and as CSV files.
 
-    The page ends with the runs of the recipe that have no result.
-
-    Raises:
-        ValueError: as `read_record`.
-        OSError: if a file cannot be written.
+    The page ends with the runs of the recipe that have no result. Raises as `read_record`.
     """
     results, out = read_record(folder, "recall"), Path(out)
     tables = [overview_table(results, length) for length in lengths_of(results)]
@@ -297,14 +284,8 @@ def accuracy_figure(results: Results, complete: bool = False) -> Figure:
     """The figure of all models in all tasks, at the least and at the greatest tested length: means over seeds.
 
     Models with more tasks come first, and of those with equally many the one with the larger sum of shares at the
-    greatest length.
-
-    Args:
-        results: of one recipe.
-        complete: whether only models that were tested in all tasks are drawn.
-
-    Raises:
-        ValueError: if no such model was tested.
+    greatest length. A `complete` figure has only models that were tested in all tasks; without one it raises
+    `ValueError`.
     """
     lengths = lengths_of(results)
     means = {

@@ -19,6 +19,7 @@ from scipy.special import ndtri, stdtrit
 
 LossByBook = Mapping[str, tuple[float, float]]  # at one context length: sum of losses in nats, number of scored tokens
 LEVEL = 0.95  # of every interval
+NORMAL_QUANTILE = float(ndtri((1 + LEVEL) / 2))  # standard deviations in half of an interval of a normal variable
 
 
 class Mean(NamedTuple):
@@ -29,19 +30,12 @@ class Mean(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A difference of log perplexity in nats.
-
-    value: over all seeds and books.
-    low, high: ends of the interval over books; None for a single book.
-    books: number of books.
-    half: half-width of the t interval over seeds; None for a single seed.
-    """
+    """A difference of log perplexity in nats, over all seeds and books."""
 
     value: float
-    low: float | None
+    low: float | None  # ends of the interval over books; None for a single book
     high: float | None
-    books: int
-    half: float | None
+    half: float | None  # of the t interval over seeds; None for a single seed
 
 
 def mean_and_interval(values: Sequence[float]) -> Mean:
@@ -61,14 +55,9 @@ def t_quantile(count: int) -> float:
     return float(stdtrit(count - 1, (1 + LEVEL) / 2))
 
 
-def normal_quantile() -> float:
-    """The number of standard deviations in half of an interval of a normal variable."""
-    return float(ndtri((1 + LEVEL) / 2))
-
-
 def proportion_interval(share: float, count: int) -> tuple[float, float]:
     """Wilson's interval of a share of `count` trials (Wilson, 1927). Unlike a t interval it never leaves 0 to 1."""
-    z = normal_quantile()
+    z = NORMAL_QUANTILE
     middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
     half = z / (1 + z**2 / count) * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
     return max(middle - half, 0.0), min(middle + half, 1.0)
@@ -86,14 +75,8 @@ def paired_difference(
     With few books the interval is too narrow. With 8 independent books and normal differences, a nominal 95 % interval
     covers 87 %. It covers less if books of one author are alike.
 
-    Args:
-        model, baseline: for each seed the sums of losses and the targets by book; as many seeds, in the same order, and
-            the same books in both.
-        level: of the interval over books.
-        resamples: number of bootstrap samples.
-
-    Raises:
-        ValueError: if the targets differ between seeds or sides, or there are none.
+    Both sides have as many seeds, in the same order, and the same books. Raises `ValueError` if the targets differ
+    between seeds or sides, or there are none.
     """
     books = sorted(baseline[0])
     sums = np.array([[[each[book] for book in books] for each in side] for side in (model, baseline)], dtype=np.float64)
@@ -105,12 +88,12 @@ def paired_difference(
     by_seed = losses[0] - losses[1]
     value, half = mean_and_interval(by_seed.sum(1) / targets.sum())
     if len(books) == 1:
-        return Difference(value, None, None, 1, half)
+        return Difference(value, None, None, half)
     drawn = _draws(len(books), resamples)
     scored = drawn @ targets
     samples = (drawn @ by_seed.mean(0))[scored > 0] / scored[scored > 0]
     low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])
-    return Difference(value, float(low), float(high), len(books), half)
+    return Difference(value, float(low), float(high), half)
 
 
 @functools.lru_cache(maxsize=4)
@@ -125,10 +108,8 @@ OPEN, WITHIN_A_SEED, ONE_SEED = "open", "within a seed", "one seed"
 def verdict(found: Difference, noise: float | None) -> str:
     """What a difference leaves undecided: "open" if an interval holds 0, "within a seed", "one seed", or nothing.
 
-    Args:
-        found: the difference.
-        noise: as from `seed_noise`; it counts for a difference of a single seed only. Where it is not known, a single
-            seed decides nothing.
+    The noise of `seed_noise` counts for a difference of a single seed only. Where it is not known, a single seed
+    decides nothing.
     """
     if found.half is None and noise is None:
         return ONE_SEED

@@ -31,13 +31,7 @@ _FORMS = {"md": markdown, "tex": latex, "csv": comma_separated}
 
 
 class Report(NamedTuple):
-    """The written files.
-
-    Args:
-        page: path of `index.html`.
-        tables, figures: names of all that were written.
-        missing: the reason why another table, figure or run is missing, by its name.
-    """
+    """The written files: `index.html`, and tables and figures by name; and why another one is missing, by name."""
 
     page: Path
     tables: list[str]

@@ -52,7 +52,7 @@ def differences(runs: Sequence[Run], protocol: str = "blocks") -> Figure:
         raise MissingData(f"runs: got {BASELINE} at up to {longest} tokens by {protocol}, expected more than {trained}")
     pairs = {label: pairs_of(of, grouped[BASELINE]) for label, of in grouped.items() if label != BASELINE}
     values = {
-        length: {label: compare(of, length, protocol).difference if of else None for label, of in pairs.items()}
+        length: {label: compare(of, length, protocol)[0] if of else None for label, of in pairs.items()}
         for length in (trained, longest)
     }
     long = {label: found.value if found else np.inf for label, found in values[longest].items()}
@@ -191,11 +191,8 @@ def filtered_series(
 ) -> Figure:
     """One panel for each model: its estimates with their 90 % intervals, over the readings and the true signal.
 
-    Args:
-        readings: times, values, and which of them are wrong, `(T,)` each.
-        truth: times and the signal.
-        bands: for each model, times, means, and the lower and upper end of the interval, in order of time.
-        now: the time of the last reading, after which all is forecast.
+    `readings` are times, values, and which of them are wrong; `truth` is times and the signal; `bands` are times, means
+    and both ends of the interval. After `now`, the time of the last reading, all is forecast.
     """
     times, values, wrong = readings
     size = (PAGE, 1.5 * len(bands))
@@ -257,11 +254,7 @@ def series_ratios(
 
 @styled
 def speed_over_length(lines: Sequence[Line]) -> Figure:
-    """The operator's time over its peer's time, and the percentages of their bounds that both reach, by length.
-
-    Args:
-        lines: of `rfa bench`, with lines of the operator.
-    """
+    """The operator's time over its peer's time, and the percentages of their bounds that both reach, by length."""
     figure, (ratios, percents) = plt.subplots(1, 2, figsize=(PAGE, 3.3))
     curves = operator_curves(lines)
     lengths = {name: [line["length"] for line in curve] for name, curve in curves.items()}
@@ -276,9 +269,7 @@ def speed_over_length(lines: Sequence[Line]) -> Figure:
             percents.plot(lengths[name], values, **{**look[name], "linestyle": style})
     ratios.axhline(1, color=MUTED, linestyle=":", linewidth=1)
     ratios.set(ylabel="time / peer's time (band: quartiles)", ylim=(0, None))
-    percents.axhline(
-        100, color=MUTED, linestyle=":", linewidth=1
-    )  # a point above means that a peak was measured too low
+    percents.axhline(100, color=MUTED, linestyle=":", linewidth=1)  # a point above: a peak was measured too low
     percents.set(ylabel="percent of the bound (dotted: peer)", ylim=(0, None))
     ticks = sorted({length for each in lengths.values() for length in each})
     for axes in (ratios, percents):

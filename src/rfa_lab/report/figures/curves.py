@@ -63,10 +63,7 @@ def training_and_extrapolation(
 ) -> Figure:
     """Validation perplexity over training, and perplexity over context length (the paper's training figure).
 
-    Args:
-        curves: for each model, `(tokens seen, validation perplexity)`.
-        rows: for each model, the rows of `rfa_lab.evaluation.perplexities`.
-        train_length: in tokens, marked on the length axis.
+    Each model has a curve of `(tokens seen, validation perplexity)` and the rows of `rfa_lab.evaluation.perplexities`.
     """
     figure, (over_training, over_length) = plt.subplots(1, 2, figsize=(PAGE, 2.6))
     draw_lines(over_training, {name: list(zip(*points, strict=True)) for name, points in curves.items()})
@@ -208,16 +205,9 @@ def _draw_panels(
     logarithmic: bool = True,
     **look: Any,
 ) -> tuple[Figure, list[Axes]]:
-    """Draw lines with their bands. Legends are below the panels.
+    """Draw lines with their bands, and the trigram's as `reference`. Legends are below the panels.
 
-    Args:
-        runs: result files.
-        series: by label.
-        appendix: as for `panel_labels`.
-        reference: the trigram's line.
-        since: smaller x do not set the scale.
-        logarithmic: whether the values are perplexities; otherwise they are losses.
-        look: of all lines.
+    Values at x smaller than `since` do not set the scale. They are perplexities, or losses if it is not `logarithmic`.
     """
     groups = panel_labels(runs, list(series), appendix, MOST_LINES - (reference is not None))
     columns = min(len(groups), 2)

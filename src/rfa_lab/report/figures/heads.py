@@ -234,14 +234,7 @@ def _draw(
 ) -> AxesImage:
     """Draw the weights of a model's heads, queries downwards. Keys after the query stay white.
 
-    Args:
-        panels: at least one for each head.
-        maps, label: of the model.
-        keys, queries: limits of both axes.
-        since: the dotted line, one training length before the query.
-        titled: whether the panels are named after their heads.
-        end: of the last block of keys and of queries, if it is not that of the axes.
-        look: of the images.
+    A dotted line has the points `since`. The last block ends at `end`, if that is not the end of the axes.
     """
     _, rows, columns = maps.shape
     after = np.triu(np.ones((rows, columns), dtype=bool), columns - rows + 1)
