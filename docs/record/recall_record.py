@@ -17,7 +17,7 @@ from rfa_lab.report.records import (
     accuracy_figure,
     accuracy_table,
     learning_table,
-    lengths_of,
+    tested_lengths,
     overview_table,
     tasks_of,
 )
@@ -65,7 +65,7 @@ PAIRS = {  # what is asked: the two models that differ in it
 def tables(record: Path) -> dict[str, Table]:
     """The tables of the record by the names of their marks: two overviews, and two tables of each task."""
     results = read_record(record, "recall")
-    lengths = lengths_of(results)
+    lengths = tested_lengths(results)
     found = {"at the trained length": overview_table(results, lengths[0])}
     found["at the longest"] = overview_table(results, lengths[-1])
     found["differences"] = differences(results, lengths[-1])

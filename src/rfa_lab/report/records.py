@@ -193,12 +193,12 @@ def write_recall_report(folder: str | Path, out: str | Path) -> RecordReport:
     The page ends with the runs of the recipe that have no result. Raises as `read_record`.
     """
     results, out = read_record(folder, "recall"), Path(out)
-    tables = [overview_table(results, length) for length in lengths_of(results)]
+    tables = [overview_table(results, length) for length in tested_lengths(results)]
     tables += [make(results, task) for task in tasks_of(results) for make in (accuracy_table, learning_table)]
     for table in tables:
         write_text_whole(out / "tables" / f"{table.name.replace(' ', '-')}.csv", comma_separated(table))
     lines = [f"# {markdown_text(results[0]['title'])}\n"]
-    if lengths_of(results):  # some run was tested
+    if tested_lengths(results):  # some run was tested
         save(accuracy_figure(results), out / "recall.png", dots=150)
         lines.append("![The share of right answers of each model in each task, by length](recall.png)\n")
     return _write_page(folder, out / "recall.md", [*lines, *map(markdown, tables)])
@@ -209,7 +209,7 @@ def tasks_of(results: Results) -> list[str]:
     return list(dict.fromkeys(result["task"] for result in results))
 
 
-def lengths_of(results: Results) -> list[int]:
+def tested_lengths(results: Results) -> list[int]:
     """The lengths at which models were tested, ascending."""
     return sorted({int(length) for result in results for length in result["tests"]})
 
@@ -232,7 +232,7 @@ def accuracies_by_task(results: Results, length: int) -> dict[str, dict[str, dic
 def accuracy_table(results: Results, task: str) -> Table:
     """The accuracy of all models in one task at each length."""
     own = [result for result in results if result["task"] == task]
-    lengths = lengths_of(own)
+    lengths = tested_lengths(own)
     rows: list[tuple[Cell, ...]] = []
     for label, runs in _by_label(own).items():
         cells = [interval_cell([*accuracy_by_seed(runs, length).values()], 3) for length in lengths]
@@ -287,7 +287,7 @@ def accuracy_figure(results: Results, complete: bool = False) -> Figure:
     greatest length. A `complete` figure has only models that were tested in all tasks; without one it raises
     `ValueError`.
     """
-    lengths = lengths_of(results)
+    lengths = tested_lengths(results)
     means = {
         length: {
             label: [fmean(by_seed.values()) if by_seed else None for by_seed in by_task.values()]

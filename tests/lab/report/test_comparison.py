@@ -82,13 +82,6 @@ def test_an_outlier_is_a_number_at_the_edge_and_the_noise_of_seeds_a_band():
     assert grey.get_x() + grey.get_width() == pytest.approx(1.959964 * 0.01)  # of the one pair, over seeds
 
 
-def test_equal_differences_keep_their_order():
-    """Whatever the hash of their names is: the same results are the same figure."""
-    labels = [f"m2.{number}-ablation" for number in range(6)]
-    found = rows(differences([*BASE, *(result(label, 0, 3.9) for label in labels)]))
-    assert [row for row in found if row in labels] == labels
-
-
 @pytest.mark.parametrize("runs", [[], BASE, [result("m2-sc-rfa")]])
 def test_nothing_to_compare(runs):
     with pytest.raises(ValueError, match=r"runs: got .*, expected b1-rope and one to compare with it"):

@@ -10,7 +10,6 @@ from rfa_lab.report.figures.curves import (
     damping_sweep,
     loss_over_position,
     perplexity_over_length,
-    training_and_extrapolation,
     training_curves,
 )
 from rfa_lab.report.measurements import log_bins
@@ -149,15 +148,3 @@ def test_loss_over_position():
     assert band(figure)[:, 1].max() >= drawn[-1][1] + half
     assert legend(figure) == ["m", "none (no results)"]
     assert any(set(each.get_xdata()) == {16} for each in figure.axes[0].lines)  # the training length
-
-
-def test_the_figure_of_the_demo_has_the_lines_that_are_given():
-    curves = {"b1-rope": [(64, 200.0), (128, 120.0)], "m2-sc-rfa": [(64, 190.0), (128, 100.0)]}
-    rows = {name: [{"length": n, "perplexity": x} for n, x in ((16, 120.0), (32, 300.0))] for name in curves}
-    over_training, over_length = training_and_extrapolation(curves, rows, 16).axes
-    drawn = {each.get_label(): list(map(tuple, each.get_xydata())) for each in over_training.lines}
-    assert drawn == curves
-    drawn = {each.get_label(): list(map(tuple, each.get_xydata())) for each in over_length.lines[:2]}
-    assert drawn == {name: [(16, 120.0), (32, 300.0)] for name in curves}
-    assert any(set(line.get_xdata()) == {16} for line in over_length.lines)  # the training length
-    assert [label.get_text() for label in over_length.get_xticklabels()] == ["16", "32"]

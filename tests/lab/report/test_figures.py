@@ -50,17 +50,3 @@ def test_perplexities_can_be_read_off(low, high):
     shown = [tick for tick in ticks if bottom <= tick <= top]
     assert 4 <= len(shown) <= 12
     assert shown[0] < low * (high / low) ** 0.3  # also where the best models are
-
-
-def test_save_is_whole_or_nothing(figure, tmp_path, monkeypatch):
-    (tmp_path / "f.png").write_bytes(b"the old figure")
-
-    def full(path, **_):
-        path.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(figure, "savefig", full)
-    with pytest.raises(OSError, match="No space left"):
-        save(figure, tmp_path / "f.png")
-    assert (tmp_path / "f.png").read_bytes() == b"the old figure"
-    assert [path.name for path in tmp_path.iterdir()] == ["f.png"]

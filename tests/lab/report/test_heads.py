@@ -131,56 +131,28 @@ def test_maps_are_drawn_as_read(tmp_path):
     assert bar.get_xlabel() == "weight of a query on 8 neighbouring keys, after decay"
 
 
-def test_rows_before_decay_say_so():
-    figure = attention_maps({"m": maps(), "m\nbefore decay": maps(seed=1)}, train_length=8)
-    assert [axes.get_ylabel() for axes in pictures(figure)[::3]] == ["m", "m\nbefore decay"]
-    bar = next(axes for axes in figure.axes if axes.get_label() == "<colorbar>")
-    assert bar.get_xlabel() == "weight of a query on 8 neighbouring keys, after decay unless the row says before"
-
-
-def damaged(path, how):
-    write_maps({"weights": maps()}, path)
-    whole = path.read_bytes()
-    contents = {"empty": b"", "text": b"maps", "cut": whole[: len(whole) // 2], "flipped": None}[how]
-    if contents is None:
-        middle = len(whole) // 2
-        contents = whole[:middle] + bytes(byte ^ 0xFF for byte in whole[middle : middle + 8]) + whole[middle + 8 :]
-    path.write_bytes(contents)
-
-
-@pytest.mark.parametrize("how", ["empty", "text", "cut", "flipped"])
-def test_damaged_files(tmp_path, how):
-    damaged(tmp_path / "a.npz", how)
-    with pytest.raises(ValueError, match=r"maps: .*a\.npz is damaged"):
-        read_maps(tmp_path / "a.npz")
-
-
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
+        (None, "is damaged"),
         ({"other": np.ones(3)}, "is damaged .*weights"),
         ({"weights": np.array([None])}, "is damaged"),
         ({"weights": np.zeros((3, 4, 5))}, r"got shape \(3, 4, 5\)"),
-        ({"weights": np.zeros((4, 4))}, r"got shape \(4, 4\)"),
         ({"weights": np.zeros((0, 4, 4))}, r"got shape \(0, 4, 4\)"),
         ({"weights": np.full((1, 2, 2), np.nan)}, "got weights from nan"),
-        ({"weights": np.full((1, 2, 2), -0.5)}, "got weights from -0.5"),
         ({"weights": np.full((1, 2, 2), 3.0)}, "to 3 of"),
     ],
 )
 def test_what_are_no_maps(tmp_path, arrays, message):
-    np.savez(tmp_path / "a.npz", **arrays)
+    np.savez(tmp_path / "a.npz", **arrays or {"weights": maps()})
+    if arrays is None:  # a file that was cut
+        (tmp_path / "a.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:-200])
     with pytest.raises(ValueError, match=message):
         read_maps(tmp_path / "a.npz")
-
-
-def test_no_file_and_no_maps(tmp_path):
     with pytest.raises(ValueError, match="got no file"):
         read_maps(tmp_path / "gone.npz")
     with pytest.raises(ValueError, match="maps: got none"):
         attention_maps({}, 16)
-    with pytest.raises(ValueError, match=r"got shape \(3, 4, 5\) of m"):
-        attention_maps({"m": np.zeros((3, 4, 5))}, 16)
 
 
 def test_near_maps_are_drawn_as_read(tmp_path):
@@ -220,8 +192,9 @@ def test_files_of_older_versions_have_no_maps_before_decay(tmp_path):
     np.testing.assert_array_equal(with_both["undecayed"], maps(seed=3).astype(np.float32))
     assert (without["undecayed"], without["undecayed_near"]) == (None, None)
     assert without["maps"].shape == (2, 3, 3)
-    for stored in Path(__file__).parents[2].glob("results/*/results/*.attention.npz"):
-        assert read_maps(stored).ndim == read_maps(stored, "near").ndim == 3
+    stored = list(Path(__file__).parents[3].glob("results/*/results/*.attention.npz"))
+    assert stored
+    assert {read_maps(path, name).ndim for path in stored for name in ("weights", "near")} == {3}
 
 
 RUNS = [whole_result("b1-rope"), whole_result("m2-sc-rfa")]
@@ -263,3 +236,5 @@ def test_maps_before_decay_have_rows_of_their_own():
     figure = attention.draw(mapped)
     images = [round(float(axes.images[0].get_array()[3, 0]), 6) for axes in figure.axes if axes.images]
     assert images == [0.1, 0.1, 0.1, 0.1, 0.3, 0.3]
+    bar = next(axes for axes in figure.axes if axes.get_label() == "<colorbar>")
+    assert bar.get_xlabel().endswith("after decay unless the row says before")

@@ -2,11 +2,13 @@
 
 import json
 import math
+import os
 import random
 import string
 
+import numpy as np
 import pytest
-from cover import slow
+from cover import cover, slow
 from experiments.recipes import TRAINING, write_recipe
 from training.runs import MODEL, contents, messages
 
@@ -14,7 +16,7 @@ from rfa_lab.data.corpora import load_documents
 from rfa_lab.recipes import load_recipe, run_recipe
 from rfa_lab.report import write
 from rfa_lab.report.contents import THEORY
-from rfa_lab.results import read_results
+from rfa_lab.results import read_result, read_results
 
 from .results import whole_result, write_results
 
@@ -85,15 +87,6 @@ def test_what_is_no_record_is_refused(rfa, tmp_path):
         assert "expected result files as `rfa experiment RECIPE --out DIR` leaves them" in err
 
 
-def test_without_a_result_that_can_be_read_nothing_is_written(rfa, tmp_path):
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "a.json").write_text('{"name": "something"}')
-    before = contents(tmp_path)
-    status, said, err = rfa("report", "notes")
-    assert (status, said, contents(tmp_path)) == (1, "", before)
-    assert "missing: a.json: " in err
-
-
 def test_without_results_what_the_paper_says_is_left(tmp_path, one_of_theory):
     written = one_of_theory(write.write_report, [], tmp_path / "report")
     assert (len(written.tables), len(written.figures)) == (3, 1)
@@ -125,24 +118,18 @@ def test_partial(rfa, out, one_figure):
     results = out / "results"
     (results / "cut.json").write_text((results / "b1-rope-seed0.json").read_text()[:99])
     (results / "foreign.json").write_text('{"name": "something"}')
-    (results / "lists.json").write_text("[1, 2]")
     (results / "newer.json").write_text(json.dumps({**RUNS[0], "maps": None, "format": 99}))
     (results / "m2-sc-rfa-seed0.attention.npz").write_bytes(b"PK\x03\x04 cut")
     whole = json.loads((results / "b1-rope-seed0.json").read_text())
     row = {**whole["evaluations"]["blocks"]["rows"][1], "loss": None}
     courses = {"alpha": [[1.0], [1.0, 2.0]], "decay": [[1.0], [1.0]], "process_noise": [[1.0], [1.0]]}
-    right = {name: [[1.0], [1.0]] for name in courses}
     heads = {"steps": [1, 2], "tokens": [1, 2], "layers": {"0": courses}}
     for name, fault in {
         "row": {"evaluations": {"blocks": {"rows": [row], "books": {}}}},
         "number": {"training": {**whole["training"], "valid_perplexity": math.nan}},
         "heads": {"dynamics": heads, "passkey": 3},
-        "layers": {"dynamics": {**heads, "layers": {}}},
-        "tokens": {"dynamics": {**heads, "tokens": [1, 2, 3], "layers": {"0": right}}},
-        "share": {"passkey": _probes(whole, accuracy=1.5)},
+        "tokens": {"dynamics": {**heads, "tokens": [1, 2, 3]}},
         "accuracy": {"passkey": _probes(whole, accuracy=None)},
-        "chance": {"passkey": {"passkey": {**whole["passkey"]["passkey"], "chance": None}}},
-        "position": {"by_position": {"loss": [1.0, 2.0], "stderr": [0.1, None]}},
         "config": {"config": {}, "by_position": {"loss": [1.0], "stderr": ["a"]}},
     }.items():
         (results / f"{name}.json").write_text(json.dumps({**whole, **fault}))
@@ -159,18 +146,13 @@ def test_partial(rfa, out, one_figure):
     for name, reason in {
         "cut.json": "cut.json is damaged",
         "foreign.json": "foreign.json is damaged",
-        "lists.json": "lists.json is damaged",
         "newer.json": "newer.json has format 99, expected 1",
         "m2-sc-rfa-seed0.attention.npz": "is damaged",
         "row.json": "is damaged (evaluations.blocks.rows.0.loss: Input should be a valid number)",
         "number.json": "is damaged (training.valid_perplexity: Input should be a finite number)",
         "heads.json": "layer 0: expected 2 steps of one number a head, and 1 more faults)",
-        "layers.json": "expected a layer of 2 steps)",
         "tokens.json": "tokens: expected one for each of 2 steps)",
-        "share.json": "accuracy: Input should be less than or equal to 1)",
         "accuracy.json": "passkey: expected its chance, and an accuracy at every distance)",
-        "chance.json": "passkey: expected its chance, and an accuracy at every distance)",
-        "position.json": "is damaged (by_position.stderr.1: Input should be a valid number)",
         "config.json": "config.json is damaged (config.prior: Field required, and 5 more faults)",
         "deep.json": "deep.json is damaged",
     }.items():
@@ -300,3 +282,42 @@ def test_a_tiny_experiment_is_reported_whole(tmp_path, one_of_theory):
     assert {f"{name}-{protocol}" for name in tables for protocol in ("blocks", "matched")} < set(written.tables)
     assert {"probe-passkey", "probe-repeat", "probe-accuracy", "runs"} < set(written.tables)
     assert "m2-sc-rfa b=0.5" in (tmp_path / "report" / "tables" / "table1-blocks.md").read_text()
+
+
+@cover(1, field=["label", "run", "preset", "recipe"], name=["", "../a", "a\nb", "$a$", "a\x1b[31m", "-a", "a" * 251])
+def test_names(field, name, tmp_path):
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(whole_result("b1-rope")))
+    assert read_result(file)["label"] == "b1-rope"
+    file.write_text(json.dumps({**whole_result("b1-rope"), field: name}))
+    with pytest.raises(ValueError, match=rf"is damaged \({field}: String should match pattern"):
+        read_result(file)
+
+
+def test_a_terminal_obeys_no_file_name(rfa, tmp_path, monkeypatch):
+    only(monkeypatch, "training")
+    out = write_results(tmp_path / "out", [whole_result("b1-rope")])
+    (out / "results" / "a\x1b[2J\nb.json").write_text("{}")
+    status, _, err = rfa("report", "out")
+    assert (status, len(messages(err))) == (1, 1)
+    assert "\x1b" not in err
+    assert messages(err)[0].startswith("rfa: missing: a [2J b.json: ")
+
+
+class Payload:
+    def __init__(self, marker):
+        self.marker = str(marker)
+
+    def __reduce__(self):
+        return os.mkdir, (self.marker,)
+
+
+def test_maps_run_nothing(rfa, tmp_path, monkeypatch):
+    only(monkeypatch, "attention")
+    out = write_results(tmp_path / "out", [whole_result("m2-sc-rfa", maps=True)])
+    file, held = out / "results" / "m2-sc-rfa-seed0.attention.npz", np.array([Payload(tmp_path / "ran")], dtype=object)
+    np.savez(file, weights=held, near=held)
+    status, _, err = rfa("report", "out")
+    assert not (tmp_path / "ran").exists()
+    assert (status, len(messages(err))) == (1, 1)
+    assert f"rfa: missing: {file.name}: maps: out/results/{file.name} is damaged" in messages(err)[0]
