@@ -178,8 +178,7 @@ def _books(run: Run, protocol: str, length: int) -> LossByBook:
 def retrieval_scores(runs: Sequence[Run], kind: str) -> Retrieval:
     """Retrieval scores of one label, at the distances that all probed seeds have: means over seeds of each trial.
 
-    Raises:
-        MissingData: if seeds have different numbers of trials.
+    Raises `MissingData` if seeds have different numbers of trials.
     """
     probed = [run["passkey"][kind]["rows"] for run in runs if (run.get("passkey") or {}).get(kind)]
     scores = [{row["distance"]: row["scores"] for row in rows} for rows in probed]

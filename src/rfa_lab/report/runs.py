@@ -22,8 +22,7 @@ Run = Mapping[str, Any]
 def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """The runs of each label, sorted by seed. Labels keep the order of their first runs.
 
-    Raises:
-        MissingData: if two runs have the same label and seed. Their mean would count one seed twice.
+    Raises `MissingData` for two runs of the same label and seed. Their mean would count one seed twice.
     """
     groups: dict[str, dict[int, Run]] = {}
     for run in runs:
@@ -136,8 +135,7 @@ def is_sweep(runs: Sequence[Run]) -> bool:
 def damping_by_label(runs: Iterable[Run]) -> dict[str, float]:
     """The damping b of each label of the sweep, smallest first.
 
-    Raises:
-        MissingData: if two labels have the same b, or one label has two values. A row of the table has one of each.
+    Raises `MissingData` if two labels have the same b, or one label two. A row of the table has one of each.
     """
     found: dict[str, float] = {}
     for run in runs:

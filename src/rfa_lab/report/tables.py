@@ -39,12 +39,7 @@ from .summary import distinct_values
 
 @cache
 def published_results() -> dict[str, Any]:
-    """Test perplexities of the paper's tables 1 to 3, each a list over `lengths`.
-
-    Returns:
-        `source`, `note`, `lengths`, and by preset `wikitext-103` and `babylm-2025-strict`, by damping
-        `wikitext-103-damping`.
-    """
+    """Test perplexities of the paper's tables by text and preset or damping, each a list over `lengths`."""
     return json.loads(files("rfa_lab.report").joinpath("published.json").read_text(encoding="utf-8"))
 
 
@@ -54,8 +49,7 @@ _PAPERS_TEXT = {"table1": "wikitext-103", "table2": "wikitext-103-damping", "tab
 def models_table(name: str, runs: Sequence[Run], protocol: str = "blocks") -> Table:
     """Perplexity over context length of all models, in the order of the paper's table 1 or 3; its other models last.
 
-    Raises:
-        MissingData: for runs of several training lengths, or two runs of the same label and seed.
+    Raises `MissingData` for runs of several training lengths, or two runs of the same label and seed.
     """
     caption = f"Test perplexity over context length (the models of the paper's {name.replace('table', 'table ')})."
     return _perplexity_table(name, caption, runs, list(published_results()[_PAPERS_TEXT[name]]), protocol)
@@ -64,8 +58,7 @@ def models_table(name: str, runs: Sequence[Run], protocol: str = "blocks") -> Ta
 def damping_table(runs: Sequence[Run], protocol: str = "blocks") -> Table:
     """Perplexity by damping coefficient b (the paper's table 2). Of the other models it has the two baselines.
 
-    Raises:
-        MissingData: as `models_table`, and where two labels have one b, or one label two.
+    Raises as `models_table`, and `MissingData` where two labels have one b, or one label two.
     """
     names = {b: label for label, b in damping_by_label(runs).items()}
     swept = {*names, *map(float, published_results()[_PAPERS_TEXT["table2"]])}
@@ -245,11 +238,7 @@ ScoresByDistance = tuple[str, str, dict[int, NumberCell]]  # of a run: its label
 
 
 def probe_table(runs: Sequence[Run], kind: str) -> Table:
-    """The score of the retrieval probe "passkey" or "repeat" by distance, for each run with probes.
-
-    Raises:
-        MissingData: if no run has this probe.
-    """
+    """The score of the probe "passkey" or "repeat" by distance, for each run; `MissingData` if none has it."""
 
     def score(row: Mapping[str, Any]) -> NumberCell:
         return NumberCell(row["score"], error=mean_and_interval(row["scores"]).half, digits=3)

@@ -60,14 +60,8 @@ def write_report(
     The same runs give the same files, byte for byte. Other files in the folder stay. An empty file `.rfa-output` marks
     the folder, so that `rfa train` does not take the tables for text.
 
-    Args:
-        runs: contents of result files. Without runs the report shows the paper's published numbers and its theory.
-        out: a folder, which is made if it does not exist.
-        missing: names and reasons of further missing runs or files, which the page lists.
-        progress: called with the number of tables and figures made so far, and their total number.
-
-    Raises:
-        OSError: if it cannot be written.
+    Without runs the report shows the paper's published numbers and its theory. The page lists what is `missing` by name
+    and reason. `progress` is called with the number of tables and figures made so far, and their total number.
     """
     left_out = dict(missing or {})
     planned, drawn = listed_tables(runs), listed_figures(runs)

@@ -35,13 +35,9 @@ _KINDS = {"passkey": "three words, asked for by name", "repeat": "a passage, see
 def differences(runs: Sequence[Run], protocol: str = "blocks") -> Figure:
     """`log perplexity - log perplexity(baseline)` of each label, at the training length and at the longest context.
 
-    A negative difference is better than the baseline. Full points are means over several seeds, open points have one
-    seed. Dark bars are 95 % t intervals over seeds, broad light ones bootstrap intervals over books. The grey band is
-    the noise of a single seed. A point far from the others is a number at the edge. Labels are grouped, and sorted by
-    the difference at the longer context.
-
-    Raises:
-        MissingData: if there is no run of the baseline, no other run, or none at more than the training length.
+    Open points have one seed. Dark bars are intervals over seeds, light ones over books, the grey band is the noise of
+    a single seed. Labels are grouped, and sorted by the difference at the longer context. Raises `MissingData` without
+    a run of the baseline, another run, or a length beyond that of training.
     """
     grouped = by_label(runs)
     if BASELINE not in grouped or len(grouped) == 1:
@@ -113,10 +109,8 @@ def _without_outliers(values: Sequence[float]) -> tuple[float, float]:
 def retrieval(runs: Sequence[Run], appendix: bool = False) -> Figure:
     """The score of the retrieval probes over the distance of the key, as a share of what perfect copying would gain.
 
-    The share is 0 for a model that does not use tokens at this distance, and 1 for one that copies all that can be
-    copied (see `rfa_lab.evaluation.probe`). Bars are 95 % t intervals over trials, with seeds averaged. Results that
-    do not say what perfect copying gains are drawn in nats per token. A label without probes is named in the legend. An
-    appendix has all labels, in rows of at most six lines, instead of `main_labels` in one row.
+    Bars are 95 % t intervals over trials, with seeds averaged. Results that do not say what perfect copying gains are
+    drawn in nats per token. An appendix has all labels, in rows of at most six lines, instead of `main_labels` in one.
     """
     grouped = by_label(runs)
     groups = panel_labels(runs, list(grouped), appendix, MOST_LINES)
@@ -155,8 +149,7 @@ def retrieval(runs: Sequence[Run], appendix: bool = False) -> Figure:
 def accuracy_maps(panels: Mapping[str, Mapping[str, Sequence[float | None]]], columns: Sequence[str]) -> Figure:
     """One panel for each length: a row for each model, a column for each task, bright where answers are right.
 
-    `panels` has, for each title and model, the share of right answers in each task; None where it is missing. All
-    panels have the same models.
+    `panels` has, for each title and model, the share in each task; None where it is missing. All have the same models.
     """
     models = list(next(iter(panels.values())))
     tasks, labels = [plain(task) for task in columns], [plain(model) for model in models]
@@ -221,8 +214,7 @@ def series_ratios(
 ) -> Figure:
     """One panel for each part: the ratio of each model's error to the reference's in each setting, with its interval.
 
-    `panels` has, for each part and model, the ratio and its relative half width in each setting; None where it is
-    missing.
+    `panels` has, for each part and model, the ratio and its relative half width by setting; None where it is missing.
     """
     labels = list(dict.fromkeys(label for models in panels.values() for label in models))
     size = (PAGE, 2.6 * len(panels))

@@ -158,17 +158,11 @@ def attention_maps(maps: Maps, train_length: int) -> Figure:
     """The weight of each block of keys for each block of queries, by head, on one logarithmic colour scale.
 
     The weights are those of the estimate, `A_ij exp(-mu tau)`, or A alone in rows whose label says `BEFORE_DECAY`. They
-    are summed over a block's keys and averaged over a block of queries. Keys left of the dotted line are more than the
-    training length back, farther than any key in training.
-    Weights below the scale have its faintest colour. Keys after the query are white.
+    are summed over a block's keys and averaged over a block of queries. Keys left of the dotted line are farther than
+    any key in training.
 
-    Args:
-        maps: by label, as `rfa_lab.evaluation.attention_maps` returns them, of a window of 8 training lengths. The
-            heads of a single model are in rows of four. Of several models each has its own row.
-        train_length: in tokens.
-
-    Raises:
-        ValueError: for no maps, or an array that holds no maps.
+    `maps` are those of `rfa_lab.evaluation.attention_maps` by label, of a window of 8 training lengths. The heads of a
+    single model are in rows of four. Of several models each has its own row. Raises `ValueError` for what is no map.
     """
     _check(maps, square=True)
     length = 8 * train_length
@@ -193,8 +187,7 @@ def attention_maps(maps: Maps, train_length: int) -> Figure:
 def near_attention(maps: Maps, train_length: int) -> Figure:
     """The weights of single keys for the window's last queries, by head. This map shows short periods.
 
-    `maps` are `near` by label, as `rfa_lab.evaluation.attention_maps` returns it. Each model has its own row. Raises as
-    `attention_maps`.
+    `maps` are `near` of `rfa_lab.evaluation.attention_maps` by label. Each model has its own row.
     """
     _check(maps, square=False)
     _, queries, keys = next(iter(maps.values())).shape
