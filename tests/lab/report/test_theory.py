@@ -13,16 +13,22 @@ from matplotlib.text import Text
 
 from rfa.forecasting.style import COLUMN, PAGE
 from rfa.models import PRESETS
-from rfa_lab.report.contents import listed_figures
+from rfa_lab.report.contents import APPENDIX, listed_figures
 from rfa_lab.report.figures import theory
 
 from .results import whole_result
 from .test_heads import learned, maps
 
 MANY = [whole_result(label, seed) for label in PRESETS for seed in range(2)]
+MANY += [whole_result(f"{label} rope-no-innovation") for label in PRESETS if label[0] in "xc"]
 MAPPED = [{**whole_result(label), "maps": maps(8, 16)} for label in ("b1-rope", "b2-alibi", "m1-rfa", "m2-sc-rfa")]
 MAPPED[-1]["dynamics"] = learned()["dynamics"]
-PRINTED = {each.name: partial(each.draw, runs) for runs in (MAPPED, MANY) for each in listed_figures(runs)}
+PRINTED = {
+    each.name: partial(each.draw, runs)
+    for runs in (MAPPED, MANY)
+    for each in listed_figures(runs)
+    if not each.name.endswith(APPENDIX)
+}
 
 
 def curves(axes):
