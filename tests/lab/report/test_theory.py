@@ -20,7 +20,8 @@ from .results import whole_result
 from .test_heads import learned, maps
 
 MANY = [whole_result(label, seed) for label in PRESETS for seed in range(2)]
-MANY += [whole_result(f"{label} rope-no-innovation") for label in PRESETS if label[0] in "xc"]
+LONG = ("x2-riccati-alibi rope-no-innovation", "c7-rope-alibi-innovation no-innovation")
+MANY += [whole_result(label, seed) for label in LONG for seed in range(3)]  # the most seeds: they are drawn
 MAPPED = [{**whole_result(label), "maps": maps(8, 16)} for label in ("b1-rope", "b2-alibi", "m1-rfa", "m2-sc-rfa")]
 MAPPED[-1]["dynamics"] = learned()["dynamics"]
 PRINTED = {
