@@ -1,5 +1,9 @@
 """Tables, figures and pages of records of small networks: of series and of recall. Means are over seeds."""
 
+from rfa.checks import needs
+
+needs("matplotlib")
+
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
