@@ -17,9 +17,9 @@ from rfa_lab.report.records import (
     accuracy_figure,
     accuracy_table,
     learning_table,
-    tested_lengths,
     overview_table,
     tasks_of,
+    tested_lengths,
 )
 from rfa_lab.report.statistics import Mean, mean_and_interval
 from rfa_lab.results.records import read_record
