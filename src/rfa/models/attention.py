@@ -1,12 +1,13 @@
 """The configurations of attention: one class for each kind, with its own fields, rules and builder."""
 
 import dataclasses
+import inspect
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 import torch
+from huggingface_hub.dataclasses import type_validator
 from jaxtyping import Float
 from torch import Tensor
 
@@ -19,9 +20,75 @@ from rfa.nn.filter_attention import SourcePrior, Step
 from rfa.nn.state_options import Clock
 from rfa.ops.problem import Weight
 
-from .fields import CheckedFields
+_LARGEST = 10**300  # the largest integer that is stored as a float
 
-# The configurations of what a model's heads are built with: the bank of frequencies and the decays
+
+def check_type(name: str, given: object, kind: Any) -> None:
+    """Raise `ValueError` for a value of another type than a field's, by the rules of `huggingface_hub`'s `strict`."""
+    try:
+        type_validator(name, given, kind)
+    except TypeError as error:
+        raise ValueError(f"{name}: got {given!r}, expected {inspect.formatannotation(kind)}") from error
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckedFields:
+    """Base class of attention and its parts. A subclass adds its own rules in `__post_init__`.
+
+    A field of type `float` accepts an integer too, and stores it as a `float`.
+
+    Raises:
+        ValueError: for a value of another type.
+    """
+
+    # names for messages, recipes and overrides, of fields whose own name is unclear without the class
+    flat_names: ClassVar[Mapping[str, str]] = {}
+
+    def __post_init__(self) -> None:
+        for name, kind in hints(type(self)).items():
+            value = getattr(self, name)
+            if type(value) is int and float in (kind, *get_args(kind)) and abs(value) < _LARGEST:
+                object.__setattr__(self, name, float(value))
+            else:
+                check_type(self.flat_name(name), value, kind)
+
+    @classmethod
+    def flat_name(cls, field: str) -> str:
+        """The name of a field in messages, recipes and overrides."""
+        return cls.flat_names.get(field, field)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields for JSON. Nested parts are dictionaries."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, given: object, where: str) -> Any:
+        """The object of `to_dict`'s dictionary, named `where` in messages. Missing fields have their defaults.
+
+        Raises:
+            ValueError: for anything but a dictionary, an unknown field, or a value that does not fit.
+        """
+        known = hints(cls)
+        if not isinstance(given, Mapping):
+            raise ValueError(f"{where}: got {given!r:.80}, expected an object with {', '.join(known)}")
+        values = dict(given)
+        for name in values:
+            if name not in known:
+                raise ValueError(f"{where}: got the field {name!r:.80}, expected some of {', '.join(known)}")
+            if is_part(known[name]):
+                values[name] = known[name].from_dict(values[name], f"{where}.{name}")
+        return cls(**values)
+
+
+def hints(cls: type[CheckedFields]) -> dict[str, Any]:
+    """The type of each field, by name."""
+    found = get_type_hints(cls)
+    return {field.name: found[field.name] for field in dataclasses.fields(cls)}
+
+
+def is_part(kind: Any) -> bool:
+    """Whether a field's type is a nested part with fields of its own."""
+    return isinstance(kind, type) and issubclass(kind, CheckedFields)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,19 +119,13 @@ class FrequencyBank(CheckedFields):
 
     def build(self, heads: int, modes: int, train_length: int) -> Float[Tensor, "heads modes"]:
         """The frequencies, in radians per token. `train_length` is in tokens."""
-        frequency = self._bank(heads, modes)
+        if self.kind == "none":
+            return torch.zeros(heads, modes, dtype=torch.float32)
+        banks = {"partitioned": partitioned_frequencies, "paired_rope": rope_frequencies}
+        frequency = banks.get(self.kind, rotary_frequencies)(heads, modes, self.base)
         if self.slow_modes == "rotate":
             return frequency
         return frequency.masked_fill(frequency.abs() * train_length < 2 * math.pi, 0.0)
-
-    def _bank(self, heads: int, modes: int) -> Tensor:
-        if self.kind == "partitioned":
-            return partitioned_frequencies(heads, modes, self.base)
-        if self.kind == "paired_rope":
-            return rope_frequencies(heads, modes, self.base)
-        if self.kind == "none":
-            return torch.zeros(heads, modes, dtype=torch.float32)
-        return rotary_frequencies(heads, modes, self.base)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,20 +161,15 @@ class DecayRates(CheckedFields):
         return spectral_decay(partitioned_frequencies(heads, modes, base), damping, self.zero_heads)
 
 
-def check_slow_modes(bank: FrequencyBank, learned: bool) -> None:
-    """Raise `ValueError` for real slow modes where frequencies are learned: after one step they would turn again."""
-    fixed = bank.slow_modes == "rotate" or not learned
-    require(fixed, "slow_modes", bank.slow_modes, "'rotate' where frequencies are learned, or learn_frequencies=False")
-
-
 _PARTITIONED, _SPECTRAL = FrequencyBank(), DecayRates()
-_SHARED = ("normalise_states", "taps", "output_gain")
-_PAIRED = ("paired_rope", "partitioned")
+_ARGUMENTS = {"score": "weight", "learn_frequencies": "learn_frequency"}  # of layers, where a field has another name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AttentionConfig(CheckedFields, ABC):
+class AttentionConfig(CheckedFields):
     """The fields and methods of every kind of attention.
+
+    A subclass names its layer. A field is an argument of the layer by the same name, unless `arguments` says otherwise.
 
     Args:
         frequencies: of the rotation of queries and keys.
@@ -128,6 +184,7 @@ class AttentionConfig(CheckedFields, ABC):
 
     kind: ClassVar[str]
     chosen_by: ClassVar[Mapping[str, str]]  # flat names and values that select this kind
+    layer: ClassVar[type[Attention]]
 
     frequencies: FrequencyBank = _PARTITIONED
     decay: DecayRates = _SPECTRAL
@@ -142,13 +199,18 @@ class AttentionConfig(CheckedFields, ABC):
         super().__post_init__()
         check_backend(self.backend)
 
-    def shared_options(self) -> dict[str, Any]:
-        """The arguments of the layer that every kind has, where they differ from their defaults."""
-        return {name: value for name in _SHARED if (value := getattr(self, name))}
-
-    @abstractmethod
     def build(self, hidden_size: int, heads: int, train_length: int, **options: Any) -> Attention:
         """A new layer with initial weights. `train_length` is in tokens, `options` are of every layer (`Attention`)."""
+        return self.layer(hidden_size, heads, **self.arguments(hidden_size, heads, train_length), **options)
+
+    def arguments(self, hidden_size: int, heads: int, train_length: int) -> dict[str, Any]:
+        """The arguments of the layer."""
+        frequency, decay = self.bank(hidden_size, heads, train_length)
+        names = hints(type(self)).keys() - {"frequencies", "decay"}
+        given = {_ARGUMENTS.get(name, name): getattr(self, name) for name in names}
+        if "gated_heads" in self.without_effect():
+            given["gated_heads"] = 1.0
+        return {"frequency": frequency, "decay": decay, **given}
 
     def to_dict(self) -> dict[str, Any]:
         """The kind and the fields for JSON."""
@@ -161,10 +223,17 @@ class AttentionConfig(CheckedFields, ABC):
         even = (hidden_size // heads) % 2 == 0
         expected = "an even number of modes (hidden_size / heads) for pairs"
         require(even or not self.has_paired_modes(), "hidden_size", hidden_size, expected)
+        gated_of(getattr(self, "gated_heads", 1.0), heads)
+
+    def check_slow_modes(self, learned: bool) -> None:
+        """Raise `ValueError` for real slow modes where frequencies are learned: after one step they would turn."""
+        mode = self.frequencies.slow_modes
+        expected = "'rotate' where frequencies are learned, or learn_frequencies=False"
+        require(mode == "rotate" or not learned, "slow_modes", mode, expected)
 
     def has_paired_modes(self) -> bool:
         """Whether modes come in conjugate pairs, so that their number must be even."""
-        return self.frequencies.kind in _PAIRED or self.decay.kind != "none"
+        return self.frequencies.kind in ("paired_rope", "partitioned") or self.decay.kind != "none"
 
     def has_head_dynamics(self) -> bool:
         """Whether the layer has parameters of the SDE for each head."""
@@ -210,6 +279,8 @@ class StateSpaceConfig(AttentionConfig):
         noise_parts: number of these waves, for each head.
     """
 
+    layer: ClassVar[type[Attention]] = RobustFilterAttention
+
     steady_state: float = 0.1
     learn_frequencies: bool = False
     learn_decay: bool = False
@@ -224,7 +295,7 @@ class StateSpaceConfig(AttentionConfig):
         kind = self.frequencies.kind
         check_range("noise_parts", self.noise_parts, 1, 1000)
         require(kind not in ("as_released", "yarn"), "frequencies", kind, "score='dot_product' with it")
-        check_slow_modes(self.frequencies, self.learn_frequencies)
+        self.check_slow_modes(self.learn_frequencies)
         paired = kind != "rope" or not self.learn_frequencies
         require(paired, "learn_frequencies", True, "frequencies='paired_rope' or 'partitioned' with it")
 
@@ -235,34 +306,6 @@ class StateSpaceConfig(AttentionConfig):
     def without_effect(self) -> set[str]:
         """Flat names of the fields without effect. Constant noise has no parts."""
         return super().without_effect() | (set() if self.noise == "time_dependent" else {"noise_parts"})
-
-    def build(self, hidden_size: int, heads: int, train_length: int, **options: Any) -> RobustFilterAttention:
-        """A new layer with initial weights. `train_length` is in tokens, `options` are of every layer (`Attention`)."""
-        frequency, decay = self.bank(hidden_size, heads, train_length)
-        return RobustFilterAttention(
-            hidden_size,
-            heads,
-            frequency=frequency,
-            decay=decay,
-            rotate_values=self.rotate_values,
-            innovation=self.innovation,
-            steady_state=self.steady_state,
-            learn_frequency=self.learn_frequencies,
-            learn_decay=self.learn_decay,
-            learn_noise_floor=self.learn_noise_floor,
-            process_noise_as=self.process_noise_as,
-            tie_key_value=self.tie_key_value,
-            noise=self.noise,
-            noise_parts=self.noise_parts,
-            backend=self.backend,
-            **self.options(heads),
-            **self.shared_options(),
-            **options,
-        )
-
-    @abstractmethod
-    def options(self, heads: int) -> dict[str, Any]:
-        """The arguments of the layer that only this kind has."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -306,13 +349,10 @@ class FilterAttentionConfig(StateSpaceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 < self.gated_heads <= 1, "gated_heads", self.gated_heads, "a share above 0, at most 1")
         check_dynamics(self.prior, self.steady_state, self.noise, self.horizon, self.learn_horizon)
         check_noises(self.prior, self.learn_noise_floor, self.process_noise_as)
-        riccati = self.prior == "riccati"
-        require(
-            riccati or self.initial_slopes is None, "initial_slopes", self.initial_slopes, "prior='riccati' with it"
-        )
+        slopes = self.initial_slopes
+        require(self.prior == "riccati" or slopes is None, "initial_slopes", slopes, "prior='riccati' with it")
         check_filter({**vars(self), "aggregation": "consensus"})
         moves = self.prior != "flat" or self.frequencies.kind != "none" or self.decay.kind != "none"
         require(moves or self.clock == "times", "clock", self.clock, "'times' where nothing depends on the lag")
@@ -326,19 +366,11 @@ class FilterAttentionConfig(StateSpaceConfig):
         unread = super().without_effect() | (set() if self.clock == "content" else {"gated_heads"})
         return unread | {"steady_state"} if self.prior == "flat" or self.initial_slopes is not None else unread
 
-    def check_heads(self, hidden_size: int, heads: int) -> None:
-        """Raise `ValueError` if the number of heads or modes of a model does not fit."""
-        super().check_heads(hidden_size, heads)
-        gated_of(self.gated_heads, heads)
-
-    def options(self, heads: int) -> dict[str, Any]:
-        """The layer's arguments beside those that both kinds have."""
-        # head 0 is the slowest
-        slopes = None if self.initial_slopes is None else alibi_slopes(heads).sort().values
-        names = ("prior", "gate", "query_noise_in_bias", "horizon", "learn_horizon", "step", "clock")
-        gated = 1.0 if "gated_heads" in self.without_effect() else self.gated_heads
-        chosen: dict[str, Any] = {"weight": self.score, "slopes": slopes, "gated_heads": gated}
-        return chosen | {name: getattr(self, name) for name in names}
+    def arguments(self, hidden_size: int, heads: int, train_length: int) -> dict[str, Any]:
+        """The arguments of the layer. Initial slopes ascend, because head 0 is the slowest."""
+        given = super().arguments(hidden_size, heads, train_length)
+        slopes = None if given.pop("initial_slopes") is None else alibi_slopes(heads).sort().values
+        return {**given, "slopes": slopes}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -369,17 +401,14 @@ class RoutingAttentionConfig(StateSpaceConfig):
         check_dynamics("lyapunov", self.steady_state, self.noise)
         check_routing("student_t", self.backend)
 
-    def options(self, heads: int) -> dict[str, Any]:
-        """The layer's arguments beside those that both kinds have."""
-        return {"aggregation": "routing", "source_prior": self.source_prior}
-
-
-# The configuration of robust filter attention whose dynamics depend on content (appendix E.6)
+    def arguments(self, hidden_size: int, heads: int, train_length: int) -> dict[str, Any]:
+        """The arguments of the layer."""
+        return {**super().arguments(hidden_size, heads, train_length), "aggregation": "routing"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContentAttentionConfig(AttentionConfig):
-    """Robust filter attention in which each token sets decay, frequencies and noise until the next token.
+    """Robust filter attention in which each token sets decay, frequencies and noise until the next one (appendix E.6).
 
     Args:
         score: the robust weight of a residual, "student_t" or "exponential".
@@ -394,6 +423,7 @@ class ContentAttentionConfig(AttentionConfig):
 
     kind: ClassVar[str] = "content"
     chosen_by: ClassVar[Mapping[str, str]] = {"dynamics": "content"}
+    layer: ClassVar[type[Attention]] = ContentFilterAttention
 
     score: Weight = "student_t"
     steady_state: float = 0.1
@@ -404,7 +434,7 @@ class ContentAttentionConfig(AttentionConfig):
         kind = self.frequencies.kind
         require(kind in ("partitioned", "paired_rope"), "frequencies", kind, "'partitioned' or 'paired_rope'")
         require(not self.taps, "taps", True, "False with dynamics='content'")
-        check_slow_modes(self.frequencies, learned=True)
+        self.check_slow_modes(learned=True)
         require(self.rotate_values, "rotate_values", False, "True with dynamics='content'")
 
     def has_head_dynamics(self) -> bool:
@@ -415,18 +445,8 @@ class ContentAttentionConfig(AttentionConfig):
         """Whether the sum of a query's weights is the precision of its estimate, as in the isotropic filter."""
         return True
 
-    def build(self, hidden_size: int, heads: int, train_length: int, **options: Any) -> ContentFilterAttention:
-        """A new layer with initial weights. `train_length` is in tokens, `options` are of every layer (`Attention`)."""
-        frequency, decay = self.bank(hidden_size, heads, train_length)
-        return ContentFilterAttention(
-            hidden_size,
-            heads,
-            frequency=frequency,
-            decay=decay,
-            steady_state=self.steady_state,
-            weight=self.score,
-            innovation=self.innovation,
-            backend=self.backend,
-            **self.shared_options(),
-            **options,
-        )
+    def arguments(self, hidden_size: int, heads: int, train_length: int) -> dict[str, Any]:
+        """The arguments of the layer, which always turns values."""
+        given = super().arguments(hidden_size, heads, train_length)
+        del given["rotate_values"]
+        return given

@@ -1,7 +1,6 @@
 """The configurations of the decoder: its sizes and its attention, and what the language model adds."""
 
 import functools
-import json
 import re
 import sys
 from os import PathLike
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, get_origin
 
 from huggingface_hub.dataclasses import strict
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import StrictDataclassError, StrictDataclassFieldValidationError
 from transformers import PreTrainedConfig
 
 from rfa.checks import check_range, require
@@ -17,13 +16,11 @@ from rfa.nn import Attention
 from rfa.nn.checks import check_dropout
 from rfa.version import __version__
 
-from .attention import AttentionConfig, FilterAttentionConfig
-from .fields import kind_in_words
-from .flat import FLAT_NAMES, change, from_flat, read_attention
+from .attention import AttentionConfig, FilterAttentionConfig, check_type
+from .flat import FLAT_NAMES, change, from_record, read_attention
 from .remote_code import write_remote_code
 
 VERSION = "rfa_version"  # the field of a file that holds the version of the package that wrote it
-_WRONG_KIND = re.compile(r"Field '(\w+)' ")  # the beginning of `strict`'s message
 _SIZES = {  # limits beyond every machine; larger values would overflow in other libraries, or never finish
     "vocab_size": (1, 2**31 - 1),
     "hidden_size": (1, 2**24),
@@ -40,16 +37,14 @@ def with_value_errors(cls):
 
     @functools.wraps(construct)
     def init(self, *args, **kwargs):
+        given = _nested(cls, kwargs)
         try:
-            construct(self, *args, **_nested(cls, kwargs))
+            construct(self, *args, **given)
         except StrictDataclassError as error:
-            cause = error.__cause__
-            message = " ".join((str(cause) if isinstance(cause, ValueError | TypeError) else str(error)).split())
-            if (of_a_field := _WRONG_KIND.match(message)) and (field := of_a_field[1]) in kwargs:
-                message = (
-                    f"{field}: got {kwargs[field]!r}, expected {kind_in_words(cls.__dataclass_fields__[field].type)}"
-                )
-            raise ValueError(message) from error
+            if isinstance(error, StrictDataclassFieldValidationError):
+                for name in cls.__dataclass_fields__.keys() & given.keys():
+                    check_type(name, given[name], cls.__dataclass_fields__[name].type)
+            raise ValueError(" ".join(str(error.__cause__ or error).split())) from error
 
     cls.__init__ = init
     return cls
@@ -58,20 +53,7 @@ def with_value_errors(cls):
 @with_value_errors
 @strict
 class DecoderConfig(PreTrainedConfig):
-    """The fields of every model around the decoder. A subclass adds what its inputs and outputs need.
-
-    Args:
-        hidden_size, num_hidden_layers, num_attention_heads: the decoder's sizes.
-        intermediate_size: size of the feed-forward network; by default four times `hidden_size`.
-        num_key_value_heads: groups of heads share keys and values; by default each head has its own.
-        attention_dropout: share of the attention weights that training drops; it needs the reference backend.
-        layer_norm_eps: as elsewhere in transformers.
-        attention: an `AttentionConfig` of any kind, such as `FilterAttentionConfig`, or the dictionary from its
-            `to_dict`.
-
-    Raises:
-        ValueError: if a value is unknown or values do not fit together.
-    """
+    """The fields of every model around the decoder. A subclass adds what its inputs and outputs need."""
 
     hidden_size: int = 256
     intermediate_size: int | None = None
@@ -80,6 +62,7 @@ class DecoderConfig(PreTrainedConfig):
     num_key_value_heads: int | None = None
     attention_dropout: float = 0.0
     layer_norm_eps: float = 1e-5
+    causal: bool = True
 
     attention: AttentionConfig = FilterAttentionConfig()
     refuses_idle_fields: ClassVar[bool] = False  # flat names without an effect; files of older versions have them
@@ -113,9 +96,12 @@ class DecoderConfig(PreTrainedConfig):
 
     def layer_options(self) -> dict[str, Any]:
         """The options of every attention layer that differ from their defaults."""
-        groups = 0 if self.num_key_value_heads == self.num_attention_heads else self.num_key_value_heads
-        given = {"num_key_value_heads": groups, "dropout": self.attention_dropout}
-        return {name: value for name, value in given.items() if value}
+        shared = self.num_key_value_heads != self.num_attention_heads
+        return {
+            **({"num_key_value_heads": self.num_key_value_heads} if shared else {}),
+            **({"dropout": self.attention_dropout} if self.attention_dropout else {}),
+            **({} if self.causal else {"causal": False}),
+        }
 
     def length_in_training(self) -> int:
         """The typical length of a sequence in training, which some presets scale their attention by, in tokens."""
@@ -144,22 +130,17 @@ class DecoderConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """The configuration of a `config.json`. Files of older versions, with flat names for attention, are read too.
+        """The configuration of a `config.json`, or of a result's record, with flat names for attention.
 
         Raises:
             ValueError: for an unknown value, kind or field of attention, values that do not fit together, or a file of
                 a newer version.
         """
         given = dict(config_dict)
-        if "attention" not in given:
-            given["attention"] = from_flat({name: given.pop(name) for name in FLAT_NAMES & given.keys()})
+        if "attention" not in given and (flat := {name: given.pop(name) for name in FLAT_NAMES & given.keys()}):
+            given["attention"] = from_record(flat)
         given |= {name: kwargs.pop(name) for name in FLAT_NAMES & kwargs.keys()}
         return super().from_dict(given, **kwargs)
-
-    @classmethod
-    def from_json_file(cls, json_file: str | PathLike[str]) -> Any:
-        """The configuration of a file, as by `from_dict`."""
-        return cls.from_dict(json.loads(Path(json_file).read_text(encoding="utf-8")))
 
     def save_pretrained(self, save_directory: str | PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Write config.json, and beside it the files that `auto_map` names, if the configuration has this entry."""
@@ -240,7 +221,6 @@ class RFAConfig(DecoderConfig):
 
     vocab_size: int = 50257
     train_length: int = 512
-    causal: bool = True
     use_cache: bool = True
     tie_word_embeddings: bool = True
     pad_token_id: int | None = None
@@ -250,7 +230,3 @@ class RFAConfig(DecoderConfig):
     def length_in_training(self) -> int:
         """The training length, in tokens."""
         return self.train_length
-
-    def layer_options(self) -> dict[str, Any]:
-        """The options of every attention layer that differ from their defaults."""
-        return super().layer_options() | ({} if self.causal else {"causal": False})

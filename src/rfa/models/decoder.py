@@ -211,10 +211,9 @@ class RFAPreTrainedModel(PreTrainedModel):
 
     def sde_parameters(self) -> list[nn.Parameter]:
         """The learned dynamics and noises, which an optimiser treats apart (appendix F)."""
-        blocks = (module for module in self.modules() if isinstance(module, RFABlock))
-        held = [getattr(block.attention, "dynamics", None) for block in blocks]
-        found = [p for dynamics in held if isinstance(dynamics, HeadDynamics) for p in dynamics.parameters()]
-        content = [dynamics for dynamics in held if isinstance(dynamics, ContentDynamics)]  # its map is a projection
+        found = [parameter for dynamics in self.head_dynamics().values() for parameter in dynamics.parameters()]
+        content = (module for module in self.modules() if isinstance(module, ContentDynamics))
+        # the map of the content is a projection
         return found + [p for each in content for name, p in each.named_parameters() if name.startswith("raw_")]
 
     def add_blocks(self, config: DecoderConfig) -> None:

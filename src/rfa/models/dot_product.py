@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from rfa.checks import require
-from rfa.nn import DotProductAttention, Yarn, alibi_slopes
-from rfa.nn.checks import check_channel_gates, check_turned_values, gated_of
+from rfa.nn import Attention, DotProductAttention, Yarn, alibi_slopes
+from rfa.nn.checks import check_channel_gates, check_turned_values
 from rfa.nn.dot_product_attention import Gates
 from rfa.nn.state_options import Clock
 
-from .attention import AttentionConfig, DecayRates, FrequencyBank, check_slow_modes
+from .attention import AttentionConfig, DecayRates, FrequencyBank
 
 _GATES: dict[str, Gates] = {
     "forget_gate": "forget",
@@ -22,7 +22,6 @@ _GATES: dict[str, Gates] = {
     "content_riccati": "gain",
 }
 _ROPE, _NO_DECAY = FrequencyBank(kind="rope"), DecayRates(kind="none", zero_heads=0)
-_RICCATI = ("riccati", "content_riccati")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +49,7 @@ class DotProductAttentionConfig(AttentionConfig):
 
     kind: ClassVar[str] = "dot_product"
     chosen_by: ClassVar[Mapping[str, str]] = {"score": "dot_product"}
+    layer: ClassVar[type[Attention]] = DotProductAttention
 
     frequencies: FrequencyBank = _ROPE
     decay: DecayRates = _NO_DECAY
@@ -73,23 +73,20 @@ class DotProductAttentionConfig(AttentionConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 < self.gated_heads <= 1, "gated_heads", self.gated_heads, "a share above 0, at most 1")
-        lag = (
-            self.prior in ("alibi", "riccati", "kerple") or self.frequencies.kind != "none" or self.decay.kind != "none"
-        )
+        still = self.frequencies.kind == "none" and self.decay.kind == "none"
+        lag = not still or self.prior in ("alibi", "riccati", "kerple")
         require(lag or self.clock == "times", "clock", self.clock, "'times' where nothing depends on the lag")
         free = self.prior not in ("content_riccati", "channel_gate") or self.gated_heads == 1
         require(free, "gated_heads", self.gated_heads, f"1 with prior={self.prior!r}")
         if self.prior == "channel_gate":
-            still = self.frequencies.kind == "none" and self.decay.kind == "none" and self.clock == "times"
-            check_channel_gates(still, self.backend)
-        alone = self.prior not in (*_RICCATI, "window") or self.decay.kind == "none"
+            check_channel_gates(still and self.clock == "times", self.backend)
+        alone = self.prior not in ("riccati", "content_riccati", "window") or self.decay.kind == "none"
         require(alone, "decay", self.decay.kind, f"'none' for dot products with prior={self.prior!r}")
         require(self.prior != "window" or not self.rotate_values, "rotate_values", True, "False with prior='window'")
         turns = self.frequencies.kind not in ("none", "as_released", "yarn")
         require(turns or not self.learn_frequencies, "learn_frequencies", True, "frequencies that turn states with it")
         check_turned_values(self.rotate_values, turns)
-        check_slow_modes(self.frequencies, self.learn_frequencies)
+        self.check_slow_modes(self.learn_frequencies)
         free = self.prior != "window" and self.frequencies.kind not in ("as_released", "yarn")
         sinks = free and self.prior != "channel_gate"
         require(sinks or not self.sink, "sink", True, "False with a window, YaRN, channel gates or the released map")
@@ -100,11 +97,6 @@ class DotProductAttentionConfig(AttentionConfig):
         gated = self.clock == "content" or self.prior in ("forget_gate", "alibi_gate")
         return super().without_effect() | (set() if gated else {"gated_heads"})
 
-    def check_heads(self, hidden_size: int, heads: int) -> None:
-        """Raise `ValueError` if the number of heads or modes of a model does not fit."""
-        super().check_heads(hidden_size, heads)
-        gated_of(self.gated_heads, heads)
-
     def is_relative(self) -> bool:
         """Whether scores depend on differences of times alone. Not with the map of the paper's code."""
         return self.frequencies.kind != "as_released"
@@ -113,32 +105,22 @@ class DotProductAttentionConfig(AttentionConfig):
         """Whether the layer has parameters of the SDE. Only learned slopes are such parameters."""
         return self.prior == "riccati"
 
-    def build(self, hidden_size: int, heads: int, train_length: int, **options: Any) -> DotProductAttention:
-        """A new layer with initial weights. `train_length` is in tokens, `options` are of every layer (`Attention`)."""
-        kind = self.frequencies.kind
-        frequency, decay = self.bank(hidden_size, heads, train_length)
-        return DotProductAttention(
-            hidden_size,
-            heads,
-            frequency=None if kind == "none" else frequency,
-            decay=None if self.decay.kind == "none" else decay,
-            slopes=self._slopes(heads),
-            learn_slopes=self.prior == "riccati",
-            learn_frequency=self.learn_frequencies,
-            logarithmic=self.prior == "kerple",
-            sink=self.sink,
-            window=train_length if self.prior == "window" else None,
-            gates=_GATES.get(self.prior),
-            yarn=Yarn(train_length, self.frequencies.base) if kind == "yarn" else None,
-            rotate_values=self.rotate_values,
-            innovation=self.innovation,
-            clock=self.clock,
-            gated_heads=1.0 if "gated_heads" in self.without_effect() else self.gated_heads,
-            rotary_map="as_released" if kind == "as_released" else "complex",
-            backend=self.backend,
-            **self.shared_options(),
-            **options,
-        )
+    def arguments(self, hidden_size: int, heads: int, train_length: int) -> dict[str, Any]:
+        """The arguments of the layer. None where there are no frequencies, no decay or no slopes."""
+        given, kind = super().arguments(hidden_size, heads, train_length), self.frequencies.kind
+        prior = given.pop("prior")
+        return {
+            **given,
+            "frequency": None if kind == "none" else given["frequency"],
+            "decay": None if self.decay.kind == "none" else given["decay"],
+            "slopes": self._slopes(heads),
+            "learn_slopes": prior == "riccati",
+            "logarithmic": prior == "kerple",
+            "window": train_length if prior == "window" else None,
+            "gates": _GATES.get(prior),
+            "yarn": Yarn(train_length, self.frequencies.base) if kind == "yarn" else None,
+            "rotary_map": "as_released" if kind == "as_released" else "complex",
+        }
 
     def _slopes(self, heads: int) -> Tensor | None:
         """ALiBi's slopes, or None. Learned slopes start in ascending order, because head 0 is the slowest."""

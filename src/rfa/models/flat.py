@@ -1,4 +1,4 @@
-"""The fields of attention by flat names, which overrides, recipes and files of older versions use.
+"""The fields of attention by flat names, which overrides, recipes and result files use.
 
 For example, for every kind of attention the flat name `damping` is the field `damping` of its `decay`.
 """
@@ -10,9 +10,16 @@ from rfa.checks import require
 from rfa.nn.filter_attention import Aggregation
 from rfa.ops.problem import Weight
 
-from .attention import AttentionConfig, ContentAttentionConfig, FilterAttentionConfig, RoutingAttentionConfig
+from .attention import (
+    AttentionConfig,
+    CheckedFields,
+    ContentAttentionConfig,
+    FilterAttentionConfig,
+    RoutingAttentionConfig,
+    hints,
+    is_part,
+)
 from .dot_product import DotProductAttentionConfig
-from .fields import CheckedFields, hints, is_part
 
 KINDS: dict[str, type[AttentionConfig]] = {
     kind.kind: kind
@@ -51,38 +58,21 @@ def change(attention: AttentionConfig | None, changes: Mapping[str, Any]) -> Att
     Raises:
         ValueError: for a name that the kind does not have, or values that do not fit together.
     """
-    flat = {**DEFAULTS, **({} if attention is None else flatten(attention)), **changes}
+    held = {} if attention is None else flatten(attention)
+    flat = {**DEFAULTS, **held, **changes}
     kind = _kind(flat)
-    if isinstance(attention, DotProductAttentionConfig) and kind is FilterAttentionConfig:
-        flat = {**flat, "initial_slopes": _start_of_dot_products(attention.prior), **changes}
-    served = _names(kind) | kind.chosen_by.keys()
-    for name in changes:
-        if name not in served:
-            expected = f"nothing: it has no effect in {kind.kind} attention, which takes {', '.join(sorted(served))}"
-            raise ValueError(f"{name}: got {changes[name]!r}, expected {expected}")
-    return from_flat(flat)
-
-
-def from_flat(flat: Mapping[str, Any]) -> AttentionConfig:
-    """The attention of a file of an older version, which has a value for every flat name.
-
-    Raises:
-        ValueError: for values that do not fit together, or a value other than the neutral one for a name that the kind
-            does not have.
-    """
-    flat = {**DEFAULTS, **flat}
-    kind = _kind(flat)
-    neutral: dict[str, Any] = dict(DEFAULTS)
-    if kind is DotProductAttentionConfig:  # it never used the steady state, so any value is neutral
-        start = _start_of_dot_products(flat["prior"]) if flat["initial_slopes"] is not None else None
-        neutral |= {"steady_state": flat["steady_state"], "initial_slopes": start}
-    for name in sorted(FLAT_NAMES - _names(kind) - kind.chosen_by.keys()):
-        require(flat[name] == neutral[name], name, flat[name], f"{neutral[name]!r} for {kind.kind} attention")
+    served = flatten(kind()).keys()
+    for name in (name for name in changes if name not in served):
+        expected = f"nothing: it has no effect in {kind.kind} attention, which takes {', '.join(sorted(served))}"
+        require(False, name, changes[name], expected)
+    own = {"steady_state", "initial_slopes"}  # dot products start their slopes themselves
+    for name in sorted(held.keys() - served - own):
+        require(held[name] == DEFAULTS[name], name, held[name], f"{DEFAULTS[name]!r} for {kind.kind} attention")
     return _build(kind, flat)
 
 
 def read_attention(given: object) -> AttentionConfig:
-    """The attention of a file with a nested configuration.
+    """The attention of a nested configuration in a file.
 
     Raises:
         ValueError: for an unknown kind or field, or values that do not fit together.
@@ -96,8 +86,18 @@ def read_attention(given: object) -> AttentionConfig:
     return KINDS[str(kind)].from_dict(fields, "attention")
 
 
+def from_record(flat: Mapping[str, Any]) -> AttentionConfig:
+    """The attention of a result's flat record. Names that its kind does not have are ignored.
+
+    Raises:
+        ValueError: for values that do not fit together.
+    """
+    flat = {**DEFAULTS, **flat}
+    return _build(_kind(flat), flat)
+
+
 def flat_record(record: Any) -> Any:
-    """A configuration's dictionary with attention's fields by flat names, as older versions wrote it.
+    """A configuration's dictionary with attention's fields by flat names, as reports read it.
 
     Raises:
         ValueError: for an attention that cannot be read.
@@ -118,19 +118,6 @@ def _kind(flat: Mapping[str, Any]) -> type[AttentionConfig]:
     if flat["score"] == "dot_product":
         return DotProductAttentionConfig
     return RoutingAttentionConfig if flat["aggregation"] == "routing" else FilterAttentionConfig
-
-
-def _start_of_dot_products(prior: object) -> str | None:
-    """The value of a filter's `initial_slopes` that corresponds to dot products with this prior."""
-    return "alibi" if prior in ("riccati", "content_riccati") else None
-
-
-def _names(kind: type[CheckedFields]) -> set[str]:
-    """The flat names of all fields of a kind."""
-    found: set[str] = set()
-    for name, type_ in hints(kind).items():
-        found |= _names(type_) if is_part(type_) else {kind.flat_name(name)}
-    return found
 
 
 def _build(kind: type[Any], flat: Mapping[str, Any]) -> Any:

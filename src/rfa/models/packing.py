@@ -21,11 +21,7 @@ CACHE_NAME = "cache" if "cache" in {field.name for field in fields(BaseModelOutp
 
 
 def one_cache(past_key_values: Cache | None, cache: Cache | None) -> Cache | None:
-    """The cache under either name.
-
-    Raises:
-        ValueError: where both are given.
-    """
+    """The cache under either name; `ValueError` where both are given."""
     require(past_key_values is None or cache is None, "cache", "given beside past_key_values", "one of the two")
     return past_key_values if cache is None else cache
 
@@ -42,38 +38,23 @@ Mask = Shaped[Tensor, "..."]  # two to four dimensions, see `read_mask`
 
 
 class TokenFlags(NamedTuple):
-    """What a mask says about tokens.
+    """What a mask says about tokens."""
 
-    Fields:
-        key_mask: `(batch, keys)`, True for keys that take part; None where all do.
-        segment_ids: `(batch, keys)`, the packed sequences; None for one sequence.
-    """
-
-    key_mask: Bool[Tensor, "batch keys"] | None = None
-    segment_ids: Int[Tensor, "batch keys"] | None = None
+    key_mask: Bool[Tensor, "batch keys"] | None = None  # True for keys that take part; None where all do
+    segment_ids: Int[Tensor, "batch keys"] | None = None  # the packed sequences; None for one sequence
 
 
 class NewTokens(NamedTuple):
-    """The tokens of a call.
-
-    Fields:
-        batch, length: their number of rows and of columns.
-        cached: the number of keys before them.
-        device: where they are.
-        key_mask: `(batch, cached + length)`, True for keys that take part; None where all do.
-    """
+    """The new tokens of a call, `(batch, length)`, after cached ones."""
 
     batch: int
     length: int
     cached: int
     device: torch.device
-    key_mask: Tensor | None
+    key_mask: Tensor | None  # `(batch, cached + length)`, True for keys that take part; None where all do
 
     def places(self) -> Int[Tensor, "batch keys"] | None:
-        """The place of each key of its row. Padding between tokens has no place of its own.
-
-        None where all columns count, with padding at the ends alone.
-        """
+        """The place of each key of its row, where padding between tokens has none; None without such padding."""
         if self.key_mask is None:
             return None
         begun = self.key_mask.cumsum(-1) > 0
@@ -99,12 +80,7 @@ class NewTokens(NamedTuple):
 def read_key_mask(
     attention_mask: Shaped[Tensor, "batch keys"] | None, batch: int, keys: int
 ) -> Bool[Tensor, "batch keys"] | None:
-    """The mask of keys as booleans; None where all take part.
-
-    Raises:
-        ValueError: for a mask of another shape, or with other values than 0 and 1. Under `torch.compile` values are not
-            read.
-    """
+    """The mask of keys as booleans; None where all take part. `ValueError` for another shape or other values."""
     if attention_mask is None:
         return None
     check_tensor("attention_mask", attention_mask)
@@ -173,11 +149,7 @@ def read_mask(attention_mask: Mask | None, batch: int, queries: int, keys: int, 
 
 
 def visible_pairs(mask: Mask) -> Bool[Tensor, "..."]:
-    """Where a mask of all pairs lets a query see a key; see `read_mask`.
-
-    Raises:
-        ValueError: for other values.
-    """
+    """Where a mask of all pairs lets a query see a key, see `read_mask`; `ValueError` for other values."""
     if mask.dtype == torch.bool:
         return mask
     ones, zeros = mask == 1, mask == 0
@@ -193,11 +165,7 @@ def check_absolute(
     segment_ids: Int[Tensor, "batch keys"] | None,
     position_ids: Int[Tensor, "*p length"] | None,
 ) -> None:
-    """Check tokens for states that turn by absolute positions.
-
-    Raises:
-        ValueError: for segments, padding before or between tokens, or positions other than 0, 1, 2, ...
-    """
+    """Raise `ValueError` for segments, padding before tokens or other positions, if states turn by absolute ones."""
     require(segment_ids is None, "segment_ids", "segments", NO_COLUMNS)
     mask = tokens.key_mask
     if mask is not None and readable(mask):
@@ -279,10 +247,7 @@ def _per_token(name: str, given: object, tokens: NewTokens) -> Tensor:
 
 
 def _numbers_of_positions(position_ids: Tensor, tokens: NewTokens, continues: bool) -> Tensor:
-    """Numbers 0, 1, 2, ... of the runs of positions `(batch, length)`; absent tokens belong to the run before them.
-
-    `continues`: the first run continues the cache, whose positions are known.
-    """
+    """Numbers 0, 1, 2, ... of the runs of positions `(batch, length)`; absent tokens belong to the run before them."""
     present, index = tokens.present, torch.arange(tokens.length, device=tokens.device)
     offset = position_ids - _counted(position_ids, tokens)
     # that of the last present token; of the first one where none is before
@@ -306,10 +271,7 @@ def _numbers_of_positions(position_ids: Tensor, tokens: NewTokens, continues: bo
 
 
 def _counted(position_ids: Tensor, tokens: NewTokens) -> Tensor:
-    """What the positions count, `(batch or 1, length)`: the places of tokens, or the columns of each row.
-
-    Both say nothing new beside padding between tokens.
-    """
+    """What the positions count, `(batch or 1, length)`: the places of tokens, or the columns of each row."""
     columns = torch.arange(tokens.cached, tokens.cached + tokens.length, device=tokens.device)[None]
     places, present = tokens.places(), tokens.present
     if places is None or not tokens.length:

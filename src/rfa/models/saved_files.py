@@ -26,7 +26,6 @@ from rfa.files import sha256, write_text_whole
 from . import RFAConfig
 from .configuration import DecoderConfig
 from .decoder import RFAPreTrainedModel
-from .flat import FLAT_NAMES
 
 DIGESTS = "digests.json"
 
@@ -52,12 +51,7 @@ def write_digests(folder: Path) -> None:
 
 
 def check_digests(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Raise `ValueError` if a file is missing or differs from what was saved.
-
-    Args:
-        folder: of the files. A folder that an older version saved has no digests, and nothing is checked.
-        names: check only these files. Each of them must have a digest.
-    """
+    """Raise `ValueError` if a file, of these names or of all, differs from what was saved, where there are digests."""
     try:
         digests = json.loads((folder / DIGESTS).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -87,11 +81,7 @@ PRECISIONS = ("float16", "bfloat16", "float32", "float64")
 
 
 def read_model(folder: Path, kind: type[Model]) -> Model:
-    """The model of `config.json` and `model*.safetensors`, in evaluation mode. No other file is read.
-
-    Args:
-        folder: of the files.
-        kind: of model, such as `RFAForCausalLM`.
+    """The model of a kind from `config.json` and `model*.safetensors`, in evaluation mode. No other file is read.
 
     Raises:
         ValueError: for a file that changed since it was saved, weights that do not fit the configuration, or a file
@@ -112,29 +102,21 @@ def read_model(folder: Path, kind: type[Model]) -> Model:
 
 
 def read_config(folder: Path, kind: type[DecoderConfig] = RFAConfig) -> DecoderConfig:
-    """The configuration of `config.json`. Only the fields of its kind and the precision of the weights are read.
-
-    Files of older versions have the fields of attention beside the other fields.
+    """The configuration of `config.json`: the fields of its kind and the precision of the weights.
 
     Raises:
         ValueError: for invalid values, or a file that names code.
     """
     given = _read_json(folder / "config.json")
-    known = {*kind.field_names(), *FLAT_NAMES}
-    fields = {name: value for name, value in given.items() if name in known}
-    dtype = given.get("dtype", given.get("torch_dtype"))  # the latter from older versions of transformers
+    fields = {name: given[name] for name in kind.field_names() if name in given}
+    dtype = given.get("dtype")
     if dtype is not None and dtype not in PRECISIONS:
         raise ValueError(f"dtype: got {dtype!r:.80}, expected one of {', '.join(PRECISIONS)}")
     return cast(DecoderConfig, kind.from_dict({**fields, "dtype": dtype}))
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of `tokenizer.json` and `tokenizer_config.json`. No other file is read.
-
-    Raises:
-        ValueError: for a file that changed since it was saved, or that names code.
-        Exception: from tokenizers, for damaged files.
-    """
+    """The tokenizer of `tokenizer.json` and `tokenizer_config.json`. No other file is read."""
     check_digests(folder, ("tokenizer.json", "tokenizer_config.json"))
     given = _read_json(folder / "tokenizer_config.json")
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -173,11 +155,7 @@ def missing_files(checkpoint: Path) -> list[str]:
 
 
 def read_state(checkpoint: Path) -> TrainerState:
-    """The Trainer's state in a checkpoint.
-
-    Raises:
-        ValueError: if its file holds something else.
-    """
+    """The Trainer's state in a checkpoint; `ValueError` if its file holds something else."""
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
     for name, least in _STEPS.items():
         given = getattr(state, name)

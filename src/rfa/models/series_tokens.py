@@ -45,18 +45,7 @@ def median(values: Float[Tensor, "batch length channels"]) -> Float[Tensor, "bat
 def robust_location_and_spread(
     values: Float[Tensor, "batch length channels"],
 ) -> tuple[Float[Tensor, "batch channels"], Float[Tensor, "batch channels"]]:
-    """The median, and 1.4826 times the median absolute deviation from it.
-
-    A share below one half of the readings, however wrong, cannot move either beyond the range of the others.
-
-    Args:
-        values: NaN where nothing was read.
-
-    Returns:
-        Location and spread; NaN for a channel without readings.
-
-    Source: Hampel, 1974, "The influence curve and its role in robust estimation".
-    """
+    """The median, and 1.4826 times the median absolute deviation from it (Hampel 1974); NaN without readings."""
     location, missing = median(values), values.isnan()
     deviation = (values.masked_fill(missing, 0.0) - location[:, None]).abs()
     return location, MEDIAN_DEVIATION * median(deviation.masked_fill(missing, math.nan))
@@ -85,14 +74,7 @@ class WindowScaling:
         token_segments: Int[Tensor, "batch tokens"] | None = None,
         tokens: int = 0,
     ) -> Scale:
-        """The scale of each token.
-
-        Args:
-            values: the readings, NaN where nothing was read.
-            segments: of the readings, numbers 0, 1, 2, ...; None for one window a row.
-            token_segments: of the tokens that are to be scaled.
-            tokens: the number of tokens, where there are no segments.
-        """
+        """The scale of each token, of its segment's readings, or of the row's for a number of `tokens`."""
         location, spread = values.new_tensor(self.location), values.new_tensor(self.spread)
         batch = values.shape[0]
         if self.kind == "training":
@@ -132,19 +114,12 @@ LEAST_GAP = 0.05  # typical gaps: added before the logarithm, because a query ma
 
 
 class ReadingRows(NamedTuple):
-    """A batch of windows whose parts fit together, as `checked_readings` returns them.
+    """A batch of windows whose parts fit together, as `checked_readings` returns them."""
 
-    Fields:
-        times: `(batch, length)`.
-        values: `(batch, length, channels)`, NaN where nothing was read.
-        query_times: `(batch, queries)`; None where every row of `values` is a query.
-        segments: `(batch, length + queries)`, numbers 0, 1, 2, ...; None for one window a row.
-    """
-
-    times: Tensor
-    values: Tensor
-    query_times: Tensor | None
-    segments: Tensor | None
+    times: Tensor  # (batch, length)
+    values: Tensor  # (batch, length, channels), NaN where nothing was read
+    query_times: Tensor | None  # (batch, queries); None where every row of `values` is a query
+    segments: Tensor | None  # (batch, length + queries), numbers 0, 1, 2, ...; None for one window a row
 
     def present(self) -> Bool[Tensor, "batch length"]:
         """Whether a row holds a reading of any channel."""
@@ -154,21 +129,15 @@ class ReadingRows(NamedTuple):
 class SeriesTokens(NamedTuple):
     """The sequence that the decoder receives.
 
-    Fields:
-        features: `(batch, tokens, 2 channels + 2 + 2 frequencies)`: scaled values (0 where nothing was read), flags of
-            what was read, the logarithm of the gap to the reading before, whether the token is a query, and sine and
-            cosine of the time at each frequency.
-        positions: of the tokens, in typical gaps.
-        of_readings, of_outputs: `(batch, length)` and `(batch, outputs)`, where the tokens of the readings and of the
-            outputs are.
-        scale: of the outputs.
+    Features are scaled values (0 where nothing was read), flags of what was read, the logarithm of the gap to the
+    reading before, whether the token is a query, and sine and cosine of the time at each frequency.
     """
 
-    features: Tensor
-    positions: Positions
-    of_readings: Tensor
-    of_outputs: Tensor
-    scale: Scale
+    features: Tensor  # (batch, tokens, 2 channels + 2 + 2 frequencies)
+    positions: Positions  # in typical gaps
+    of_readings: Tensor  # (batch, length), the tokens of the readings
+    of_outputs: Tensor  # (batch, outputs), the tokens of the outputs
+    scale: Scale  # of the outputs
 
 
 def checked_readings(
@@ -180,11 +149,7 @@ def checked_readings(
     segment_ids: Tensor | None = None,
     query_segment_ids: Tensor | None = None,
 ) -> ReadingRows:
-    """The arguments of `RFAForTimeSeries.forward`, checked.
-
-    Raises:
-        ValueError: naming the argument, what was given and what was expected.
-    """
+    """The arguments of `RFAForTimeSeries.forward`, checked."""
     require(isinstance(values, Tensor), "values", type(values).__name__, "a tensor")
     fits = values.dim() == 3 and values.shape[-1] == channels and values.is_floating_point()
     expected = f"floating-point (batch, length, channels) with {channels} channels"
@@ -196,9 +161,8 @@ def checked_readings(
     batch, length, _ = values.shape
     present = ~values.isnan().all(-1)
     if readable(values):
-        require(
-            not bool(values.isinf().any()), "values", "infinite values", "finite ones, or NaN where nothing is read"
-        )
+        finite = not bool(values.isinf().any())
+        require(finite, "values", "infinite values", "finite ones, or NaN where nothing is read")
         empty = (~present.any(-1)).nonzero().flatten().tolist()
         require(not empty, "values", f"no reading in batch rows {empty}", "at least one reading in each row")
     checked_positions(batch, length, length, values.device, times, None, present, segment_ids)
@@ -246,13 +210,8 @@ def series_tokens(
 ) -> SeriesTokens:
     """The tokens of a batch of windows.
 
-    Args:
-        readings: checked already.
-        scaling: gives the scale of each window.
-        typical_gap: the unit of time, in the unit of the times.
-        dtype: of the features.
-        scale: of one window a row, `(batch, 1, channels)`, instead of its own.
-        frequencies: of sines and cosines of the time, in radians per typical gap. None: no such features.
+    `scale` replaces that of each row's window. `frequencies` are those of sines and cosines of the time, in radians per
+    typical gap.
     """
     times, values, query_times, segments = readings
     batch, length, channels = values.shape

@@ -73,7 +73,6 @@ class RFATimeSeriesConfig(DecoderConfig):
     location: list[float | int] | None = None
     spread: list[float | int] | None = None
     scaling: Literal["window", "training"] = "window"
-    causal: bool = True
     likelihood: Literal["student_t", "gaussian"] = "student_t"
     hidden_size: int = 64
     num_hidden_layers: int = 2
@@ -106,10 +105,6 @@ class RFATimeSeriesConfig(DecoderConfig):
     def length_in_training(self) -> int:
         """The span in typical gaps, plus one."""
         return max(2, round(self.span / self.typical_gap) + 1)
-
-    def layer_options(self) -> dict[str, Any]:
-        """The options of every attention layer that differ from their defaults."""
-        return super().layer_options() | ({} if self.causal else {"causal": False})
 
     @classmethod
     def start_of_attention(cls, given: dict[str, Any]) -> AttentionConfig | None:

@@ -1,8 +1,9 @@
-"""Attention as an object of its own in a configuration: nested and flat names, files, kinds."""
+"""Attention as an object of its own in a configuration: nested and flat names, files, result records, kinds."""
 
 import copy
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from rfa.models import (
     RoutingAttentionConfig,
     preset,
 )
-from rfa.models.flat import change, flatten, from_flat, read_attention
+from rfa.models.flat import FLAT_NAMES, change, flat_record, flatten, from_record, read_attention
 from rfa.models.saved_files import read_config
 from rfa.nn.dynamics import bank
 
@@ -38,7 +39,7 @@ KIND = {
 def test_forms_of_a_preset(name):
     attention = PRESETS[name]
     assert read_attention(json.loads(json.dumps(attention.to_dict()))) == attention
-    assert from_flat(flatten(attention)) == attention
+    assert from_record(flatten(attention)) == attention
     assert change(attention, {}) == attention
     config = preset(name, **SIZES)
     assert config == copy.deepcopy(config) == RFAConfig(attention=attention, **SIZES)
@@ -84,13 +85,6 @@ def test_overrides_while_loading(tmp_path):
     assert (config.attention.backend, config.attention.decay.damping, config.vocab_size) == ("reference", 0.2, 7)
 
 
-def test_flat_names_change_the_attention_given():
-    config = RFAConfig(attention=PRESETS["b4-sc-rope"], damping=0.2, prior="alibi")
-    assert config.attention == dataclasses.replace(
-        PRESETS["b4-sc-rope"], decay=DecayRates(damping=0.2, zero_heads=0), prior="alibi"
-    )
-
-
 def test_flat_names_choose_the_kind():
     assert isinstance(preset("m2-sc-rfa", aggregation="routing").attention, RoutingAttentionConfig)
     assert preset("m3-sc-rfa", score="dot_product", prior="flat").attention == DotProductAttentionConfig(
@@ -103,8 +97,11 @@ def test_flat_names_choose_the_kind():
         rotate_values=False,
         innovation=False,
     )
-    start = preset("x3-rotation-riccati", score="exponential").attention
-    assert (start.prior, start.initial_slopes) == ("riccati", "alibi")
+    assert preset("b4-sc-rope", damping=0.2, prior="alibi").attention == dataclasses.replace(
+        PRESETS["b4-sc-rope"], decay=DecayRates(damping=0.2, zero_heads=0), prior="alibi"
+    )
+    with pytest.raises(ValueError, match=r"^gate: got False, expected True for dot_product attention"):
+        preset("m2.3-no-gate", score="dot_product", prior="flat")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +142,8 @@ def test_a_flat_name_cannot_be_assigned():
         ({"kind": "filter", "frequencies": {"kind": "yarn"}}, "frequencies: got 'yarn'"),
         ({"kind": "filter", "horizon": 10**400}, "horizon: got 1000000"),
         ({"kind": "filter", "gate": None}, "gate: got None, expected bool"),
-        ({"kind": "filter", "horizon": True}, "horizon: got True, expected float or None"),
+        ({"kind": "filter", "horizon": True}, "horizon: got True, expected float | None"),
+        ({"kind": "filter", "frequencies": {"base": 1}}, "frequency_base: got 1.0"),
         ({"kind": "filter", "backend": "gpu"}, "backend: got 'gpu'"),
         ({"kind": "filter", "decay": {"zero_heads": 5}}, "zero_heads: got 5, expected a number from 0 to 4"),
     ],
@@ -162,11 +160,21 @@ def test_a_damaged_file(change, message, tmp_path):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("build", [FilterAttentionConfig, RoutingAttentionConfig, DotProductAttentionConfig])
-def test_rules_of_the_parts(build):
-    with pytest.raises(ValueError, match=r"^frequency_base: got 1.0"):
-        build(frequencies=FrequencyBank(base=1))
-    with pytest.raises(ValueError, match=r"^zero_heads: got -1"):
-        build(decay=DecayRates(zero_heads=-1))
-    with pytest.raises(ValueError, match=r"^decay: got 'none', expected DecayRates"):
-        build(decay="none")
+RESULTS = Path(__file__).parents[3] / "results"
+
+
+def test_every_stored_result_is_of_its_preset():
+    """Older records have flat names for attention, of all kinds at once; newer ones nest it."""
+    records = [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.rglob("*.json"))]
+    runs = [record for record in records if isinstance(record, dict) and "config" in record]
+    assert {"attention" in run["config"] for run in runs} == {True, False}
+    for run in runs:
+        config = RFAConfig.from_dict(run["config"])
+        assert config.attention == preset(run["spec"]["preset"], **run["spec"]["model"]).attention
+        assert flat_record(config.to_dict()).items() >= flatten(config.attention).items()
+        flat = flat_record(run["config"])
+        assert {"prior", "damping"} <= flat.keys()  # which the schema of results requires
+        expected = flat_record(config.to_dict())
+        assert {name: flat[name] for name in expected.keys() & flat.keys() & FLAT_NAMES} == {
+            name: expected[name] for name in expected.keys() & flat.keys() & FLAT_NAMES
+        }

@@ -94,16 +94,6 @@ def test_decoding_gives_the_rows_of_the_whole(name):
     assert [step[0].shape for step in made.attentions] == [(2, 4, 9, 9), (2, 4, 1, 10)]
 
 
-def test_hidden_states_may_be_chosen():
-    """As in transformers: a number or several, negative ones from the end."""
-    model, ids = small("m2-sc-rfa"), tokens()
-    every = model(ids, output_hidden_states=True).hidden_states
-    chosen = model(ids, output_hidden_states=[0, -1]).hidden_states
-    assert [state is None for state in chosen] == [False, True, False]
-    assert torch.equal(chosen[0], every[0])
-    assert torch.equal(chosen[2], every[2])
-
-
 def test_what_cannot_be_recorded():
     model, ids = small("m2-sc-rfa").train(), tokens()
     model.gradient_checkpointing_enable()

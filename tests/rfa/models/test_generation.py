@@ -5,14 +5,13 @@ import pickle
 
 import pytest
 import torch
-import torch.nn.functional as F
 from cover import cover
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, StaticCache, set_seed
 
 from rfa.models.packing import CACHE_NAME
 from rfa.nn import FilterCache
 
-from .small import EXACT, PATHS, RELATIVE, assert_same, small, tokens
+from .small import PATHS, RELATIVE, assert_same, small, tokens
 
 NEW = 5
 
@@ -31,32 +30,6 @@ def test_cached_greedy_is_uncached_greedy(name):
         expected = greedy_by_hand(model, ids, NEW)
         assert torch.equal(model.generate(ids, use_cache=True, **options), expected)
         assert torch.equal(model.generate(ids, use_cache=False, **options), expected)
-
-
-@cover(1, name=PATHS, prefill=[1, 4, 8])
-def test_prefill_and_decode_give_the_full_logits(name, prefill):
-    model, ids = small(name, dtype=torch.float64), tokens()
-    with torch.no_grad():
-        whole = model(ids, use_cache=False).logits
-        output = model(ids[:, :prefill], use_cache=True)
-        logits = [output.logits]
-        for t in range(prefill, ids.shape[1]):
-            output = model(ids[:, t : t + 1], past_key_values=output.past_key_values, use_cache=True)
-            logits.append(output.logits)
-    assert output.past_key_values.get_seq_length() == ids.shape[1]
-    assert_same(torch.cat(logits, 1), whole, EXACT)
-
-
-@pytest.mark.parametrize("name", RELATIVE)
-def test_generation_from_prompts_of_unequal_length(name):
-    model, short, long = small(name), tokens(1, 3), tokens(1, 6, seed=1)
-    batch = torch.cat([F.pad(short, (3, 0)), long])
-    mask = torch.ones_like(batch)
-    mask[0, :3] = 0
-    with torch.no_grad():
-        made = model.generate(batch, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
-        assert torch.equal(made[:1, 3:], greedy_by_hand(model, short, NEW))
-        assert torch.equal(made[1:], greedy_by_hand(model, long, NEW))
 
 
 @cover(1, name=["m2-sc-rfa", "b2-alibi", "x1-riccati"], use_cache=[True, False])
@@ -78,6 +51,7 @@ def test_generation_at_times_of_its_own(name, use_cache):
 TIMES = torch.tensor([0.0, 0.5, 0.75, 2.0, 2.5, 4.0, 7.0, 7.25, 9.0], dtype=torch.float64)
 PADDED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1] * 9])
 SITUATIONS = {
+    "plain": {},
     "left padding": {"attention_mask": PADDED},
     "left padding, times of each row": {"attention_mask": PADDED, "times": torch.stack([TIMES, 1.5 * TIMES + 1])},
     "times": {"times": TIMES},
@@ -106,16 +80,6 @@ def test_decoding_gives_the_full_logits(name, situation):
         whole = model(ids, use_cache=False, **given).logits
         for chunks in ((4, 1, 1, 1, 1, 1), (2, 3, 4)):
             assert_same(decode(model, ids, chunks, **given)[kept], whole[kept])
-
-
-@pytest.mark.parametrize("name", PATHS)
-def test_crop_and_go_on(name):
-    model, ids, other = small(name), tokens(), tokens(seed=5)
-    with torch.no_grad():
-        cache = FilterCache()
-        decode(model, torch.cat([ids[:, :3], other[:, 3:]], 1), (4, 1, 1), cache)
-        cache.crop(-3)
-        assert_same(decode(model, ids, (1, 5), cache), model(ids, use_cache=False).logits[:, 3:])
 
 
 @cover(1, name=PATHS, use_cache=[True, False])
@@ -265,16 +229,6 @@ def test_a_conversation_goes_on_from_its_cache(name, monkeypatch):
     assert read == [4, 1, 1, 1]
 
 
-@pytest.mark.parametrize("name", ["m2-sc-rfa", "x1-riccati", "b2-alibi"])
-def test_prompt_lookup_is_greedy(name):
-    """Candidates that were refused are cut off the cache."""
-    model = small(name)
-    ids = tokens(1, 4).repeat(1, 3)
-    options = {"max_new_tokens": 8, "do_sample": False}
-    made = model.generate(ids, prompt_lookup_num_tokens=3, **options)
-    assert torch.equal(made, model.generate(ids, use_cache=False, **options))
-
-
 @cover(1, name=["m2-sc-rfa", "x1-riccati", "b1-rope"], chunk=[1, 2, 4])
 def test_a_prompt_read_in_chunks(name, chunk):
     model, ids = small(name), tokens(length=5)
@@ -291,3 +245,79 @@ def test_a_cache_is_made_only_without_gradients_or_on_demand():
         assert model(ids).past_key_values.get_seq_length() == 9
         assert model(ids, use_cache=False).past_key_values is None
     assert model(ids, use_cache=True).past_key_values.get_seq_length() == 9
+
+
+# Samples, beams, assistants, and what generation returns
+
+# the ids of prompts are below the pad, which generation would take for padding
+GREEDY = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 60}
+
+
+def prompts(batch, length):
+    return tokens(batch, length, vocabulary=60)
+
+
+def made(model, ids, seed=0, **options):
+    set_seed(seed)
+    return model.generate(ids, **{**GREEDY, **options})
+
+
+@cover(1, name=PATHS, options=[{}, {"top_k": 10, "top_p": 0.7, "temperature": 0.7}, {"num_return_sequences": 3}])
+def test_samples_with_a_cache_are_samples_without(name, options):
+    model, ids = small(name), prompts(2, 5)
+    drawn = made(model, ids, do_sample=True, **options)
+    assert drawn.shape == (2 * options.get("num_return_sequences", 1), 9)
+    assert torch.equal(drawn, made(model, ids, do_sample=True, use_cache=False, **options))
+    assert torch.equal(drawn, made(model, ids, do_sample=True, cache_implementation="static", **options))
+
+
+@cover(1, name=["m2-sc-rfa", "x1-riccati", "b1-rope"], num_beams=[1, 2], use_cache=[True, False])
+def test_everything_that_generation_can_return(name, num_beams, use_cache):
+    """Scores are the logits of a forward pass over the text so far; states and weights have its shapes."""
+    model, ids = small(name), prompts(2, 5)
+    wanted = dict.fromkeys(["output_scores", "output_logits", "output_attentions", "output_hidden_states"], True)
+    options = {"num_beams": num_beams, "use_cache": use_cache, "return_dict_in_generate": True, **wanted}
+    output = made(model, ids, **options)
+    assert torch.equal(output.sequences, made(model, ids, num_beams=num_beams))
+    assert len(output.logits) == len(output.scores) == len(output.attentions) == len(output.hidden_states) == 4
+    rows = 2 * num_beams
+    for step, (weights, states) in enumerate(zip(output.attentions, output.hidden_states, strict=True)):
+        queries = 1 if use_cache and step else 5 + step
+        assert [w.shape for w in weights] == [(rows, 4, queries, 5 + step)] * 2
+        assert [state.shape for state in states] == [(rows, queries, 32)] * 3
+    if num_beams == 1:
+        whole = model(output.sequences).logits[:, 4:-1]
+        torch.testing.assert_close(torch.stack(output.logits, 1), whole, rtol=0, atol=1e-4)  # float32 of two paths
+    assert (output.past_key_values is not None) == use_cache
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_assisted_decoding_is_greedy(name):
+    """The assistant's tokens that were refused are cut off both caches."""
+    model, assistant, ids = small(name), small("b1-rope", seed=1), prompts(1, 5)
+    expected = made(model, ids, max_new_tokens=8)
+    for helper in (assistant, small(name)):
+        assert torch.equal(made(model, ids, assistant_model=helper, max_new_tokens=8), expected)
+
+
+@pytest.mark.parametrize("name", ["m2-sc-rfa", "x1-riccati", "b2-alibi"])
+def test_prompt_lookup_is_greedy_and_ends_at_the_end(name):
+    """Candidates that were refused are cut off the cache."""
+    model, ids = small(name), prompts(1, 4).repeat(1, 3)
+    plain = made(model, ids, max_new_tokens=8, use_cache=False)
+    assert torch.equal(made(model, ids, prompt_lookup_num_tokens=3, max_new_tokens=8), plain)
+    end = int(plain[0, 14])
+    options = {"max_new_tokens": 8, "eos_token_id": end}
+    assert torch.equal(made(model, ids, prompt_lookup_num_tokens=3, **options), made(model, ids, **options))
+
+
+def test_a_continuation_from_embeddings():
+    """As a conversation goes on, but with embeddings in the place of tokens."""
+    model, ids = small("m2-sc-rfa"), prompts(2, 5)
+    embed = model.get_input_embeddings()
+    first = made(model, None, inputs_embeds=embed(ids), return_dict_in_generate=True)
+    whole = made(model, ids, max_new_tokens=8)
+    assert torch.equal(first.sequences, whole[:, 5:9])
+    both = torch.cat([embed(ids), embed(first.sequences)], 1)
+    second = made(model, None, inputs_embeds=both, past_key_values=first.past_key_values)
+    assert torch.equal(second, whole[:, 9:])

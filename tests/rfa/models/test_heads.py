@@ -13,7 +13,7 @@ from transformers import (
 from rfa.models import RFAForCausalLM, RFAForMaskedLM, RFAForSequenceClassification, RFAForTokenClassification, preset
 from rfa.models.packing import CACHE_NAME
 
-from .small import SIZES, assert_same, small, tokens
+from .small import SIZES, assert_same, tokens
 
 PAD, MASK = 60, 59
 SEQUENCES, TOKENS = RFAForSequenceClassification, RFAForTokenClassification
@@ -106,9 +106,6 @@ def test_a_batch_without_a_target_costs_nothing(kind):
 def test_losses_by_hand():
     ids = tokens(vocabulary=MASK)
     with torch.no_grad():
-        classes = torch.tensor([2, 0])
-        output = built(SEQUENCES)(ids, labels=classes)
-        torch.testing.assert_close(output.loss, F.cross_entropy(output.logits, classes))
         numbers = torch.tensor([0.5, -1.0])
         output = built(SEQUENCES, labels=1)(ids, labels=numbers)
         torch.testing.assert_close(output.loss, F.mse_loss(output.logits[:, 0], numbers))
@@ -134,16 +131,6 @@ def test_saved_and_found_again(kind, tmp_path):
     assert AutoModel.from_pretrained(tmp_path).config.causal == model.config.causal
 
 
-@pytest.mark.parametrize("kind", AUTO)
-def test_a_new_head_on_a_trained_decoder(kind, tmp_path):
-    trained, ids = small("m2-sc-rfa", seed=3), tokens()
-    trained.save_pretrained(tmp_path)
-    model = AUTO[kind].from_pretrained(tmp_path, num_labels=5, causal=kind is not RFAForMaskedLM)
-    expected = trained.model.state_dict()
-    assert all(torch.equal(value, expected[name]) for name, value in model.model.state_dict().items())
-    assert model(ids[:1]).logits.isfinite().all()
-
-
 @pytest.mark.parametrize("name", ["m2-sc-rfa", "x1-riccati", "b1-rope", "b2-alibi"])
 def test_a_bidirectional_model_sees_what_follows(name):
     model, ids = built(RFAForMaskedLM, name), tokens(vocabulary=MASK)
@@ -156,31 +143,6 @@ def test_a_bidirectional_model_sees_what_follows(name):
     assert model.model(ids).past_key_values is None
     for weights in output.attentions:
         assert (weights > 0).all()
-
-
-@pytest.mark.parametrize("kind", AUTO)
-def test_they_learn(kind):
-    """Whether 7 stands anywhere; whether the token before is even; a copy of the token two places later."""
-    torch.manual_seed(0)
-    model = built(kind, labels=2, num_hidden_layers=1).train()
-    optimiser, losses = torch.optim.AdamW(model.parameters(), lr=5e-3), []
-    for _ in range(90 if kind is RFAForMaskedLM else 50):
-        ids = torch.randint(12, (32, 9))
-        if kind is SEQUENCES:
-            labels = (ids == 7).any(-1).long()
-        elif kind is TOKENS:
-            labels = ids.roll(1, 1) % 2
-            labels[:, 0] = -100
-        else:
-            ids[:, 0], labels = ids[:, 2], torch.full_like(ids, -100)
-            labels[:, 0], ids = ids[:, 0], torch.where(torch.arange(9) == 0, MASK, ids)
-        loss = model(ids, labels=labels).loss
-        loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
-        losses.append(float(loss.detach()))
-    # guessing costs ln 2 of two classes, and ln 12 of a token
-    assert sum(losses[-5:]) / 5 < (1.2 if kind is RFAForMaskedLM else 0.45), losses
 
 
 def test_what_a_head_refuses():

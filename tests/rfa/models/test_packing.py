@@ -252,8 +252,3 @@ def test_what_does_not_continue_a_cache(given, name):
     cache = model(ids[:, :5], use_cache=True).past_key_values
     with pytest.raises(ValueError, match=f"^{name}: got .*, expected .*segment_ids of all tokens"):
         model(ids[:, 5:], past_key_values=cache, **given)
-
-
-def test_lengths_are_of_one_row():
-    with pytest.raises(ValueError, match=r"^cu_seq_lens_q: got 'a batch of 2', expected a batch of one row"):
-        small("m2-sc-rfa")(tokens(), cu_seq_lens_q=torch.tensor([0, 9]))
