@@ -91,17 +91,14 @@ class DecoderConfig(PreTrainedConfig):
 
     def build_attention(self) -> Attention:
         """A new attention layer of one block, with initial weights."""
-        sizes = self.hidden_size, self.num_attention_heads, self.length_in_training()
-        return self.attention.build(*sizes, **self.layer_options())
-
-    def layer_options(self) -> dict[str, Any]:
-        """The options of every attention layer that differ from their defaults."""
-        shared = self.num_key_value_heads != self.num_attention_heads
-        return {
-            **({"num_key_value_heads": self.num_key_value_heads} if shared else {}),
-            **({"dropout": self.attention_dropout} if self.attention_dropout else {}),
-            **({} if self.causal else {"causal": False}),
-        }
+        return self.attention.build(
+            self.hidden_size,
+            self.num_attention_heads,
+            self.length_in_training(),
+            num_key_value_heads=self.num_key_value_heads,
+            dropout=self.attention_dropout,
+            causal=self.causal,
+        )
 
     def length_in_training(self) -> int:
         """The typical length of a sequence in training, which some presets scale their attention by, in tokens."""
