@@ -28,7 +28,8 @@ def check_type(name: str, given: object, kind: Any) -> None:
     try:
         type_validator(name, given, kind)
     except TypeError as error:
-        raise ValueError(f"{name}: got {given!r}, expected {inspect.formatannotation(kind)}") from error
+        expected = inspect.formatannotation(kind).replace("Literal[", "one of [")
+        raise ValueError(f"{name}: got {given!r}, expected {expected}") from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -172,7 +172,7 @@ def _nested(cls: type[DecoderConfig], given: dict[str, Any]) -> dict[str, Any]:
     attention = given.get("attention")
     if attention is not None and not isinstance(attention, AttentionConfig):
         given["attention"] = read_attention(attention)
-    flat = {name: given.pop(name) for name in FLAT_NAMES & given.keys()}
+    flat = {name: given.pop(name) for name in [*given] if name in FLAT_NAMES}
     start = cls.start_of_attention(given)
     if flat:
         start = change(start, flat)

@@ -80,8 +80,8 @@ def test_bad_input_is_refused():
         ("b1-rope", 0.5, "expected nothing: it has no effect in b1-rope"),
         ("m2-sc-rfa", 0.5, "expected nothing: it has no effect in m2-sc-rfa"),
         ("x4-content-riccati", 0.5, "expected 1 with prior='content_riccati'"),
-        ("c4-fox", 0.0, "expected a share above 0"),
-        ("x5-content-clock", 1.5, "expected a share above 0"),
+        ("c4-fox", 0.0, "expected a share of 8 heads"),
+        ("x5-content-clock", 1.5, "expected a share of 8 heads"),
         ("c4-fox", 0.3, "expected a share of 8 heads"),
         ("x5-content-clock", 0.3, "expected a share of 8 heads"),
     ):
