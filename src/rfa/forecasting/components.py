@@ -22,10 +22,8 @@ _SEARCH_STEPS = 15  # of a fit that is only compared
 def components_of(words: Sequence[str], table: SeriesTable) -> StructuralModel:
     """The sum of components that words name: `level`, `trend`, `season:24h:3`, `cycle`, `cycle:11`, `ar`.
 
-    Args:
-        words: each a component. A period is a length of time as `SeriesTable.duration` reads it; after it a season may
-            have its number of harmonics, 2 by default.
-        table: the series; it has the unit of time.
+    A period is a length of time as `SeriesTable.duration` reads it; after it a season may have its number of harmonics,
+    2 by default.
 
     Raises:
         ValueError: for an unknown word, a period or harmonics that the series cannot show, or a model that is none.
@@ -64,21 +62,15 @@ def _harmonics(word: str, rest: list[str], table: SeriesTable) -> int:
 def chosen_components(
     table: SeriesTable, values: Float[np.ndarray, " T"], report: Any = None
 ) -> tuple[list[str], dict[str, float]]:
-    """The words of a default model, by the Bayesian information criterion of Kalman filters.
+    """The words of a default model, and the criterion of each model that was tried, by its words joined with " + ".
 
-    First `level` or `trend`; then, for a dated series, the best season among a day, a week and a year, as long as the
+    The criterion is the Bayesian one of Kalman filters: `log p(values) - parameters log(readings) / 2`. Values are in
+    median deviations and times in median gaps, so that the units do not matter. Where most values are equal, the
+    standard deviation stands for the median deviation. What a robust level takes for outliers counts as missing.
+
+    First `level` or `trend`; then, for a dated series, the best season among a day, a week and a year, while the
     criterion improves; at last `level` or `trend` again, beside the seasons. A season needs two periods in the series.
-    What a robust level takes for outliers counts as missing. The criterion is `log p(values) - parameters log(readings)
-    / 2`, with values in median deviations and times in median gaps: so the units do not matter. Where most values are
-    equal, the standard deviation stands for the median deviation. A series of one value is a level.
-
-    Args:
-        table: the series; its times, unit and sensors are used.
-        values: of one channel, NaN where nothing was read.
-        report: called with the number of models that are done and the most that there can be.
-
-    Returns:
-        The words, and the criterion of each model that was tried, by its words joined with " + ".
+    A series of one value is a level. `report` is called with the number of models done and the most there can be.
     """
     span = float(table.times[-1] - table.times[0])
     seasons = [

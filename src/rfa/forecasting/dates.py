@@ -30,12 +30,7 @@ def read_times(
     """The times of a column, as float64 or as dates, and in a line what they were taken for; "" where it is plain.
 
     Dates are those of ISO 8601, digits such as 20240131 or 202401, and epoch stamps from 1973 to 2099. Others are read
-    by the only format that fits all of them.
-
-    Args:
-        column: the cells as they are written. Its index has the rows' numbers.
-        path: of the file, for errors.
-        date_format, time_unit: as in `TableFormat`.
+    by the only format that fits all of them. The column has the cells as they are written, its index the rows' numbers.
 
     Raises:
         ValueError: for times that are missing, infinite, or neither numbers nor dates.

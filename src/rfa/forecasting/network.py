@@ -40,10 +40,7 @@ class WindowPlace(NamedTuple):
 class SeriesWindows(Dataset):
     """Windows as examples for `TimeSeriesCollator`: future rows are NaN in `values`, and have `targets`.
 
-    Args:
-        series: in one unit of time.
-        places: of the windows.
-        context: the most rows that a window begins with.
+    A window begins with at most `context` rows.
     """
 
     def __init__(self, series: Sequence[SeriesTable], places: Sequence[WindowPlace], context: int):
@@ -74,16 +71,10 @@ class WindowSplit(NamedTuple):
 
 
 def split_windows(series: Sequence[SeriesTable], horizon: float, held_out: float, seed: int) -> WindowSplit:
-    """All windows of the training part, and up to 256 of the part that is held out.
+    """All windows of the training part, and up to 256 of the part that is held out; both within a horizon.
 
-    Of five series or more some are held out, drawn by the seed. Of fewer the last part of each is: windows of training
-    end before it, targets and all, and those of validation begin their targets in it.
-
-    Args:
-        series: in one unit of time.
-        horizon: within which targets lie, in that unit.
-        held_out: the share for validation.
-        seed: of the draw.
+    Of five series or more a share is held out, drawn by the seed. Of fewer the last part of each is: windows of
+    training end before it, targets and all, and those of validation begin their targets in it.
 
     Raises:
         ValueError: for a share that is none, or series too short for a window of each kind.
@@ -108,12 +99,8 @@ def split_windows(series: Sequence[SeriesTable], horizon: float, held_out: float
         words = f"the last {held_out:.0%} of each series held out"
     if not train or not valid:
         longest = max((len(table.times) for table in series), default=0)
-        expected = (
-            f"windows with {FEWEST_READINGS} readings and one reading within the horizon after them, in both parts"
-        )
-        raise ValueError(
-            f"horizon: got {horizon:g} for series of at most {longest} rows, expected {expected}: give more data"
-        )
+        expected = f"windows with {FEWEST_READINGS} readings and one within the horizon after them, in both parts"
+        raise ValueError(f"horizon: got {horizon:g} for series of at most {longest} rows, expected {expected}")
     few = np.unique(np.linspace(0, len(valid) - 1, _MOST_VALIDATED).round().astype(int)).tolist()
     return WindowSplit(train, [valid[k] for k in few], words)
 
@@ -214,11 +201,7 @@ class TrainingData:
 
 
 def read_training_data(request: NetworkRequest) -> TrainingData:
-    """Read and split the series.
-
-    Raises:
-        ValueError: as `read_many_series` and `split_windows`.
-    """
+    """Read and split the series. Raises as `read_many_series` and `split_windows`."""
     values = None if request.values is None else list(request.values)
     found = read_many_series(
         request.files, request.time, values, series=request.series, table_format=request.table_format
@@ -371,11 +354,9 @@ def _as_trained(table: SeriesTable, record: dict[str, Any]) -> tuple[SeriesTable
 
 
 def _judged(model: RFAForTimeSeries, table: SeriesTable, context: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """One-step forecasts of the past.
+    """One-step forecasts of the past, and which values are outliers.
 
-    Returns:
-        Times `(n,)`, means, lower and upper ends of the 90 % interval, and values, `(n, channels)` each. And which of
-        the values are outliers.
+    The former are times `(n,)`, means, lower and upper ends of the 90 % interval, and values, `(n, channels)` each.
     """
     before, half = _BEFORE * model.config.typical_gap, max(1, context // 2)
     parts: list[list[Tensor]] = []

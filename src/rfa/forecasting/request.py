@@ -183,18 +183,14 @@ def write_forecast(
     query_times: Float[np.ndarray, " steps"],
     about: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Forecast, and write `forecast.csv`, `figure.png` and last `forecast.json`, each whole.
+    """Forecast, and write `forecast.csv`, `figure.png` and last `forecast.json`, each whole; its content is returned.
 
     Args:
         request: what to forecast.
-        forecaster: does it.
-        kind: "filter" or "network".
+        forecaster: does it; `kind` is "filter" or "network".
         out: the folder, checked already.
         table, query_times: of `read_request`.
         about: further entries of `forecast.json`.
-
-    Returns:
-        The content of `forecast.json`.
 
     Raises:
         ValueError: for what cannot be forecast.

@@ -66,22 +66,14 @@ class TableFormat:
         units = (*EPOCHS, "number")
         require(self.time_unit in (None, *units), "time-unit", self.time_unit, f"one of {', '.join(units)}")
         require(None in (self.date_format, self.time_unit), "date-format", self.date_format, "it or --time-unit")
-        require(
-            self.separator is None or self.separator in _SEPARATORS or len(self.separator) == 1,
-            "separator",
-            self.separator,
-            "a single character, tab or space",
-        )
+        separates = self.separator is None or self.separator in _SEPARATORS or len(self.separator) == 1
+        require(separates, "separator", self.separator, "a single character, tab or space")
         for name, signs in (("decimal", ".,"), ("thousands", ".,'_ \u00a0\u202f\u2019")):  # spaces and a quote
             sign = getattr(self, name)
             fits = sign is None or (len(sign) == 1 and sign in signs)
             require(fits, name, sign, "a point or a comma" + ("" if name == "decimal" else ", a quote, _ or a space"))
-        require(
-            self.thousands != (self.decimal or "."),
-            "thousands",
-            self.thousands,
-            "another sign than that of --decimal, a point",
-        )
+        differ = self.thousands != (self.decimal or ".")
+        require(differ, "thousands", self.thousands, "another sign than that of --decimal, a point")
         known = (None, *_DUPLICATES)
         require(self.duplicates in known, "duplicates", self.duplicates, f"one of {', '.join(_DUPLICATES)}")
 
@@ -239,12 +231,10 @@ def read_many_series(
     first = next(iter(found.values()))
     for name, one in found.items():
         if bool(one.unit) != bool(first.unit):
-            notes = "; ".join(
-                sorted({note for each in (first, one) for note in each.notes if note.startswith("times")})
-            )
+            notes = sorted({note for note in (*first.notes, *one.notes) if note.startswith("times")})
+            given = "time: got dates in some series and numbers in others"
             raise ValueError(
-                f"time: got dates in some series and numbers in others ({name!r}), expected one kind"
-                + (f": {notes}" if notes else "")
+                ": ".join([f"{given} ({name!r}), expected one kind", *(["; ".join(notes)] if notes else [])])
             )
         if one.channels != first.channels:
             raise ValueError(f"values: got {one.channels} in {name!r}, expected {first.channels}, as in the first")

@@ -3,16 +3,15 @@
 Each loader takes a local file or folder instead, so that it works without a network.
 """
 
-import csv
 import io
 import tarfile
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -93,16 +92,43 @@ def load_physionet2012(part: str = "a", path: str | Path | None = None) -> Serie
     if part not in ("a", "b", "c"):
         raise ValueError(f"part: got {part!r}, expected a, b or c")
     if path is not None:
-        files = sorted(Path(path).glob("*.txt"))
-        if not files:
+        texts = {file.stem: file.read_text("utf-8") for file in sorted(Path(path).glob("*.txt"))}
+        if not texts:
             raise ValueError(f"path: got {path} without .txt files, expected those of PhysioNet's set-{part}")
-        records = [(file.stem, list(_patient(file.stem, file.read_text("utf-8").splitlines()))) for file in files]
     else:
         archive = _fetched(_PHYSIONET.format(part=part), f"physionet2012-{part}.tar.gz")
-        records = list(_patients(archive))
-    channels = tuple(sorted({channel for _, rows in records for _, channel, _ in rows}))
-    series = tuple(_pivoted(name, rows, channels) for name, rows in records if rows)
+        texts = _texts_of(archive)
+    records = {name: _patient(name, text) for name, text in texts.items()}
+    channels = tuple(sorted({channel for rows in records.values() for channel in rows["channel"]}))
+    series = tuple(_pivoted(name, rows, channels) for name, rows in records.items() if len(rows))
     return SeriesSet(series, channels, "hours")
+
+
+def _texts_of(archive: Path) -> dict[str, str]:
+    """The records of PhysioNet's archive. Nothing is unpacked to the disk."""
+    texts = {}
+    try:
+        with tarfile.open(archive, "r:gz") as packed:
+            for member in packed:
+                if member.isfile() and member.name.endswith(".txt") and (file := packed.extractfile(member)):
+                    texts[Path(member.name).stem] = file.read().decode("utf-8")
+    except (tarfile.TarError, EOFError, UnicodeDecodeError) as error:
+        raise ValueError(f"series: {archive} is damaged ({error}), expected PhysioNet's archive") from None
+    return texts
+
+
+def _patient(name: str, text: str) -> pd.DataFrame:
+    """Time in hours, channel and value of each reading."""
+    names = ["clock", "channel", "value"]
+    rows = pd.read_csv(io.StringIO(text), header=0, names=names, dtype=str, keep_default_na=False, index_col=False)
+    clock = rows["clock"].str.extract(r"^(\d+):(\d+)$").astype(float)
+    rows["time"], rows["value"] = clock[0] + clock[1] / 60, pd.to_numeric(rows["value"], errors="coerce")
+    wrong = ~np.isfinite(rows[["time", "value"]]).all(axis=1)
+    if wrong.any():
+        line = text.splitlines()[1 + int(np.flatnonzero(wrong)[0])]
+        number = 2 + int(np.flatnonzero(wrong)[0])
+        raise ValueError(f"series: got {line!r} in line {number} of {name}.txt, expected HH:MM,channel,value")
+    return rows[~rows["channel"].isin(["", *_STATIC]) & (rows["value"] != -1)]
 
 
 def load_ushcn(path: str | Path | None = None) -> SeriesSet:
@@ -117,28 +143,24 @@ def load_ushcn(path: str | Path | None = None) -> SeriesSet:
     """
     found = Path(path) if path is not None else _fetched(_USHCN, "ushcn.csv")
     try:
-        return _stations(found)
-    except (csv.Error, UnicodeDecodeError) as error:
+        table = pd.read_csv(found, dtype={"ID": str})
+        channels = tuple(name for name in table if name.startswith("Value_"))
+        masks = [f"Mask_{name.removeprefix('Value_')}" for name in channels]
+        read = table.reindex(columns=["Time", *channels, *masks]).astype(np.float64)
+    except ValueError as error:  # pandas' own among them
         raise ValueError(f"path: {found} is damaged ({error}), expected the CSV file of De Brouwer et al.") from None
-
-
-def _stations(found: Path) -> SeriesSet:
-    with found.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        names = reader.fieldnames or []
-        channels = tuple(name for name in names if name.startswith("Value_"))
-        masks = tuple(f"Mask_{name.removeprefix('Value_')}" for name in channels)
-        if not channels or not {"ID", "Time", *masks} <= set(names):
-            raise ValueError(
-                f"path: got columns {', '.join(names)} in {found}, expected ID, Time, Value_0, Mask_0, ..."
-            )
-        rows: dict[str, list[tuple[float, str, float]]] = {}
-        for line, row in enumerate(reader, 2):
-            for channel, mask in zip(channels, masks, strict=True):
-                if _number(row[mask], found, line):
-                    reading = _number(row["Time"], found, line), channel, _number(row[channel], found, line)
-                    rows.setdefault(row["ID"], []).append(reading)
-    return SeriesSet(tuple(_pivoted(name, read, channels) for name, read in rows.items()), channels, "days")
+    if not channels or not {"ID", "Time", *masks} <= set(table):
+        raise ValueError(f"path: got columns {', '.join(table)} in {found}, expected ID, Time, Value_0, Mask_0, ...")
+    parts = []
+    for channel, mask in zip(channels, masks, strict=True):
+        part = pd.DataFrame({"name": table["ID"], "time": read["Time"], "channel": channel, "value": read[channel]})
+        parts.append(part[read[mask] != 0])
+    rows = pd.concat(parts).sort_index(kind="stable")
+    wrong = ~np.isfinite(rows[["time", "value"]]).all(axis=1)
+    if wrong.any():
+        raise ValueError(f"series: got no number in line {2 + wrong.idxmax()} of {found}, expected numbers")
+    series = tuple(_pivoted(name, own, channels) for name, own in rows.groupby("name", sort=False))
+    return SeriesSet(series, channels, "days")
 
 
 def _fetched(address: str, name: str) -> Path:
@@ -151,52 +173,10 @@ def _fetched(address: str, name: str) -> Path:
         raise ValueError(f"series: tried {error}. Try again, or give `path` of a local copy") from error
 
 
-def _patients(archive: Path) -> Iterator[tuple[str, list[tuple[float, str, float]]]]:
-    """The records of PhysioNet's archive. Nothing is unpacked to the disk."""
-    try:
-        with tarfile.open(archive, "r:gz") as packed:
-            for member in packed:
-                if member.isfile() and member.name.endswith(".txt") and (file := packed.extractfile(member)):
-                    name = Path(member.name).stem
-                    yield name, list(_patient(name, io.TextIOWrapper(file, "utf-8")))
-    except (tarfile.TarError, EOFError, UnicodeDecodeError) as error:
-        raise ValueError(f"series: {archive} is damaged ({error}), expected PhysioNet's archive") from None
-
-
-def _patient(name: str, lines: Iterable[str]) -> Iterator[tuple[float, str, float]]:
-    """Time in hours, channel and value of each reading."""
-    for number, line in enumerate(lines, 1):
-        written = line.strip().split(",")
-        if number == 1 or not line.strip():
-            continue
-        if len(written) != 3 or ":" not in written[0]:
-            raise ValueError(
-                f"series: got {line.strip()!r} in line {number} of {name}.txt, expected HH:MM,channel,value"
-            )
-        hours, minutes = (_number(part, Path(f"{name}.txt"), number) for part in written[0].split(":", 1))
-        value = _number(written[2], Path(f"{name}.txt"), number)
-        if written[1] and written[1] not in _STATIC and value != -1:
-            yield hours + minutes / 60, written[1], value
-
-
-def _number(written: str, path: Path, line: int) -> float:
-    try:
-        number = float(written)
-    except (TypeError, ValueError):
-        number = np.nan
-    if not np.isfinite(number):
-        raise ValueError(f"series: got {written!r} in line {line} of {path}, expected a number")
-    return number
-
-
-def _pivoted(name: str, readings: list[tuple[float, str, float]], channels: tuple[str, ...]) -> IrregularSeries:
-    """Readings of single channels as rows of all channels."""
-    times = sorted({time for time, _, _ in readings})
-    row, column = ({x: i for i, x in enumerate(given)} for given in (times, channels))
-    values = np.full((len(times), len(channels)), np.nan)
-    for time, channel, value in readings:
-        values[row[time], column[channel]] = value
-    return IrregularSeries(name, torch.tensor(times, dtype=torch.float64), torch.from_numpy(values))
+def _pivoted(name: str, readings: pd.DataFrame, channels: tuple[str, ...]) -> IrregularSeries:
+    """Readings of single channels as rows of all channels; the last one of a time."""
+    table = readings.groupby(["time", "channel"])["value"].last().unstack().reindex(columns=list(channels))
+    return IrregularSeries(name, torch.tensor(table.index.to_numpy()), torch.tensor(table.to_numpy()))
 
 
 # Windows of the ETT tables: rows dropped at random, readings made wrong, later rows to forecast
