@@ -16,21 +16,22 @@ from rfa_lab.report.runs import perplexity_by_length
 from rfa_lab.report.statistics import mean_and_interval
 
 _PARTS = ("filter", "forecast")
-DRAWN = {  # a line of the figure: the label in the records of text and recall, and that of series
+# A line of the figure: the label in the records of text and recall, and that of series.
+DRAWN = {
     "ALiBi": ("b2-alibi", "ALiBi"),
-    "RoPE and ALiBi (c7, no innovation step)": ("c7-rope-alibi-innovation no-innovation", "RoPE and ALiBi"),
+    "RoPE and ALiBi (c7)": ("c7-rope-alibi-innovation no-innovation", "RoPE and ALiBi"),
     "forget gate and RoPE (c4)": ("c4-fox rope", "forget gate with RoPE"),
     "forget gate from a clock (c8)": ("c8-fox-clock", ""),
     "forget gate, values turned (x7)": ("x7-gated-roper", "c9"),
     "m1": ("m1-rfa", "m1"),
-    "m2": ("m2-sc-rfa", "m2"),
-    "m2 as released": ("m2-sc-rfa as-released", ""),
+    "sc-rfa (m2)": ("m2-sc-rfa", "m2"),
+    "sc-rfa as released": ("m2-sc-rfa as-released", ""),
     "m3": ("m3-sc-rfa", ""),
-    "x2": ("x2-riccati-alibi", "x2"),
-    "x2, no innovation step": ("x2-riccati-alibi no-innovation", "x2 no innovation"),
-    "x4, no innovation step": ("x4-content-riccati no-innovation", ""),
-    "x5, no innovation step": ("x5-content-clock no-innovation", ""),
-    "x6, no innovation step": ("x6-content-dynamics no-innovation", ""),
+    "riccati (x2)": ("x2-riccati-alibi", "x2"),
+    "riccati, no innovation step": ("x2-riccati-alibi no-innovation", "x2 no innovation"),
+    "content gains (x4)": ("x4-content-riccati no-innovation", ""),
+    "content clock (x5)": ("x5-content-clock no-innovation", ""),
+    "content dynamics (x6)": ("x6-content-dynamics no-innovation", ""),
 }
 _ENOUGH = 3  # seeds: two give intervals so wide that they hide the others
 _WHITE: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
