@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -106,7 +106,40 @@ class Backend(NamedTuple):
         """The filtered values and, if asked for, the log precision."""
         if self.kernel is None:
             return reference.filter_attention(query, key, value, problem)
-        return _fused(self.kernel(), query, key, value, problem, cache)
+        kernel = self.kernel()
+        parameters, positions, options, _ = problem
+        casts = torch.is_autocast_enabled(query.device.type)  # the context costs a decoding step more than the question
+        with without_autocast(query) if casts else nullcontext():
+            prior = kernel_prior(problem, cache, kernel.tables_of)
+            key_norm = None if cache is None else cache.key_norm
+            dtype, frequency = query.dtype, None if options.in_frame else parameters.frequency
+            if parameters.horizon is not None and isinstance(
+                prior, SeparablePath
+            ):  # tables contain the horizon's decay
+                decay = torch.exp(-parameters.decay * parameters.horizon).to(torch.float32)[:, None, None]
+                query = query.to(torch.float32)
+                key, value = (of_finite(decay.mul, x.to(torch.float32)) for x in positions.without_absent(key, value))
+                key_norm = None if key_norm is None else key_norm * decay[..., 0].square()
+            inputs = kernel_inputs(
+                query,
+                key,
+                value,
+                None,
+                prior,
+                positions,
+                causal=options.causal,
+                score_kind=options.weight,
+                gate=options.gate,
+                rotate_values=options.rotate_values,
+                key_norm=key_norm,
+                decode=frequency is None and not torch.is_grad_enabled(),
+            )
+            estimate, log_sum = attend(kernel, inputs, positions, frequency)
+            if parameters.horizon is not None and frequency is not None and options.rotate_values:
+                angle = frequency * parameters.horizon[:, None]
+                estimate = rotated(estimate, angle, torch.ones(query.shape[2], device=query.device))
+        log_precision = (log_sum * math.log(2)).to(torch.float32) if options.log_precision else None
+        return estimate.to(dtype), log_precision
 
 
 def _cpu_kernel() -> Kernel:
@@ -247,48 +280,6 @@ def _warn_once(name: str, reason: str) -> None:
     warnings.warn(f"rfa: the {name!r} backend cannot run, the slower reference does: {reason}", stacklevel=5)
 
 
-def _fused(
-    kernel: Kernel,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    problem: Problem,
-    cache: DecodingCache | None,
-) -> tuple[Tensor, Tensor | None]:
-    """The operator by a fused kernel: the filtered values and, if asked for, the log precision."""
-    parameters, positions, options, _ = problem
-    casts = torch.is_autocast_enabled(query.device.type)  # the context costs a decoding step more than the question
-    with without_autocast(query) if casts else nullcontext():
-        prior = kernel_prior(problem, cache, kernel.tables_of)
-        key_norm = None if cache is None else cache.key_norm
-        dtype, frequency = query.dtype, None if options.in_frame else parameters.frequency
-        if parameters.horizon is not None and isinstance(prior, SeparablePath):  # tables contain the horizon's decay
-            decay = torch.exp(-parameters.decay * parameters.horizon).to(torch.float32)[:, None, None]
-            query = query.to(torch.float32)
-            key, value = (of_finite(decay.mul, x.to(torch.float32)) for x in positions.without_absent(key, value))
-            key_norm = None if key_norm is None else key_norm * decay[..., 0].square()
-        inputs = kernel_inputs(
-            query,
-            key,
-            value,
-            None,
-            prior,
-            positions,
-            causal=options.causal,
-            score_kind=options.weight,
-            gate=options.gate,
-            rotate_values=options.rotate_values,
-            key_norm=key_norm,
-            decode=frequency is None and not torch.is_grad_enabled(),
-        )
-        estimate, log_sum = attend(kernel, inputs, positions, frequency)
-        if parameters.horizon is not None and frequency is not None and options.rotate_values:
-            angle = frequency * parameters.horizon[:, None]
-            estimate = rotated(estimate, angle, torch.ones(query.shape[2], device=query.device))
-    log_precision = (log_sum * math.log(2)).to(torch.float32) if options.log_precision else None
-    return estimate.to(dtype), log_precision
-
-
 def attend(
     kernel: Kernel, inputs: KernelInputs, positions: Positions, frequency: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -301,22 +292,22 @@ def attend(
         return kernel.attention(inputs)
     query, key, value, *_ = inputs
     if transformed():
-        rotation = rotation_tables(frequency, positions)  # differentiable, and once for all states
+        at_keys, at_queries = rotation_tables(frequency, positions)  # differentiable, and once for all states
         states = query, *positions.without_absent(key, value)
-        phases = rotation.of_keys, rotation.of_queries
-        query, key, value = into_frame(states, *phases, torch.float32, inputs.rotate_values)
+        query, key, value = into_frame(states, at_keys, at_queries, torch.float32, inputs.rotate_values)
         estimate, log_sum = kernel.attention(inputs._replace(query=query, key=key, value=value))
-        return (turned(estimate, rotation.of_queries) if inputs.rotate_values else estimate), log_sum
+        return (turned(estimate, at_queries) if inputs.rotate_values else estimate), log_sum
     of_keys, of_queries = positions.times_of_heads()
     learned = torch.is_grad_enabled() and any(x.requires_grad for x in (frequency, of_keys, of_queries))
     with torch.no_grad():
-        rotation = rotation_tables(frequency, positions, kernel.phases)
+        (key_cos, key_sin), (query_cos, query_sin) = rotation_tables(frequency, positions, kernel.phases)
+    phases: dict[str, Any] = {"key_cos": key_cos, "key_sin": key_sin, "query_cos": query_cos, "query_sin": query_sin}
     if learned:  # in float32: phases are sums over the gradients of states, which half precision would round
         query, key, value = (states.to(torch.float32) for states in (query, key, value))
         (query,) = _PhaseGradient.apply(frequency, of_queries, -1, query)
         key, *turning = _PhaseGradient.apply(frequency, of_keys, -1, key, *[value] * inputs.rotate_values)
         value = turning[0] if turning else value
-    estimate, log_sum = kernel.attention(inputs._replace(query=query, key=key, value=value, **rotation._asdict()))
+    estimate, log_sum = kernel.attention(inputs._replace(query=query, key=key, value=value, **phases))
     if learned and inputs.rotate_values:
         (estimate,) = _PhaseGradient.apply(frequency, of_queries, 1, estimate)
     return estimate, log_sum

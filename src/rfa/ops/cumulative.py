@@ -17,14 +17,7 @@ def linear_scan(factor: Tensor, term: Tensor) -> Tensor:
 
     Pairs of neighbours are joined into one step, the sequence of half the length is solved the same way, and the steps
     in between follow: O(N) work in O(log N) steps, all of them differentiable. Nothing is divided: factors in [0, 1]
-    with terms >= 0 lose no digits.
-
-    Args:
-        factor: `(..., length)`; broadcasts against `term` in all but the last dimension.
-        term: `(..., length)`.
-
-    Returns:
-        `(..., length)`.
+    with terms >= 0 lose no digits. The factor broadcasts against the term in all but the last dimension.
 
     Raises:
         ValueError: in an export: a program would not serve other lengths.
@@ -98,11 +91,8 @@ def cumulative_dynamics(
 def clocked(positions: Positions, rate: Tensor) -> Positions:
     """Positions with the clock of each head, `t_i = sum_{l < i} rate_l (t_{l+1} - t_l)`.
 
-    The rate of a token holds until the next one. Absent keys and groups count as in `cumulative_dynamics`.
-
-    Args:
-        positions: by the common clock. The queries are the last of the keys' tokens.
-        rate: of each token, `(batch, heads, keys)`, in units of the head's time per unit of the common time.
+    The rate of a token `(batch, heads, keys)`, the head's time per unit of the common time, holds until the next token.
+    The queries are the last of the keys' tokens. Absent keys and groups count as in `cumulative_dynamics`.
     """
     tokens = _tokens(positions)
     sums = tokens.sums(tokens.before(rate) * tokens.elapsed[:, None])
@@ -112,11 +102,7 @@ def clocked(positions: Positions, rate: Tensor) -> Positions:
 def predecessors(positions: Positions) -> Tensor:
     """The index among the keys of the last present token before each query in its group, -1 where there is none.
 
-    Args:
-        positions: of tokens. The queries are the last of the keys' tokens.
-
-    Returns:
-        `(b, queries)`, int64.
+    It is `(b, queries)` in int64. The queries are the last of the keys' tokens.
     """
 
     def find() -> tuple[Tensor, ...]:
@@ -170,7 +156,7 @@ class _Tokens(NamedTuple):
         if self.present is None:
             total = self._cumulative(step)
             return total, total
-        counted = step.masked_fill(~self._present_as(step), 0.0)
+        counted = step.masked_fill(~_beside(step, self.present), 0.0)
         total = self._cumulative(counted)
         return total, total + (step - counted)
 
@@ -187,13 +173,9 @@ class _Tokens(NamedTuple):
         if self.present is None:
             total = linear_scan(remaining, added)
             return total, total
-        absent = ~self._present_as(added)
+        absent = ~_beside(added, self.present)
         total = linear_scan(remaining.masked_fill(absent, 1.0), added.masked_fill(absent, 0.0))
         return total, torch.where(absent, remaining * total + added, total)
-
-    def _present_as(self, x: Tensor) -> Tensor:
-        assert self.present is not None
-        return self.present[(slice(None), *(None,) * (x.dim() - 2))]
 
 
 def _tokens(positions: Positions) -> _Tokens:
@@ -220,20 +202,21 @@ def _tokens(positions: Positions) -> _Tokens:
 
 
 def _before(x: Tensor, present: Tensor | None, first: Tensor) -> Tensor:
-    """The value of x at the last present token before each token in its group; 0 where there is none.
-
-    `x` is `(b, ..., length)`, the flags are `(b, length)`.
-    """
-    index = (slice(None), *(None,) * (x.dim() - 2))
+    """The value of x `(b, ..., length)` at the last present token before each token in its group; 0 without one."""
     if present is not None:
-        holds = (~present & ~first)[index].to(x.dtype)
-        x = linear_scan(holds, x.masked_fill(~present[index], 0.0))
-    return F.pad(x[..., :-1], (1, 0)).masked_fill(first[index], 0.0)
+        holds = _beside(x, ~present & ~first).to(x.dtype)
+        x = linear_scan(holds, x.masked_fill(~_beside(x, present), 0.0))
+    return F.pad(x[..., :-1], (1, 0)).masked_fill(_beside(x, first), 0.0)
+
+
+def _beside(x: Tensor, tokens: Tensor) -> Tensor:
+    """Numbers of tokens `(b, length)` with dimensions of size 1 in between, as many as `x` `(b, ..., length)` has."""
+    return tokens[(slice(None), *(None,) * (x.dim() - 2))]
 
 
 def _take(x: Tensor, order: Tensor) -> Tensor:
     """`x` `(batch, ..., length)` in the order `(batch, length)`."""
-    return torch.take_along_dim(x, order.view(order.shape[0], *(1,) * (x.dim() - 2), -1), dim=-1)
+    return torch.take_along_dim(x, _beside(x, order), dim=-1)
 
 
 def _last(x: Tensor, length: int) -> Tensor:

@@ -33,7 +33,7 @@ class DenseRows(NamedTuple):
         visible: `(b, rows, keys)`, True where a query sees a key.
         average: from the normalised weights, shaped as `score`, to the estimate `(batch, heads, rows, channels)`.
         poisoned: `(batch, heads, rows)`, the rows of which a score is poisoned; None for none.
-        poisoned_values: `(batch, heads, rows)`, the rows that see a poisoned value; None for none.
+        poisoned_values: `(batch, heads, rows)`, the rows that see a poisoned value; None for those alone.
     """
 
     score: Tensor
@@ -48,14 +48,8 @@ def masked_softmax(
 ) -> tuple[Tensor, Tensor | None]:
     """`average(softmax_j(score_ij))` over the visible keys, block of rows by block of rows.
 
-    Args:
-        blocks: the query rows to compute at a time, as `row_blocks` gives them.
-        dense_rows: makes the scores of such a block.
-        log_sums: also return `log sum_j exp(score_ij)`.
-
-    Returns:
-        The estimate `(batch, heads, queries, channels)`, and the log sums `(batch, heads, ..., queries)` or None. A row
-        that sees no key gives zeros and -inf, a poisoned row NaN.
+    The estimate is `(batch, heads, queries, channels)`; the log sums, if asked for, are `log sum_j exp(score_ij)`,
+    `(batch, heads, ..., queries)`. A row that sees no key gives zeros and -inf, a poisoned row NaN.
     """
     estimates, sums = [], []
     for rows in blocks:
@@ -67,9 +61,7 @@ def masked_softmax(
         score = score.masked_fill(~visible & ~empty, -torch.inf)
         record(score)
         estimate = average(score.softmax(-1))
-        unknown = poisoned if poisoned_values is None else poisoned_values
-        if poisoned is not None and poisoned_values is not None:
-            unknown = poisoned | poisoned_values
+        unknown = poisoned if poisoned_values is None or poisoned is None else poisoned | poisoned_values
         estimates.append(fill_rows(estimate, unknown, empty.flatten(1, -3)))
         if log_sums:
             total = log_sum(score)

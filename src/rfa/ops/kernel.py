@@ -19,13 +19,14 @@ from torch import Tensor
 
 from rfa.dynamics import rotation_of_heads, time_dtype
 
+from .dense import Phases
 from .positions import Positions
 from .prior import LagTables, SeparablePath, TablesOf, lag_tables
 
 HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 TRITON_CHANNELS = (16, 32, 64, 128)
 
-Phases = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+PhasesOf = Callable[[Tensor, Tensor], Phases]
 ScoreKind = Literal["student_t", "exponential", "dot_product"]
 
 
@@ -110,7 +111,7 @@ def kernel_inputs(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    rotation: "Rotation | None",
+    rotation: tuple[Phases, Phases] | None,
     prior: LagTables | SeparablePath,
     positions: Positions,
     *,
@@ -132,12 +133,15 @@ def kernel_inputs(
         numbers = {"tables": prior.tables, **path, "scalars": prior.coefficient[None], "bound": prior.bound}
     else:
         numbers = {"tables": None, **prior._asdict()}
-    phases: dict[str, Any] = dict.fromkeys(Rotation._fields) if rotation is None else rotation._asdict()
+    (key_cos, key_sin), (query_cos, query_sin) = ((None, None),) * 2 if rotation is None else rotation
     return KernelInputs(
         query=query,
         key=key,
         value=value,
-        **phases,
+        key_cos=key_cos,
+        key_sin=key_sin,
+        query_cos=query_cos,
+        query_sin=query_sin,
         **numbers,
         key_times=_constant(positions.key_times, dtype),
         query_times=_constant(positions.query_times, dtype),
@@ -157,39 +161,23 @@ def _constant(times: Tensor, dtype: torch.dtype) -> Tensor:
     return times if times.dtype == dtype and not times.requires_grad else times.detach().to(dtype)
 
 
-class Rotation(NamedTuple):
-    """Cosine and sine of the phases at keys and queries, `(b, heads, length, modes)` in float32."""
-
-    key_cos: Tensor
-    key_sin: Tensor
-    query_cos: Tensor
-    query_sin: Tensor
-
-    @property
-    def of_keys(self) -> tuple[Tensor, Tensor]:
-        """Cosine and sine."""
-        return self.key_cos, self.key_sin
-
-    @property
-    def of_queries(self) -> tuple[Tensor, Tensor]:
-        """Cosine and sine."""
-        return self.query_cos, self.query_sin
-
-
-def torch_phases(frequency: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
+def torch_phases(frequency: Tensor, times: Tensor) -> Phases:
     """Cosine and sine of `frequency * times`, `(b, heads, length, modes)` in float32."""
     cos, sin = (part.to(torch.float32) for part in rotation_of_heads(frequency, times))
     return cos, sin
 
 
-def rotation_tables(frequency: Tensor, positions: Positions, phases: Phases = torch_phases) -> Rotation:
-    """The tables by which a kernel turns states into the common frame and the estimate out of it."""
+def rotation_tables(frequency: Tensor, positions: Positions, phases: PhasesOf = torch_phases) -> tuple[Phases, Phases]:
+    """The phases at keys and queries, by which a kernel turns states into the common frame and the estimate out of it.
+
+    Each is `(b, heads, length, modes)` in float32.
+    """
     at_keys, at_queries = positions.times_of_heads()
-    key = phases(frequency, at_keys)
+    cos, sin = phases(frequency, at_keys)
     if at_queries is at_keys or positions.uniform:
         first = at_keys.shape[-1] - at_queries.shape[-1]
-        return Rotation(*key, *(part[..., first:, :] for part in key))
-    return Rotation(*key, *phases(frequency, at_queries))
+        return (cos, sin), (cos[..., first:, :], sin[..., first:, :])
+    return (cos, sin), phases(frequency, at_queries)
 
 
 class Kernel(NamedTuple):
@@ -203,5 +191,5 @@ class Kernel(NamedTuple):
     """
 
     attention: Callable[[KernelInputs], tuple[Tensor, Tensor]]
-    phases: Phases = torch_phases
+    phases: PhasesOf = torch_phases
     tables_of: TablesOf = lag_tables

@@ -118,8 +118,9 @@ def checked_positions(
     Raises:
         ValueError: where times, mask and segments do not fit queries and keys of these numbers.
     """
-    _check_times("times", times, batch, keys, device)
-    _check_times("query_times", query_times, batch, queries, device)
+    for name, given, length in (("times", times, keys), ("query_times", query_times, queries)):
+        if given is not None:
+            check_given(name, given, "real numbers", device, (length,), (batch, length))
     check_flags("key_mask", key_mask, batch, keys, device, integer=False)
     check_flags("segment_ids", segment_ids, batch, keys, device, integer=True)
     if queries > keys and (query_times is None or segment_ids is not None):
@@ -135,24 +136,6 @@ def checked_positions(
         _check_increasing(times.to(times_dtype(times, query_times)), orders.get("keys"))
     if query_times is not None and readable(query_times) and not bool(query_times.isfinite().all()):
         raise ValueError("query_times: got NaN or infinite values, expected finite numbers")
-    return _located(queries, keys, device, times, query_times, key_mask, groups, origin, orders)
-
-
-def _located(
-    queries: int,
-    keys: int,
-    device: torch.device,
-    times: Tensor | None,
-    query_times: Tensor | None,
-    key_mask: Tensor | None,
-    groups: tuple[Tensor | None, Tensor | None],
-    origin: Callable[[Tensor], Tensor] | None,
-    orders: dict[str, tuple[Tensor, ...]],
-) -> Positions:
-    """Times count from the first key that takes part: a large common offset would cost digits later.
-
-    An absent key stands at that origin, because padding may carry any time.
-    """
     dtype, complete = time_dtype(device), key_mask is None
     if times is None and query_times is None:
         key_times = torch.arange(keys, device=device, dtype=dtype)[None]
@@ -170,14 +153,14 @@ def _located(
         start = origin(key_times)
     elif absent is not None:
         start = first_time(key_times, absent)
-    else:
+    else:  # a large common offset would cost digits later
         start = (key_times if keys else query_times)[:, :1].detach()
     key_times = (key_times - start).to(dtype)
     if shared:
         return Positions(key_times, key_times, *groups, False, complete, orders=orders)
     query_times = (query_times - start).to(dtype)
     if absent is not None:
-        key_times = key_times.masked_fill(absent, 0.0)
+        key_times = key_times.masked_fill(absent, 0.0)  # padding may carry any time
     (batch,) = torch.broadcast_shapes(key_times.shape[:1], query_times.shape[:1])
     times_of = key_times.expand(batch, -1), query_times.expand(batch, -1)
     return Positions(*times_of, *groups, False, complete, orders=orders)
@@ -246,34 +229,39 @@ def by_group(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return order, order.argsort(-1), follows
 
 
-def _check_times(name: str, given: Tensor | None, batch: int, length: int, device: torch.device) -> None:
-    if given is None:
-        return
-    check_tensor(name, given)
-    check_device(name, given, device)
-    if given.dtype == torch.bool or given.is_complex():
-        raise ValueError(f"{name}: got dtype {given.dtype}, expected real numbers")
-    if tuple(given.shape) not in ((length,), (batch, length)):
-        raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected {(length,)} or {(batch, length)}")
+def check_given(name: str, given: object, kind: str, device: torch.device, *shapes: tuple[int, ...]) -> None:
+    """Raise `ValueError` unless this is a tensor of one of these shapes, on the query's device, of this kind.
+
+    The kind is "a floating-point dtype", "real numbers", "an integer dtype" or "torch.bool".
+    """
+    tensor = check_tensor(name, given)
+    floating, boolean = tensor.is_floating_point(), tensor.dtype == torch.bool
+    if kind in ("real numbers", "an integer dtype"):
+        fits = not boolean and not tensor.is_complex() and (kind == "real numbers" or not floating)
+    else:
+        fits = boolean if kind == "torch.bool" else floating
+    if not fits:
+        raise ValueError(f"{name}: got dtype {tensor.dtype}, expected {kind}")
+    if tuple(tensor.shape) not in shapes:
+        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {' or '.join(map(str, shapes))}")
+    check_device(name, tensor, device)
 
 
 def check_flags(name: str, given: Tensor | None, batch: int, length: int, device: torch.device, integer: bool) -> None:
     """Raise `ValueError` unless `given` is None or `(batch, length)`, of integers or of booleans."""
-    if given is None:
-        return
-    check_tensor(name, given)
-    is_integer = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
-    if (not is_integer) if integer else given.dtype != torch.bool:
-        raise ValueError(f"{name}: got dtype {given.dtype}, expected {'an integer dtype' if integer else 'torch.bool'}")
-    if tuple(given.shape) != (batch, length):
-        raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected (batch, keys) = {(batch, length)}")
-    check_device(name, given, device)
+    if given is not None:
+        check_given(name, given, "an integer dtype" if integer else "torch.bool", device, (batch, length))
 
 
-def check_tensor(name: str, given: object) -> None:
-    """Raise `ValueError` unless `given` is a tensor."""
+def check_tensor(name: str, given: object) -> Tensor:
+    """The tensor that is given.
+
+    Raises:
+        ValueError: if it is none.
+    """
     if not isinstance(given, Tensor):
         raise ValueError(f"{name}: got {type(given).__name__}, expected a tensor")
+    return given
 
 
 def check_device(name: str, given: Tensor, device: torch.device) -> None:

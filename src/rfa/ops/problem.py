@@ -10,21 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rfa.checks import require
 from rfa.dynamics import TimeDependentNoise, covariance, time_dependent_variance
 
-from .positions import Positions, check_device, check_tensor
+from .positions import Positions, check_given, check_tensor
 from .transforms import readable
 
 Weight = Literal["student_t", "exponential"]
 Prior = Literal["lyapunov", "riccati"]
 
-_SWITCHES = {  # of `Options`, by the arguments' names
-    "causal": "causal",
-    "rotate_values": "rotate_values",
-    "gate": "gate",
-    "query_noise_in_bias": "query_noise_in_bias",
-    "return_log_precision": "log_precision",
-}
+_SWITCHES = ("causal", "rotate_values", "gate", "query_noise_in_bias", "log_precision")
 _POSITIVE = ("robustness", "inverse_temperature")
 _SIGNED = ("frequency", "angular_frequency", "phase")
 
@@ -149,7 +144,10 @@ def validate(
     The parameters that `per_mode` names are `(heads, modes)`, all others `(heads,)`.
     """
     _check_options(options)
-    _check_noise(parameters.noise, options)
+    if (noise := parameters.noise) is not None:
+        require(isinstance(noise, TimeDependentNoise), "noise", noise, "a TimeDependentNoise")
+        if options.prior == "riccati":
+            raise ValueError("noise: got a TimeDependentNoise with prior='riccati', expected prior='lyapunov'")
     _check_states(query, key, value, options.rotate_values)
     _, heads, _, channels = query.shape
     _check_parameters(parameters, heads, channels // 2, query.device, per_mode)
@@ -158,55 +156,39 @@ def validate(
 
 
 def _check_options(options: Options) -> None:
-    for name, given, choices in (
-        ("weight", options.weight, get_args(Weight)),
-        ("prior", options.prior, get_args(Prior)),
-    ):
-        if given not in choices:
-            raise ValueError(f"{name}: got {given!r}, expected one of {', '.join(map(repr, choices))}")
-    for name, field in _SWITCHES.items():
-        given = getattr(options, field)
+    for name, given, kind in (("weight", options.weight, Weight), ("prior", options.prior, Prior)):
+        if given not in get_args(kind):
+            raise ValueError(f"{name}: got {given!r}, expected one of {', '.join(map(repr, get_args(kind)))}")
+    for name in _SWITCHES:
+        given = getattr(options, name)
         if not isinstance(given, (bool, np.bool_)):
+            name = "return_log_precision" if name == "log_precision" else name  # the argument's name
             raise ValueError(f"{name}: got {given!r}, expected True or False")
     if options.prior == "riccati" and options.query_noise_in_bias:
         raise ValueError("query_noise_in_bias: got True with prior='riccati', expected prior='lyapunov'")
 
 
-def _check_noise(noise: object, options: Options) -> None:
-    if noise is None:
-        return
-    if not isinstance(noise, TimeDependentNoise):
-        raise ValueError(f"noise: got {type(noise).__name__}, expected a TimeDependentNoise")
-    if options.prior == "riccati":
-        raise ValueError("noise: got a TimeDependentNoise with prior='riccati', expected prior='lyapunov'")
-
-
 def _check_states(query: Tensor, key: Tensor, value: Tensor, rotate_values: bool) -> None:
     for name, state in (("query", query), ("key", key), ("value", value)):
-        check_tensor(name, state)
-        if state.dim() != 4:
+        if check_tensor(name, state).dim() != 4:
             raise ValueError(f"{name}: got shape {tuple(state.shape)}, expected (batch, heads, length, channels)")
-        if not state.is_floating_point():
-            raise ValueError(f"{name}: got dtype {state.dtype}, expected a floating-point dtype")
-        if state.dtype != query.dtype:
-            raise ValueError(f"{name}: got dtype {state.dtype}, expected {query.dtype}, the query's")
-        check_device(name, state, query.device)
-        if state.shape[:2] != query.shape[:2]:
-            raise ValueError(
-                f"{name}: got batch and heads {tuple(state.shape[:2])}, expected {tuple(query.shape[:2])}, the query's"
-            )
-    channels = query.shape[-1]
+    batch, heads, _, channels = query.shape
     if channels == 0 or channels % 2:
         raise ValueError(f"query: got {channels} channels, expected 2 d: d real and d imaginary parts")
-    if key.shape[-1] != channels:
-        raise ValueError(f"key: got {key.shape[-1]} channels, expected {channels}, the query's")
-    if value.shape[2] != key.shape[2]:
-        raise ValueError(f"value: got length {value.shape[2]}, expected {key.shape[2]}, the key's")
     if rotate_values and value.shape[-1] != channels:
         raise ValueError(
             f"value: got {value.shape[-1]} channels, expected {channels}, the query's, or rotate_values=False: "
             "values turn with the same frequencies"
         )
+    length, width = key.shape[2], value.shape[3]
+    for name, state, shape in (
+        ("query", query, tuple(query.shape)),
+        ("key", key, (batch, heads, length, channels)),
+        ("value", value, (batch, heads, length, width)),
+    ):
+        check_given(name, state, "a floating-point dtype", query.device, shape)
+        if state.dtype != query.dtype:
+            raise ValueError(f"{name}: got dtype {state.dtype}, expected {query.dtype}, the query's")
 
 
 def _check_parameters(
@@ -218,13 +200,7 @@ def _check_parameters(
         parts = noise.amplitude.shape[-1] if noise.amplitude.dim() == 2 else 1
         shapes |= dict.fromkeys(noise._fields, (heads, max(1, parts)))
     for name, given in parameters.tensors().items():
-        expected = shapes.get(name, (heads,))
-        check_tensor(name, given)
-        if tuple(given.shape) != expected:
-            raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected {expected}")
-        if not given.is_floating_point():
-            raise ValueError(f"{name}: got dtype {given.dtype}, expected a floating-point dtype")
-        check_device(name, given, device)
+        check_given(name, given, "a floating-point dtype", device, shapes.get(name, (heads,)))
 
 
 def _check_parameter_values(parameters: Parameters) -> None:

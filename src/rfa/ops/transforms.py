@@ -251,10 +251,10 @@ def transformable(
         raise RuntimeError(f"the {backend} backend has no second derivatives; backend='reference' has")
 
     def batched(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Any, Any]:
-        found, dims = parts_of_batch(info, in_dims, *given)
+        found, dims = parts_of_batch(info, in_dims, given)
         return (found[0], dims[0]) if len(results) == 1 else (found, dims)
 
-    def parts_of_batch(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[list[Tensor], list[int]]:
+    def parts_of_batch(info: Any, in_dims: tuple[int | None, ...], given: Any) -> tuple[list[Tensor], list[int]]:
         size = info.batch_size
         heads_of: list[Any] = [*inputs, *(None,) * len(given)][: len(given)]
         if any(dim is not None and heads is None for dim, heads in zip(in_dims, heads_of, strict=True)):

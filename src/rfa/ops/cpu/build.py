@@ -20,10 +20,7 @@ USUAL = "20 to 110 s"  # on one core of 2023
 
 
 def load_library(sources: Path = SOURCES) -> ctypes.CDLL:
-    """The shared library of a folder of sources: the wheel's for this processor, or one compiled here.
-
-    Args:
-        sources: a folder of `.cpp` files and their headers. By default the kernels of the operator.
+    """The shared library of a folder of `.cpp` files and headers: the wheel's for this processor, or one compiled here.
 
     Raises:
         BuildError: if there is none and it cannot be compiled, or if it cannot be loaded.
@@ -48,10 +45,7 @@ def compiled_library(sources: Path | None = None) -> Path:
     """The shared library of a folder of sources. It is compiled unless the cache has one for this compiler and machine.
 
     Of several processes one compiles and the others wait. Where the cache cannot be written, the library is made in a
-    temporary folder.
-
-    Args:
-        sources: a folder of `.cpp` files and their headers. By default the kernels of the operator.
+    temporary folder. The default are the kernels of the operator.
 
     Raises:
         BuildError: if there is no compiler, or it fails; its whole output is then in the log named.

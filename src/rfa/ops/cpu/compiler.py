@@ -48,12 +48,7 @@ def compiler_version(*compiler: str) -> str:
 
 
 def flags(version: str, target: str | None = None) -> list[str]:
-    """Compiler flags for the widest vectors. Not -ffast-math: NaN and roundings must stay.
-
-    Args:
-        version: `compiler_version`.
-        target: of `TARGETS`. None: this machine.
-    """
+    """Flags for the widest vectors of a target, or of this machine. Not -ffast-math: NaN and roundings must stay."""
     arm = platform.machine() in ("arm64", "aarch64")
     march = f"-march={target}" if target else "-mcpu=native" if arm else "-march=native"
     numbers = ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
@@ -64,16 +59,10 @@ def flags(version: str, target: str | None = None) -> list[str]:
 def compile_library(compiler: list[str], sources: Path, logs: Path, target: str | None = None) -> bytes:
     """The content of the shared library of all `.cpp` files in a folder.
 
-    A library for a `target` is not linked to an OpenMP runtime: it takes the one that PyTorch has loaded.
-
-    Args:
-        compiler: `find_compiler`.
-        sources: the folder.
-        logs: the folder for the output of a compiler that fails.
-        target: of `TARGETS`. None: this machine.
+    It is for a target of `TARGETS`, which takes the OpenMP runtime that PyTorch has loaded, or for this machine.
 
     Raises:
-        BuildError: if the compiler fails; its whole output is then in the log named.
+        BuildError: if the compiler fails; its whole output is then in a log in the folder `logs`.
     """
     command = [*compiler, *flags(compiler_version(*compiler), target)]
     link = [part for part in command if target is None or part != "-fopenmp"]

@@ -95,12 +95,9 @@ class KernelProblem(ctypes.Structure):
 
     @classmethod
     def of(cls, inputs: KernelInputs, blocks: int, decode: bool = False) -> "KernelProblem":
-        """The problem of these inputs.
+        """The problem of the operator's inputs, with so many blocks of work of each head.
 
-        Args:
-            inputs: of the operator.
-            blocks: the number of blocks of work of each head.
-            decode: keys and values are read as they are, in half precision too.
+        To decode, keys and values are read as they are, in half precision too.
         """
         problem = cls()
         problem.held = []

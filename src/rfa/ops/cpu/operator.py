@@ -214,17 +214,12 @@ class TokenProblem(ctypes.Structure):
 
 
 class TokenCall(NamedTuple):
-    """The last call of `decode_token`. The next one with the same layout changes a few of its fields only.
+    """The last call of `decode_token`. The next one with the same layout changes its fields `of_token` only.
 
-    It takes time to fill a whole structure. No tensor is kept, so a cache that changes frees its memory at once.
-
-    Fields:
-        layout: the shapes, strides, addresses and number of threads for which it serves. What cannot change while a
-            cache holds tokens is left out, and an emptied one has another `DecodingCache`: the dtype, which
-            `FilterLayer.check_fit` holds fast; the layer's options; and the factors' shape and strides, as they are
-            views of the tables that `TurnTable` makes, all alike.
-        problem: the structure.
-        of_token: its fields that differ from one token to the next.
+    It takes time to fill a whole structure. No tensor is kept, so a cache that changes frees its memory at once. The
+    layout leaves out what cannot change while a cache holds tokens, and an emptied one has another `DecodingCache`: the
+    dtype, which `FilterLayer.check_fit` holds fast; the layer's options; and the factors' shape and strides, as they
+    are views of the tables that `TurnTable` makes, all alike.
     """
 
     layout: tuple[Any, ...]
@@ -235,18 +230,14 @@ class TokenCall(NamedTuple):
 def enter(
     states: TokenStates, factors: Factors, room: Sequence[Float[Tensor, "batch heads length ..."]], turn_values: bool
 ) -> Float[Tensor, "batch heads length channels"]:
-    """Turn states by `exp(-i omega t)`, and write keys, values and `|k|^2` where they stay.
+    """Turn states by `exp(-i omega t)`, write keys, values and `|k|^2` where they stay; return the query in the frame.
 
     Args:
         states: query, key and value of one dtype, float32 or half, whose channels are contiguous.
         factors: of the channels at the tokens, in float32: the cosine twice side by side, and the negative sine beside
             the sine (`rfa.nn.cache_layer.Turns`).
-        room: for keys, values `(batch, heads, length, channels)` and norms `(batch, heads, length)`, in float32;
-            written.
+        room: for keys, values and norms `(batch, heads, length)`, in float32; written.
         turn_values: whether values are turned too.
-
-    Returns:
-        The query in the frame.
     """
     dtype = states[0].dtype
     turned = torch.empty_like(states[0], dtype=torch.float32)
@@ -266,22 +257,10 @@ def decode_token(
     score_kind: str,
     turn_values: bool,
 ) -> Float[Tensor, "batch heads 1 channels"]:
-    """What `enter` does, the operator for the last of uniform times, and the estimate's way out of the frame.
+    """`enter` for one token, the operator for the last of uniform times, and the estimate's way out of the frame.
 
-    It writes the token's key, value and norm into the storages, and into `decoding` the mirrored tables and its own
-    last call.
-
-    Args:
-        states: query, key and value of one token, as for `enter`.
-        factors: as for `enter`.
-        storages: keys, values and norms of the keys with their spare room; the new ones are written.
-        keys: number of keys, the new one included.
-        decoding: with tables for so many lags.
-        score_kind: "student_t" or "exponential".
-        turn_values: whether values and the estimate are turned.
-
-    Returns:
-        The estimate at the token, not in the frame, in the dtype of the states.
+    The token's key, value and norm are written into the storages, which have spare room. `keys` counts the new one;
+    `decoding` has tables for so many lags, and gets the mirrored tables and this call.
     """
     tables = decoding.tables
     assert tables is not None

@@ -8,10 +8,7 @@ from .compiler import TARGETS, BuildError
 
 
 def load_prebuilt(sources: Path) -> ctypes.CDLL:
-    """The library of the widest registers that the wheel has and this processor can run.
-
-    Args:
-        sources: the folder of the sources; `prebuilt/` stands beside it.
+    """The library of the widest registers that the wheel has beside the sources and this processor can run.
 
     Raises:
         BuildError: if there is none, or it cannot be loaded: the OpenMP that it needs comes with PyTorch.
