@@ -108,18 +108,8 @@ def robust_filter_attention(
 
     Source: section 3.2, algorithm 1.
     """
-    parameters = Parameters(
-        decay,
-        frequency,
-        process_noise,
-        key_noise,
-        query_noise,
-        noise_floor,
-        robustness,
-        inverse_temperature,
-        horizon,
-        noise,
-    )
+    noises = process_noise, key_noise, query_noise, noise_floor
+    parameters = Parameters(decay, frequency, *noises, robustness, inverse_temperature, horizon, noise)
     options = Options(causal, weight, rotate_values, prior, gate, query_noise_in_bias, return_log_precision)
     validate(query, key, value, parameters, options)
     batch, _, queries, _ = query.shape
@@ -147,14 +137,10 @@ def located_filter_attention(
             by a horizon.
         problem: the other arguments of the public function.
         cache: what a decoder keeps of its keys and of the prior; for states in the frame only.
-        backend: as in the public function.
+        backend: as in the public function, with its errors.
 
     Returns:
         The estimate, and the log precision if `options` ask for it.
-
-    Raises:
-        ValueError: for a backend that is unknown or does not serve such states.
-        RuntimeError: where it is "cpu" and cannot be compiled.
     """
     separable = problem.parameters.noise is None or problem.positions.uniform
     run = backend_for(backend, query, value, separable, problem.options.dropout > 0).run
