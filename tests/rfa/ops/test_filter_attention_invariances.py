@@ -6,7 +6,7 @@ from cover import cover
 
 from rfa.dynamics import riccati_gain
 
-from .problems import PRIORS, WEIGHTS, assert_same, attend, irregular_times, problem
+from .problems import PRIORS, assert_same, attend, irregular_times, problem
 
 # The same float64 arithmetic in another order or at another offset, on numbers of order one.
 ROUNDING = 1e-11
@@ -20,7 +20,9 @@ def part(inputs, queries=slice(None), keys=slice(None)):
     return {**inputs, **picked, "query": inputs["query"][:, :, queries]}
 
 
-@cover(dtype=[torch.float32, torch.float64], prior=PRIORS, causal=[True, False], lead=[(), (2,)], asked=[False, True])
+@cover(
+    1, dtype=[torch.float32, torch.float64], prior=PRIORS, causal=[True, False], lead=[(), (2,)], asked=[False, True]
+)
 def test_time_shift(asked, lead, causal, prior, dtype, backend):
     """Inputs in float32; irregular times in float64, or in float32 on its grid of 1/16 around 1e6."""
     inputs = problem(1, keys=9, dtype=torch.float32)
@@ -50,53 +52,7 @@ def test_time_shift_of_gradients(prior, backend):
         assert (here - there).abs().max() <= SHIFTED * (1 + here.abs().max()), name
 
 
-@cover(1, dtype=[torch.float32, torch.float64, torch.int64, torch.int32], prior=PRIORS)
-def test_uniform_times_given_are_the_default(prior, dtype, backend):
-    inputs = problem(3, keys=8, queries=5)
-    tolerance = ROUNDING
-    default = attend(inputs, backend, prior=prior)
-    for shift in (0, 4000):
-        times = torch.arange(8, dtype=dtype) + shift
-        assert_same(attend(inputs, backend, prior=prior, times=times), default, backend, tolerance)
-        given = {"times": times, "query_times": times[3:]}
-        assert_same(attend(inputs, backend, prior=prior, **given), default, backend, tolerance)
-        assert_same(attend(inputs, backend, prior=prior, times=times.expand(2, 8)), default, backend, tolerance)
-
-
-@cover(prior=PRIORS, weight=WEIGHTS, unit=[1e-3, 3600.0])
-def test_unit_of_time(unit, weight, prior, backend):
-    """t c, mu / c, omega / c, sigma^2 / c."""
-    inputs = problem(4)
-    times = irregular_times(4, 5)
-    other = {**inputs, **{n: inputs[n] / unit for n in ("decay", "frequency", "process_noise")}}
-    horizon = torch.tensor([0.3, 0.0], dtype=torch.float64)
-    here = attend(inputs, backend, times=times, weight=weight, prior=prior, horizon=horizon)
-    there = attend(other, backend, times=times * unit, weight=weight, prior=prior, horizon=horizon * unit)
-    assert_same(there, here, backend, ROUNDING)
-
-
-@cover(prior=PRIORS, gate=[True, False])
-def test_unit_of_the_state(gate, prior, backend):
-    """x c and every variance c^2 leave the weights; the Lyapunov precision scales with 1 / c^2."""
-    inputs = problem(5)
-    variances = ("process_noise", "key_noise", "query_noise", "noise_floor")
-    other = {**inputs, **{n: inputs[n] * 9 for n in variances}}
-    other = {**other, "query": 3 * inputs["query"], "key": 3 * inputs["key"]}
-    if not gate:
-        other["robustness"] = inputs["robustness"] * 9
-    weight = "student_t" if gate else "exponential"
-    output, log_precision = attend(inputs, backend, prior=prior, gate=gate, weight=weight)
-    scaled, scaled_log = attend(other, backend, prior=prior, gate=gate, weight=weight)
-    assert_same(scaled, output, backend, ROUNDING)
-    drop = (
-        0
-        if prior == "riccati"
-        else inputs["inverse_temperature"].view(1, -1, 1) * torch.log(torch.tensor(9.0).double())
-    )
-    assert_same(scaled_log, log_precision - drop, backend, ROUNDING)
-
-
-@cover(prior=PRIORS, causal=[True, False], side=["left", "right", "both"])
+@cover(1, prior=PRIORS, causal=[True, False], side=["left", "both"])
 def test_padding_with_masked_garbage(side, causal, prior, backend):
     inputs = problem(6, keys=5)
     left, right = (3 if side != "right" else 0), (4 if side != "left" else 0)
@@ -113,29 +69,6 @@ def test_padding_with_masked_garbage(side, causal, prior, backend):
     mask[:, left : left + 5] = True
     options = {"times": clock, "query_times": times, "key_mask": mask, "causal": causal, "prior": prior}
     assert_same(attend({**inputs, **padded}, backend, **options), expected, backend, ROUNDING)
-
-
-@cover(1, prior=PRIORS, causal=[True, False])
-def test_right_padding_of_a_batch_of_unequal_lengths(causal, prior, backend):
-    """Default times: each sequence by itself equals its rows of the padded batch."""
-    inputs = problem(7, keys=7)
-    lengths = (4, 7)
-    mask = torch.arange(7) < torch.tensor(lengths)[:, None]
-    output, log_precision = attend(inputs, backend, key_mask=mask, causal=causal, prior=prior)
-    for b, length in enumerate(lengths):
-        alone = part({n: x[b : b + 1] if x.dim() == 4 else x for n, x in inputs.items()}, slice(length), slice(length))
-        expected = attend(alone, backend, causal=causal, prior=prior)
-        assert_same((output[b : b + 1, :, :length], log_precision[b : b + 1, :, :length]), expected, backend, ROUNDING)
-
-
-@cover(prior=PRIORS, causal=[True, False], timed=[True, False])
-def test_suffix_queries_are_the_last_rows(timed, causal, prior, backend):
-    inputs = problem(8, keys=7)
-    options = {"causal": causal, "prior": prior, **({"times": irregular_times(8, 7)} if timed else {})}
-    full = attend(inputs, backend, **options)
-    for count in (1, 3, 7):
-        suffix = attend(part(inputs, queries=slice(7 - count, None)), backend, **options)
-        assert_same(suffix, tuple(x[:, :, 7 - count :] for x in full), backend, ROUNDING)
 
 
 @cover(prior=PRIORS, timed=[True, False])
@@ -158,7 +91,7 @@ def test_the_future_changes_nothing_before_it(timed, prior, backend):
     assert_same(tuple(x[:, :, :4] for x in later), alone, backend, ROUNDING)
 
 
-@cover(prior=PRIORS, causal=[True, False], timed=[True, False])
+@cover(1, prior=PRIORS, causal=[True, False], timed=[True, False])
 def test_packed_sequences_are_separate_sequences(timed, causal, prior, backend):
     inputs = problem(10, keys=9)
     segments = torch.tensor([3, 3, 3, 3, 0, 8, 8, 8, 8]).expand(2, 9)
@@ -169,19 +102,6 @@ def test_packed_sequences_are_separate_sequences(timed, causal, prior, backend):
         times = {"times": clock[start:stop]} if timed else {}
         alone = attend(part(inputs, slice(start, stop), slice(start, stop)), backend, **options, **times)
         assert_same(tuple(x[:, :, start:stop] for x in packed), alone, backend, ROUNDING)
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-def test_batch_and_head_permutation(prior, backend):
-    inputs = problem(11, batch=3, heads=3)
-    options = {"times": irregular_times(11, 3, 5), "key_mask": torch.arange(15).view(3, 5) % 4 > 0}
-    output = attend(inputs, backend, prior=prior, **options)
-    order = torch.tensor([2, 0, 1])
-    batches = {n: x[order] if x.dim() == 4 else x for n, x in inputs.items()}
-    moved = attend(batches, backend, prior=prior, **{n: x[order] for n, x in options.items()})
-    assert_same(moved, tuple(x[order] for x in output), backend, ROUNDING)
-    heads = {n: x[:, order] if x.dim() == 4 else x[order] for n, x in inputs.items()}
-    assert_same(attend(heads, backend, prior=prior, **options), tuple(x[:, order] for x in output), backend, ROUNDING)
 
 
 @cover(prior=PRIORS, asked=[False, True])
@@ -204,7 +124,7 @@ def test_times_that_a_float_cannot_tell_apart_are_refused(backend):
         attend(inputs, backend, times=2**60 + torch.arange(4), query_times=torch.arange(4.0, dtype=torch.float64))
 
 
-@cover(prior=PRIORS, dtype=[torch.float32, torch.float64], where=[0, 3, 6], time=[-1e18, 1e18, 77.0])
+@cover(1, prior=PRIORS, dtype=[torch.float32, torch.float64], where=[0, 3, 6], time=[-1e18, 1e18, 77.0])
 def test_a_masked_key_may_carry_any_time(time, where, dtype, prior, backend):
     inputs, times = problem(22, keys=7, dtype=dtype), irregular_times(22, 7, dtype=dtype)
     mask = torch.arange(7).expand(2, 7) != where

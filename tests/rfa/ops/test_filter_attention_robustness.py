@@ -27,7 +27,7 @@ def assert_finite(inputs, backend, **options):
     return output, log_precision, grads
 
 
-@cover(dtype=[torch.float32, torch.bfloat16, torch.float16], prior=PRIORS, weight=WEIGHTS)
+@cover(1, dtype=[torch.float32, torch.bfloat16, torch.float16], prior=PRIORS, weight=WEIGHTS)
 def test_inputs_times_a_thousand(weight, prior, dtype, backend):
     inputs = problem(1, keys=9, dtype=torch.float32)
     inputs.update({n: (1e3 * inputs[n]).to(dtype) for n in ("query", "key", "value")})
@@ -40,7 +40,7 @@ def test_inputs_times_a_thousand(weight, prior, dtype, backend):
             assert_finite(inputs, backend, weight=weight, prior=prior, times=times, causal=causal)
 
 
-@cover(dtype=[torch.float32, torch.bfloat16], prior=PRIORS, weight=WEIGHTS, gate=[True, False])
+@cover(1, dtype=[torch.float32, torch.bfloat16], prior=PRIORS, weight=WEIGHTS, gate=[True, False])
 def test_large_vanishing_residuals_do_not_turn_negative(gate, weight, prior, dtype, backend):
     """q = k of size 1e3 without decay or rotation: |q|^2 + |k|^2 - 2 q.k cancels to less than its rounding."""
     inputs = problem(2, keys=9, dtype=torch.float32)
@@ -56,7 +56,7 @@ def test_large_vanishing_residuals_do_not_turn_negative(gate, weight, prior, dty
     assert bool((log_precision <= top).all())
 
 
-@cover(prior=PRIORS, weight=WEIGHTS, causal=[True, False])
+@cover(1, prior=PRIORS, weight=WEIGHTS, causal=[True, False])
 def test_lags_of_a_million(causal, weight, prior, backend):
     inputs = problem(3, keys=9, heads=3, dtype=torch.float32)
     inputs["decay"] = torch.tensor([0.0, 1e-6, 0.5])
@@ -93,7 +93,7 @@ VALUES = {
 }
 
 
-@cover(prior=PRIORS, weight=WEIGHTS, name=PARAMETERS)
+@cover(1, prior=PRIORS, weight=WEIGHTS, name=PARAMETERS)
 def test_extreme_parameters(name, weight, prior, backend):
     for value in VALUES[name]:
         inputs = problem(5, keys=7, dtype=torch.float32)
@@ -124,21 +124,13 @@ def test_rows_without_keys(timed, causal, prior, backend):
     assert bool(torch.isfinite(output).all())
     for name, g in grads.items():
         assert bool(torch.isfinite(g).all()), name
+    leaves = {n: x.clone().requires_grad_() for n, x in inputs.items()}
+    sum(x.sum() for x in attend(leaves, backend, **options)).backward()  # of a loss that takes the -inf too
+    assert all(bool(x.grad.isfinite().all()) for x in leaves.values())
     assert bool((grads["query"][empty] == 0).all())
     hidden = ~mask[:, None].expand(2, 2, 6)
     for name in ("key", "value"):
         assert bool((grads[name][hidden] == 0).all()), name
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-def test_empty_rows_pass_no_nan_from_a_careless_loss(prior, backend):
-    """The -inf of an empty row may be summed and differentiated: its own gradient is zero, not NaN."""
-    inputs = {n: x.requires_grad_() for n, x in problem(9).items()}
-    mask = torch.tensor([[False] * 5, [False, True, True, True, True]])
-    output, log_precision = attend(inputs, backend, key_mask=mask, prior=prior)
-    (output.sum() + log_precision.sum()).backward()
-    for name, x in inputs.items():
-        assert bool(torch.isfinite(x.grad).all()), name
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -161,7 +153,7 @@ def test_riccati_prior_at_any_scale(step, process_noise, backend):
     assert_finite(inputs, backend, prior="riccati", times=step * torch.arange(7, dtype=torch.float64))
 
 
-@cover(prior=PRIORS, weight=WEIGHTS, scale=[1.0, 1e3])
+@cover(1, prior=PRIORS, weight=WEIGHTS, scale=[1.0, 1e3])
 def test_no_noise_at_all(scale, weight, prior, backend):
     inputs = problem(31, keys=7, dtype=torch.float32)
     for name in ("process_noise", "key_noise", "query_noise", "noise_floor"):

@@ -77,14 +77,6 @@ def test_lengths_across_usual_block_sizes(causal, prior, backend):
     assert_matches_oracle(inputs, backend, causal=causal, prior=prior, times=irregular_times(3, 131))
 
 
-@cover(1, value_modes=[1, 2, 7], weight=WEIGHTS)
-def test_other_value_widths_without_value_rotation(weight, value_modes, backend):
-    inputs = problem(3, value_modes=value_modes)
-    horizon = torch.tensor([0.4, 0.2], dtype=torch.float64)
-    assert_matches_oracle(inputs, backend, weight=weight, rotate_values=False)
-    assert_matches_oracle(inputs, backend, weight=weight, rotate_values=False, horizon=horizon)
-
-
 @cover(1, prior=PRIORS, causal=[True, False])
 def test_no_keys(causal, prior, backend):
     inputs = problem(5, queries=3, keys=0)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import cover
 
 from rfa.ops import robust_filter_attention
 
@@ -27,10 +28,7 @@ def gradients(inputs, backend, **options):
     return {"output": output, **dict(zip(leaves, found, strict=True))}
 
 
-@pytest.mark.parametrize("timed", [False, True])
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@cover(dtype=[torch.float32, torch.float64], weight=WEIGHTS, prior=PRIORS, timed=[False, True])
 def test_only_the_units_change(dtype, weight, prior, timed, backend):
     if dtype == torch.float64 and backend != "reference":
         pytest.skip("float64 is the reference's")

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from cover import cover
+from cover import cover, slow
 
 from rfa.ops.cpu import library
-from rfa.ops.cpu import library as brgemm
 from rfa.ops.dot_product import decayed_dot_product_attention
 from rfa.ops.positions import checked_positions
 
@@ -96,7 +95,7 @@ def assert_near(found, inputs, options):
         assert relative.max() <= TOLERANCE, f"{name}: {relative.max():.1e}"
 
 
-@cover(causal=[True, False], timed=[True, False], weight=WEIGHTS, prior=PRIORS, wide=[False, True])
+@cover(1, causal=[True, False], timed=[True, False], weight=WEIGHTS, prior=PRIORS, wide=[False, True])
 def test_results_and_gradients_are_those_of_float64(causal, timed, weight, prior, wide, products):
     """`wide`: values of 36 channels, which are not whole vectors, and more keys than queries."""
     sizes = {"modes": 20, "value_modes": 18, "queries": 260} if wide else {}
@@ -179,7 +178,7 @@ def test_few_queries_and_other_numbers_are_multiplied_in_float32(monkeypatch):
     attend({**inputs, "value": inputs["value"][..., :0]}, "cpu", rotate_values=False)
 
 
-@cover(causal=[True, False], timed=[True, False], kind=["slopes", "gate"])
+@cover(1, causal=[True, False], timed=[True, False], kind=["slopes", "gate"])
 def test_scores_of_dot_products(causal, timed, kind, products):
     g = torch.Generator().manual_seed(7)
     states = [torch.randn(1, 1, LENGTH, 16, generator=g).to(torch.bfloat16) for _ in range(3)]
@@ -222,12 +221,12 @@ def test_a_function_that_does_something_else_is_not_taken():
     assert not works(_PRODUCT(lambda *_: None))
 
 
-@pytest.mark.parametrize("limit", ["AVX2", "AVX512_CORE"])
-def test_onednn_may_be_kept_from_the_instructions(limit, tmp_path):
+@slow  # it imports PyTorch anew
+def test_onednn_may_be_kept_from_the_instructions(tmp_path):
     """The processor has them, and brgemm throws."""
     program = "from rfa.ops.cpu.library import bfloat16_products; print(bfloat16_products())"
     give_library(tmp_path)
-    done = python(program, tmp_path, ONEDNN_MAX_CPU_ISA=limit)
+    done = python(program, tmp_path, ONEDNN_MAX_CPU_ISA="AVX512_CORE")
     assert done.stdout.split()[-1:] == ["None"], done.stderr
 
 
@@ -244,9 +243,9 @@ def test_the_default_dtype_does_not_count(dtype):
 
 def test_without_onednn_or_the_instructions_there_are_none(monkeypatch):
     with torch.backends.mkldnn.flags(enabled=False):
-        assert brgemm.find_brgemm() is None
-    monkeypatch.setattr(brgemm, "instruction_sets", lambda: "flags : fpu avx2 avx512f")
-    assert brgemm.find_brgemm() is None
+        assert library.find_brgemm() is None
+    monkeypatch.setattr(library, "instruction_sets", lambda: "flags : fpu avx2 avx512f")
+    assert library.find_brgemm() is None
 
 
 def test_a_product_that_fails_is_said_to_fail(monkeypatch):

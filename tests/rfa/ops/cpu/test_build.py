@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 from cover import slow
-from scripts import ROOT
 
-import rfa
 from rfa.ops.cpu import build
 
 from .compiled import environment, give_library, python
@@ -200,40 +198,3 @@ def test_the_key_knows_sources_compiler_flags_and_machine(monkeypatch, tmp_path)
     monkeypatch.setattr(build, "SOURCES", tmp_path / "kernels")
     keys.add(build._key(cxx))
     assert len(keys) == 5
-
-
-@slow
-def test_from_a_read_only_installation(tmp_path, counted):
-    """As in a site-packages that belongs to somebody else: nothing is written beside the sources."""
-    cxx, calls = counted
-    package = tmp_path / "site" / "rfa"
-    shutil.copytree(Path(rfa.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    before = sorted(package.rglob("*"))
-    for path in [package, *before]:
-        path.chmod(path.stat().st_mode & ~0o222)
-    try:
-        where = "import rfa\nassert rfa.__file__.startswith(" + repr(str(package)) + ")\n"
-        path = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
-        variables = {"CXX": cxx, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": 1}
-        done = python(where + USE, tmp_path / "cache", **variables)
-        assert done.returncode == 0, done.stderr
-        assert calls.read_text().split() == ["run"]
-        assert sorted(package.rglob("*")) == before
-    finally:
-        for path in [package, *before]:
-            path.chmod(path.stat().st_mode | 0o200)
-
-
-def test_the_wheel_holds_the_sources():
-    """Hatchling takes every file of the package that git does not ignore; nothing in its settings leaves one out."""
-    root = ROOT
-    settings = (root / "pyproject.toml").read_text("utf-8")
-    assert '[tool.hatch.build.targets.wheel]\npackages = ["src/rfa", "src/rfa_lab"]\n\n' in settings
-    assert "exclude" not in settings.replace("extend-exclude", "")
-    sources = sorted(build.SOURCES.iterdir())
-    assert {path.suffix for path in sources} == {".h", ".cpp"}
-    if not (root / ".git").exists():
-        pytest.skip("not a git checkout")
-    relative = [f"src/rfa/ops/cpu/kernels/{path.name}" for path in sources]
-    ignored = subprocess.run(["git", "check-ignore", *relative], cwd=root, capture_output=True, text=True, check=False)
-    assert ignored.stdout == ""

@@ -1,7 +1,7 @@
 """The bound that stands in for a row's maximum: rows far below it, empty rows, and numbers that are none."""
 
-import pytest
 import torch
+from cover import cover
 
 from ..problems import PRIORS, WEIGHTS, assert_same, attend, irregular_times, problem
 from .random_problems import errors
@@ -26,9 +26,7 @@ def below_the_bound(inputs, options):
     return float(log_precision[..., others].amin() - log_precision[..., ROWS].amax()) / 0.693
 
 
-@pytest.mark.parametrize("timed", [False, True])
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
+@cover(weight=WEIGHTS, prior=PRIORS, timed=[False, True])
 def test_rows_far_below_the_bound_and_their_neighbours(weight, prior, timed):
     inputs, options = far(weight, timed)
     options["prior"] = prior
@@ -58,8 +56,7 @@ def test_masked_near_keys_leave_only_far_ones():
     assert (output - expected).abs().max() <= 4 * (dense - expected).abs().max() + 1e-5
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("timed", [False, True])
+@cover(1, prior=PRIORS, timed=[False, True])
 def test_the_far_rows_leave_their_neighbours_bit_for_bit(timed, prior):
     """Causality to the last bit: a query's own outlier is nobody else's business, in the same block either."""
     inputs, options = far("student_t", timed)
@@ -71,9 +68,7 @@ def test_the_far_rows_leave_their_neighbours_bit_for_bit(timed, prior):
         assert torch.equal(one[:, :, near], other[:, :, near])
 
 
-@pytest.mark.parametrize("timed", [False, True])
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
+@cover(weight=WEIGHTS, prior=PRIORS, timed=[False, True])
 def test_empty_rows_among_others(weight, prior, timed):
     inputs = problem(3, keys=LENGTH, dtype=torch.float32)
     mask = torch.ones(2, LENGTH, dtype=torch.bool)
@@ -92,11 +87,13 @@ def test_empty_rows_among_others(weight, prior, timed):
     assert bool((leaves["query"].grad[empty] == 0).all())
 
 
-@pytest.mark.parametrize("timed", [False, True])
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("name", ["query", "key", "value"])
+@cover(
+    name=["query", "key", "value"],
+    bad=[torch.nan, torch.inf, -torch.inf],
+    weight=WEIGHTS,
+    prior=PRIORS,
+    timed=[False, True],
+)
 def test_what_is_no_number_is_not_hidden(name, bad, weight, prior, timed):
     """A NaN, or an infinity that has no place in a sum, comes out as one, wherever it takes part."""
     inputs = problem(4, batch=1, keys=LENGTH, dtype=torch.float32)

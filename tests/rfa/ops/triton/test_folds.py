@@ -1,26 +1,40 @@
-"""Tiles on folds (`rfa.ops.triton.folds`) against the float64 reference, and which heads fold."""
+"""Tiles on folds (`rfa.ops.triton.folds`), at uniform times and others, against the float64 reference."""
 
 import pytest
 import torch
-from cover import cover
+from cover import cover, slow
 
-from ..problems import problem
-from .fused_problems import HALF, errors, needs_triton, triton_attention
+from ..problems import irregular_times, problem
+from .fused_problems import (
+    HALF,
+    errors,
+    needs_triton,
+    reference_attention,
+    rounded,
+    triton_attention,
+    with_gradients,
+)
 
 pytestmark = needs_triton
 TYPES = list(HALF)
+TIMES = [False, True]  # uniform, irregular
+EVERY = [0, 1, 2]  # the blocks of keys that fold for the blocks of queries of 150 tokens
 
 
 @pytest.fixture
-def nearest(monkeypatch):
-    """The shortest folding lag of each head, `(batch, heads)`, of every call so far."""
+def folded(monkeypatch):
+    """What folds in every call so far.
+
+    At uniform times the shortest folding lag of each head, `(batch, heads)`; at others how many blocks of keys fold for
+    each block of queries, `(batch, heads, blocks)`.
+    """
     from rfa.ops.triton import backward, folds, operator
 
     seen, made = [], folds.frame_and_folds
 
     def watched(*given, **options):
         frame, found = made(*given, **options)
-        seen.extend([] if found is None else [found.nearest])
+        seen.extend([] if found is None else [found.nearest.cpu()])
         return frame, found
 
     for module in (operator, backward):
@@ -28,106 +42,142 @@ def nearest(monkeypatch):
     return seen
 
 
-def assert_as_accurate_as_pairs(monkeypatch, inputs, *, dtype, **arguments):
-    """Errors within the tolerance of `dtype`, or, where rounding of states makes larger ones, near those of pairs."""
+def all_fold(folded, irregular):
+    return bool((folded[0] == torch.tensor(EVERY)).all() if irregular else (folded[0] <= 65).all())
+
+
+def pair_by_pair(monkeypatch):
     from rfa.ops.triton import folds
 
+    monkeypatch.setattr(folds, "may_fold", lambda _: False)
+
+
+def assert_as_accurate_as_pairs(monkeypatch, inputs, *, dtype, **arguments):
+    """Errors within the tolerance of `dtype`, or, where rounding of states makes larger ones, near those of pairs."""
     found = errors(inputs, dtype=dtype, **arguments)
     wrong = {name: error for name, error in found.items() if error > HALF[dtype]}
     if wrong:
-        monkeypatch.setattr(folds, "may_fold", lambda _: False)
+        pair_by_pair(monkeypatch)
         pairs = errors(inputs, dtype=dtype, **arguments)
         wrong = {name: (error, pairs[name]) for name, error in wrong.items() if error > 2.0 * pairs[name]}
     assert not wrong, wrong
 
 
-def slow(seed=0, *, heads=2, keys=150, noise=0.02, **sizes):
-    """A problem whose decays fold: the last one's factor of a block is 1/2. With little noise near blocks fold, too."""
-    inputs = problem(seed, batch=sizes.pop("batch", 1), heads=heads, keys=keys, modes=8, **sizes)
+def folding(seed, irregular=False, *, heads=1, keys=150, batch=1, **sizes):
+    """A problem whose decays fold: the last one's factor of a block is 1/2. With little noise near blocks fold, too.
+
+    With it the options that give its times.
+    """
+    inputs = problem(seed, batch=batch, heads=heads, keys=keys, modes=8, **sizes)
     inputs["decay"] = torch.linspace(0.0, 0.011, heads, dtype=torch.float64)
-    inputs["process_noise"] *= noise
-    return inputs
+    inputs["process_noise"] *= 1.0 if irregular else 0.02
+    return inputs, {"times": irregular_times(seed, keys)} if irregular else {}
 
 
-OPTIONS = [
-    {},
-    {"gate": False},
-    {"prior": "riccati"},
-    {"query_noise_in_bias": True},
-    {"rotate_values": False},
-]
+@cover(1, irregular=TIMES, dtype=TYPES[:2], prior=["lyapunov", "riccati"])
+def test_folded_heads(folded, monkeypatch, irregular, dtype, prior):
+    inputs, given = folding(21, irregular, heads=2)
+    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=dtype, prior=prior, **given)
+    assert all_fold(folded, irregular)
 
 
-@cover(1, dtype=TYPES, options=OPTIONS)
-def test_folded_heads(nearest, monkeypatch, dtype, options):
-    assert_as_accurate_as_pairs(monkeypatch, slow(1), dtype=dtype, **options)
-    assert (nearest[0] <= 65).all(), nearest[0]
+@slow
+@cover(
+    1,
+    irregular=TIMES,
+    dtype=TYPES,
+    options=[{"gate": False}, {"query_noise_in_bias": True}, {"rotate_values": False}, {"horizon": 0.5}],
+)
+def test_options(folded, monkeypatch, irregular, dtype, options):
+    inputs, given = folding(3, irregular, heads=2)
+    if "horizon" in options:
+        options = {"horizon": torch.full((2,), options["horizon"], dtype=torch.float64)}
+    assert_as_accurate_as_pairs(monkeypatch, inputs | options, dtype=dtype, **given)
+    assert all_fold(folded, irregular)
 
 
-@cover(1, dtype=TYPES, sizes=[(200, 130), (192, 192), (257, 150), (150, 128), (128, 128)])
-def test_ragged_blocks_and_queries_that_follow_a_cache(nearest, monkeypatch, dtype, sizes):
+@slow
+@cover(1, irregular=TIMES, dtype=TYPES, sizes=[(200, 130), (192, 192), (257, 150), (150, 128), (128, 128)])
+def test_ragged_blocks_and_queries_that_follow_a_cache(folded, monkeypatch, irregular, dtype, sizes):
     keys, queries = sizes
-    inputs = slow(2, heads=1, keys=keys, queries=queries, batch=2)
-    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=dtype)
-    assert len(nearest) >= 2
+    inputs, given = folding(2, irregular, keys=keys, queries=queries, batch=2)
+    given |= {"query_times": given["times"][keys - queries :]} if irregular else {}
+    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=dtype, **given)
+    if irregular:
+        assert folded[0].max() == (keys - queries + (queries - 1) // 64 * 64 + 1) // 64
 
 
-@cover(1, dtype=TYPES, horizon=[0.5, 3.0])
-def test_horizon(nearest, monkeypatch, dtype, horizon):
-    inputs = slow(3)
-    inputs["horizon"] = torch.full((2,), horizon, dtype=torch.float64)
-    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=dtype)
-    assert (nearest[0] <= 65).all()
-
-
-@cover(1, dtype=TYPES, channels=[(16, 32), (64, 16)])
-def test_values_of_another_size(nearest, monkeypatch, dtype, channels):
+@slow
+@pytest.mark.parametrize("channels", [(16, 32), (64, 16)])
+def test_values_of_another_size(folded, monkeypatch, channels):
     inputs = problem(4, batch=1, heads=1, keys=150, modes=channels[0] // 2, value_modes=channels[1] // 2)
     inputs["decay"] = torch.full((1,), 0.01, dtype=torch.float64)
-    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=dtype, rotate_values=False)
-    assert (nearest[0] <= 65).all()
+    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=torch.bfloat16, rotate_values=False)
+    assert all_fold(folded, False)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-def test_heads_of_both_kinds(nearest, monkeypatch, dtype):
-    """A large c and large states go pair by pair; a fast decay folds where E is nothing."""
+@cover(1, irregular=TIMES, dtype=TYPES)
+def test_heads_of_both_kinds(folded, monkeypatch, irregular, dtype):
+    """A large c, large states and, at given times, no noise go pair by pair; a fast decay folds where E is nothing."""
     from rfa.ops.triton.table_folds import NEVER
 
-    inputs = slow(5, heads=4)
-    inputs["decay"][1] = 2.0
-    inputs["robustness"][2] = 60.0
-    inputs["query"][:, 3] *= 1e4
-    inputs["key"][:, 3] *= 1e4
-    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=dtype)
-    assert nearest[0][0, 0] <= 65
-    assert torch.exp(-2.0 * nearest[0][0, 1]) < 1e-15
-    assert (nearest[0][0, 2:] == NEVER).all(), nearest[0]
+    inputs, given = folding(28, irregular, heads=4)
+    inputs["robustness"][1] = 60.0
+    inputs["query"][:, 2] *= 1e4
+    inputs["key"][:, 2] *= 1e4
+    inputs["noise_floor" if irregular else "decay"][3] = 0.0 if irregular else 2.0
+    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=dtype, **given)
+    if irregular:
+        assert folded[0][0].tolist() == [EVERY, [0] * 3, [0] * 3, [0] * 3]
+    else:
+        assert folded[0][0, 0] <= 65
+        assert (folded[0][0, 1:3] == NEVER).all()
+        assert torch.exp(-2.0 * folded[0][0, 3]) < 1e-15
 
 
-def test_folds_and_pairs_agree(monkeypatch):
-    """In float16 both differ from each other by less than the rounding of states."""
-    from rfa.ops.triton import folds
+@slow
+@pytest.mark.parametrize("irregular", TIMES)
+def test_folds_and_pairs_agree(folded, monkeypatch, irregular):
+    """They differ by less than the states round: so errors of the formulas are not hidden by those of the states."""
+    inputs, given = folding(22, irregular, heads=2)
+    on_folds = errors(inputs, dtype=torch.float16, **given)
+    assert len(folded) == 2
+    pair_by_pair(monkeypatch)
+    for name, error in errors(inputs, dtype=torch.float16, **given).items():
+        assert abs(on_folds[name] - error) < HALF[torch.float16] / 20, name
 
-    inputs = {name: x.to(torch.float16 if x.dim() == 4 else torch.float32) for name, x in slow(6, heads=1).items()}
-    folded = triton_attention(**inputs)
-    monkeypatch.setattr(folds, "may_fold", lambda _: False)
-    for one, other in zip(folded, triton_attention(**inputs), strict=True):
-        torch.testing.assert_close(one.double(), other.double(), rtol=2e-3, atol=1e-3)
 
-
-@cover(1, name=["query", "key", "value"], place=[3, 70, 140])
-def test_poisoned_states(name, place):
+@cover(1, irregular=TIMES, name=["query", "key", "value"], place=[3, 70, 140])
+def test_poisoned_states(irregular, name, place):
     """A row that sees NaN is NaN, as without folds; another is what it was."""
-    inputs = {n: x.to(torch.bfloat16 if x.dim() == 4 else torch.float32) for n, x in slow(7, heads=1).items()}
-    clean, clean_log = triton_attention(**inputs)
+    inputs, given = folding(7, irregular)
+    inputs = {n: x.to(torch.bfloat16 if x.dim() == 4 else torch.float32) for n, x in inputs.items()}
+    clean, clean_log = triton_attention(**inputs, **given)
     inputs[name][0, 0, place, 0] = torch.nan
-    found, found_log = triton_attention(**inputs)
+    found, found_log = triton_attention(**inputs, **given)
     sees = torch.arange(150) == place if name == "query" else torch.arange(150) >= place
     assert found[0, 0, sees].isnan().all()
     assert torch.equal(found[0, 0, ~sees], clean[0, 0, ~sees])
+    assert torch.equal(found_log[0, 0, ~sees], clean_log[0, 0, ~sees])
     if name != "value":
         assert found_log[0, 0, sees].isnan().all()
-    assert torch.equal(found_log[0, 0, ~sees], clean_log[0, 0, ~sees])
+
+
+def test_a_poisoned_query_without_a_gradient_harms_nothing(folded):
+    inputs, _ = folding(12)
+    cotangent = torch.randn(1, 1, 150, 16, generator=torch.Generator().manual_seed(0)).half()
+    cotangent[:, :, 140] = 0.0
+
+    def found():
+        leaves = learned(inputs, torch.float16)
+        out, _ = triton_attention(**leaves)
+        wanted = [leaves[n] for n in ("key", "value", "decay", "robustness")]
+        return torch.autograd.grad(out, wanted, cotangent.to(out.device))
+
+    clean = found()
+    inputs["query"][0, 0, 140, 0] = torch.nan
+    assert all(torch.equal(one, other) for one, other in zip(found(), clean, strict=True))
+    assert all_fold(folded, False)
 
 
 def learned(inputs, dtype):
@@ -144,34 +194,59 @@ def gradients(inputs, log_precision_only=False, **options):
     return torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
 
 
-def test_gradients_are_repeatable_and_do_not_depend_on_the_memory(nearest, monkeypatch):
+@cover(1, irregular=TIMES, prior=["lyapunov", "riccati"])
+def test_gradients_are_repeatable_and_do_not_depend_on_the_memory(folded, monkeypatch, irregular, prior):
     from rfa.ops.triton import query_gradients
 
-    inputs = slow(8, heads=1)
-    first = gradients(inputs)
-    assert (nearest[0] <= 65).all()
-    for one, other in zip(first, gradients(inputs), strict=True):
-        assert torch.equal(one, other)
+    inputs, given = folding(8, irregular)
+    given["prior"] = prior
+    first = gradients(inputs, **given)
+    assert all_fold(folded, irregular)
+    assert all(torch.equal(one, other) for one, other in zip(first, gradients(inputs, **given), strict=True))
     monkeypatch.setattr(query_gradients, "_PARTIAL_SUMS", 1)  # one block of queries a launch
-    for one, other in zip(first, gradients(inputs), strict=True):
+    for one, other in zip(first, gradients(inputs, **given), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_gradient_through_the_log_precision_alone(nearest, monkeypatch):
-    from rfa.ops.triton import folds
-
-    from .fused_problems import reference_attention, rounded
-
-    inputs = {n: x.double() for n, x in rounded(slow(9, heads=1), torch.bfloat16).items()}
-    leaves = {n: x.clone().requires_grad_() for n, x in inputs.items() if n != "frequency"}
-    total = reference_attention(**leaves, frequency=inputs["frequency"])[1].sum()
+def test_gradient_through_the_log_precision_alone(folded, monkeypatch):
+    inputs, _ = folding(9)
+    exact = {n: x.double() for n, x in rounded(inputs, torch.bfloat16).items()}
+    leaves = {n: x.clone().requires_grad_() for n, x in exact.items() if n != "frequency"}
+    total = reference_attention(**leaves, frequency=exact["frequency"])[1].sum()
     wanted = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    folded = gradients(inputs, log_precision_only=True)
-    assert (nearest[0] <= 65).all()
-    monkeypatch.setattr(folds, "may_fold", lambda _: False)
-    for name, one, pair, other in zip(leaves, folded, gradients(inputs, log_precision_only=True), wanted, strict=True):
+    on_folds = gradients(inputs, log_precision_only=True)
+    assert all_fold(folded, False)
+    pair_by_pair(monkeypatch)
+    pairs = gradients(inputs, log_precision_only=True)
+    for name, one, pair, other in zip(leaves, on_folds, pairs, wanted, strict=True):
         error, of_pairs = ((x.double() - other).abs().max() for x in (one, pair))
         assert error <= max(1.2 * of_pairs, 0.02 * other.abs().max().clamp(min=1e-2)), name
+
+
+@cover(1, irregular=TIMES, scale=[2.0**-14, 2.0**10])
+def test_gradients_of_every_size_in_float16(monkeypatch, irregular, scale):
+    """Each row's incoming gradient has a size of its own: half of them are smaller by 2^10."""
+    inputs, given = folding(17, irregular)
+    inputs = rounded(inputs, torch.float16)
+    g = torch.Generator().manual_seed(1)
+    small = torch.where(torch.arange(150) % 2 == 0, 1.0, 2.0**-10)[:, None]
+    cotangents = [(scale * small * torch.randn(1, 1, 150, 16, generator=g)).half().double(), torch.zeros(1, 1, 150)]
+    given |= {"cotangents": cotangents, "constant": ("frequency",)}
+    exact = with_gradients(reference_attention, {n: x.double() for n, x in inputs.items()}, **given)
+
+    def relative_errors():
+        found, wrong = with_gradients(triton_attention, inputs, **given), {}
+        for name in ("value", "decay", "query_noise", "robustness"):
+            wrong[name] = (found[name] - exact[name]).abs().max() / exact[name].abs().max()
+        for rows in (0, 1):
+            error = (found["query"] - exact["query"])[:, :, 64 + rows :: 2].abs().amax(-1)
+            wrong[f"query, {rows}"] = (error / exact["query"][:, :, 64 + rows :: 2].abs().amax(-1)).max()
+        return wrong
+
+    on_folds = relative_errors()
+    pair_by_pair(monkeypatch)
+    for name, error in relative_errors().items():
+        assert on_folds[name] < max(HALF[torch.float16], 1.5 * error), (name, on_folds[name], error)
 
 
 def test_expansion_of_a_smooth_function():
@@ -187,115 +262,94 @@ def test_expansion_of_a_smooth_function():
     assert (fitted - change).abs().max() < 2.0**-12
 
 
-@cover(1, dtype=TYPES, present=[100, 128, 219])
-def test_padding_at_the_end_folds(nearest, monkeypatch, dtype, present):
-    """220 tokens: the last queries fold two blocks of keys, of which the second has absent ones."""
-    mask = torch.ones(2, 220, dtype=torch.bool)
+@cover(1, irregular=TIMES, dtype=TYPES[:2], present=[100, 149])
+def test_padding_at_the_end_folds(folded, monkeypatch, irregular, dtype, present):
+    """The last queries fold whole blocks of keys, of which the last has absent ones."""
+    inputs, given = folding(10, irregular, batch=2, keys=150 if irregular else 220)
+    mask = torch.ones(2, inputs["key"].shape[2], dtype=torch.bool)
     mask[0, present:] = False
-    assert_as_accurate_as_pairs(monkeypatch, slow(10, heads=1, batch=2, keys=220), dtype=dtype, key_mask=mask)
-    assert (nearest[0] <= 65).all()
+    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=dtype, key_mask=mask, **given)
+    if irregular:
+        assert folded[0][:, 0].tolist() == [[0, 1, present // 64], EVERY]
+    else:
+        assert all_fold(folded, irregular)
 
 
-@cover(1, dtype=TYPES, packed=[False, True])
-def test_other_groups_go_pair_by_pair(nearest, monkeypatch, dtype, packed):
-    from rfa.ops.triton import folds
-
-    inputs, segments = slow(11, heads=1), torch.arange(150)[None] // 70
-    options = {"segment_ids": segments} if packed else {"key_mask": segments > 0}
-    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=dtype, **options)
-    assert nearest  # the call has folds, of no block
-    groups = segments.to(torch.int32) if packed else segments.to(torch.int32) - 1
-    given = type("Inputs", (), {"key_groups": groups, "query_groups": groups, "query": inputs["query"]})
-    assert folds.blocks_of_present_keys(given).tolist() == [0]
-
-
-def test_a_poisoned_query_without_a_gradient_harms_nothing(nearest):
-    inputs = slow(12, heads=1)
-    cotangent = torch.randn(1, 1, 150, 16, generator=torch.Generator().manual_seed(0)).half()
-    cotangent[:, :, 140] = 0.0
-
-    def found():
-        leaves = learned(inputs, torch.float16)
-        out, _ = triton_attention(**leaves)
-        wanted = [leaves[n] for n in ("key", "value", "decay", "robustness")]
-        return torch.autograd.grad(out, wanted, cotangent.to(out.device))
-
-    clean = found()
-    inputs["query"][0, 0, 140, 0] = torch.nan
-    for one, other in zip(found(), clean, strict=True):
-        assert torch.equal(one, other)
-    assert (nearest[0] <= 65).all()
+@cover(1, irregular=TIMES, dtype=TYPES, case=["queries", "packed", "mask"])
+def test_what_goes_pair_by_pair(folded, monkeypatch, irregular, dtype, case):
+    """Queries whose times fall, packed sequences, and padding that does not stand at the end."""
+    inputs, given = folding(32, irregular or case == "queries")
+    segments = torch.arange(150)[None] // 70
+    given |= {"queries": {}, "packed": {"segment_ids": segments}, "mask": {"key_mask": segments > 0}}[case]
+    if case == "queries":
+        given["query_times"] = given["times"].clone()
+        given["query_times"][[5, 6]] = given["times"][[6, 5]]
+    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=dtype, **given)
+    if "times" in given:
+        assert (folded[0] == 0).all()
 
 
-@cover(1, dtype=TYPES, decay=[0.7, 1.0])
-def test_decays_that_underflow(monkeypatch, dtype, decay):
-    """E becomes subnormal within the sequence."""
-    inputs = slow(13, heads=1)
+@pytest.mark.parametrize(("decay", "prior"), [(2.0**-20, "lyapunov"), (8.0, "riccati")])
+def test_gaps_of_a_million(folded, monkeypatch, decay, prior):
+    """The sums of M and u are multiplied by times and must cancel to the lag; what has decayed must not see its lag."""
+    inputs, given = folding(27, irregular=True)
     inputs["decay"][:] = decay
+    for place in (63, 64, 128):
+        given["times"][place:] += 1e6
+    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=torch.float16, prior=prior, **given)
+    assert all_fold(folded, True)
+
+
+@slow
+@cover(1, case=["between", "of each sequence"], dtype=TYPES)
+def test_other_times(folded, monkeypatch, case, dtype):
+    """Queries between the keys, some at the time of one; sequences of which one has gaps in which everything decays."""
+    inputs, given = folding(24, irregular=True, batch=1 if case == "between" else 2)
+    times = given["times"]
+    if case == "between":
+        given["query_times"] = times + 0.05
+        given["query_times"][::3] = times[::3]
+    else:
+        given["times"] = times.expand(2, -1).clone()
+        given["times"][1, 40:] += 500.0
+        given["times"][1, 100:] += 1e4
+    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=dtype, **given)
+    assert all_fold(folded, True)
+
+
+@slow
+@cover(1, dtype=TYPES, case=["decay 0.7", "decay 1", "horizon", "far lags"])
+def test_extremes_at_uniform_times(monkeypatch, dtype, case):
+    """E becomes subnormal; a horizon leaves nothing; the variance is 2^-20 at lag 0 and a third at lag 64."""
+    inputs, _ = folding(13, keys=200)
+    if case.startswith("decay"):
+        inputs["decay"][:] = float(case.split()[1])
+    elif case == "horizon":
+        inputs["decay"][:], inputs["horizon"] = 5.0, torch.full((1,), 40.0, dtype=torch.float64)
+    else:  # only the lags that fold count for the scale of float16
+        small = {"process_noise": 0.006, "key_noise": 0.0, "query_noise": 0.0, "noise_floor": 2.0**-20}
+        inputs |= {name: torch.full_like(inputs[name], x) for name, x in small.items()}
     assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-def test_a_horizon_that_leaves_nothing(monkeypatch, dtype):
-    inputs = slow(14, heads=1)
-    inputs["decay"][:], inputs["horizon"] = 5.0, torch.full((1,), 40.0, dtype=torch.float64)
-    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=dtype)
-
-
-@pytest.mark.parametrize("scale", [1e-2, 1e-3])
-def test_small_states_keep_their_digits(monkeypatch, scale):
-    inputs = slow(15, heads=1)
-    inputs["decay"][:] = 0.08
-    inputs = {name: x * scale if x.dim() == 4 else x for name, x in inputs.items()}
-    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=torch.float16)
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-def test_far_lags_fold_where_near_ones_have_little_variance(nearest, monkeypatch, dtype):
-    """The variance is 2^-20 at lag 0, and a third at lag 64: only the lags that fold count for the scale of float16."""
-    inputs = slow(18, heads=1, keys=200)
-    for name, x in {"process_noise": 0.006, "key_noise": 0.0, "query_noise": 0.0, "noise_floor": 2.0**-20}.items():
-        inputs[name][:] = x
-    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=dtype)
-    assert (nearest[0] <= 65).all(), nearest[0]
-
-
-@pytest.mark.parametrize("robustness", [2.0, 50.0])
-def test_equal_queries_and_keys_meet_exactly(monkeypatch, robustness):
-    inputs = slow(16, heads=1)
+@slow
+@cover(irregular=TIMES, case=["states 1e-2", "states 1e-3", "equal, nu 2", "equal, nu 50"])
+def test_digits(monkeypatch, irregular, case):
+    """Small states keep their digits; equal queries and keys meet exactly."""
+    inputs, given = folding(15, irregular)
+    if case.startswith("states"):
+        scale = float(case.split()[1])
+        inputs = {name: x * scale if x.dim() == 4 else x for name, x in inputs.items()}
+        if irregular:
+            given["times"] = 0.1 * given["times"]
+            noises = ("process_noise", "key_noise", "query_noise", "noise_floor")
+            inputs |= {name: inputs[name] * scale**2 for name in noises}
+        else:
+            inputs["decay"][:] = 0.08
+        assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=torch.float16, **given)
+        return
     inputs |= {"key": inputs["query"].clone(), "frequency": torch.zeros(1, 8, dtype=torch.float64)}
     for name, x in {"decay": 0.05, "key_noise": 1e-4, "noise_floor": 1e-4, "query_noise": 0.02}.items():
         inputs[name][:] = x
-    inputs["robustness"][:] = robustness
-    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=torch.bfloat16)
-
-
-@cover(1, times=[None, "irregular"], scale=[2.0**-14, 2.0**10])
-def test_gradients_of_every_size_in_float16(monkeypatch, times, scale):
-    """Each row's incoming gradient has a size of its own: half of them are smaller by 2^10."""
-    from rfa.ops.triton import folds
-
-    from ..problems import irregular_times
-    from .fused_problems import reference_attention, rounded, with_gradients
-
-    inputs = rounded(slow(17, heads=1), torch.float16)
-    g = torch.Generator().manual_seed(1)
-    small = torch.where(torch.arange(150) % 2 == 0, 1.0, 2.0**-10)[:, None]
-    cotangents = [(scale * small * torch.randn(1, 1, 150, 16, generator=g)).half().double(), torch.zeros(1, 1, 150)]
-    options = {} if times is None else {"times": irregular_times(17, 150)}
-    given = {"cotangents": cotangents, "constant": ("frequency",), **options}
-    exact = with_gradients(reference_attention, {n: x.double() for n, x in inputs.items()}, **given)
-
-    def errors():
-        found, wrong = with_gradients(triton_attention, inputs, **given), {}
-        for name in ("value", "decay", "query_noise", "robustness"):
-            wrong[name] = (found[name] - exact[name]).abs().max() / exact[name].abs().max()
-        for rows in (0, 1):
-            error = (found["query"] - exact["query"])[:, :, 64 + rows :: 2].abs().amax(-1)
-            wrong[f"query, {rows}"] = (error / exact["query"][:, :, 64 + rows :: 2].abs().amax(-1)).max()
-        return wrong
-
-    folded = errors()
-    monkeypatch.setattr(folds, "may_fold", lambda _: False)
-    for name, error in errors().items():
-        assert folded[name] < max(HALF[torch.float16], 1.5 * error), (name, folded[name], error)
+    inputs["robustness"][:] = float(case.split()[-1])
+    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=torch.bfloat16, **given)
