@@ -138,7 +138,6 @@ def test_heads_of_both_kinds(folded, monkeypatch, irregular, dtype):
         assert torch.exp(-2.0 * folded[0][0, 3]) < 1e-15
 
 
-@slow
 @pytest.mark.parametrize("irregular", TIMES)
 def test_folds_and_pairs_agree(folded, monkeypatch, irregular):
     """They differ by less than the states round: so errors of the formulas are not hidden by those of the states."""
