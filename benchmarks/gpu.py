@@ -28,7 +28,7 @@ from gpu_stages import ROOT, Part, Place, Stage, stages
 from kept import Kept, is_known
 
 import rfa.version
-from rfa.commit import short_commit, source_commit
+from rfa.version import short_commit, source_commit
 
 LIMIT = 540.0  # seconds of a stage
 GRACE = 20.0  # of these, for a command that is stopped to save

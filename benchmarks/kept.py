@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import rfa.version
-from rfa.commit import source_commit
 from rfa.files import write_text_whole
+from rfa.version import source_commit
 
 
 class Kept(dict):

@@ -35,7 +35,7 @@ class Build(BuildHookInterface):
 
     def _add_commit(self, build_data: dict[str, Any], package: str) -> None:
         source = Path(self.root, "src/rfa")
-        named = _load(source / "commit.py")
+        named = _load(source / "version.py")
         commit = named.source_commit(source)
         if commit and not (source / named.NAME).exists():  # a source distribution has it already
             made = Path(self.scratch.name, named.NAME)

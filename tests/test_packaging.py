@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rfa.commit import short_commit, source_commit, source_digest
+from rfa.version import short_commit, source_commit, source_digest
 
 ROOT = Path(__file__).parents[1]
 

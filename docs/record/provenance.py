@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rfa.commit import short_commit
+from rfa.version import short_commit
 
 
 def made_by(runs: Iterable[Sequence[Mapping[str, Any]]]) -> str:

@@ -3,7 +3,8 @@
 import os
 import platform
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,13 @@ import tokenizers
 import torch
 import transformers
 
-import rfa.version
-
-from .commit import source_commit, source_digest
+from . import version as package
 
 
 def environment() -> dict[str, Any]:
     """Versions, commit and machine of this process. Where no commit is known, a digest of the source stands for it."""
     return {
-        "rfa": rfa.version.__version__,
+        "rfa": package.__version__,
         "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -37,8 +36,8 @@ def environment() -> dict[str, Any]:
 @cache
 def _commit() -> str | None:
     """Of the source that this process began with, as far as it is known: a later commit does not change it."""
-    package = Path(rfa.version.__file__).parent
-    return source_commit(package) or source_digest(package)
+    folder = Path(package.__file__).parent
+    return package.source_commit(folder) or package.source_digest(folder)
 
 
 def cpu_name() -> str:
@@ -56,7 +55,7 @@ def _accelerated() -> dict[str, Any]:
     if not torch.cuda.is_available():
         return {}
     try:
-        triton = version("triton")
+        triton = installed_version("triton")
     except PackageNotFoundError:
         triton = None
     return {"cuda": torch.version.cuda, "triton": triton}

@@ -3,15 +3,19 @@
 from .covariance import (
     TimeDependentNoise,
     accumulated_variance,
+    bias,
     covariance,
+    gate,
     noise_rate,
+    peak_lag,
+    prior_response,
+    regime,
     riccati_gain,
     riccati_log_gain,
     steady_state_variance,
     time_dependent_variance,
 )
 from .integrals import cross_transport
-from .regimes import bias, gate, peak_lag, prior_response, regime
 from .spectrum import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
 from .transition import decay_kernel, rotate, rotation, rotation_of_heads, time_dtype, turn
 

@@ -15,8 +15,11 @@ from rfa.checks import exported
 from .integrals import unit_decay_integral
 from .transition import decay_kernel, time_dtype
 
+Quantity = Float[Tensor, "*#shape"]  # the arguments of a function broadcast against each other
+Values = Float[Tensor, "*shape"]
 
-def accumulated_variance(decay: Float[Tensor, "*#shape"], lag: Float[Tensor, "*#shape"]) -> Float[Tensor, "*shape"]:
+
+def accumulated_variance(decay: Quantity, lag: Quantity) -> Values:
     """`phi(tau) = integral_0^tau exp(-2 mu s) ds = (1 - exp(-2 mu tau)) / (2 mu)`, and `tau` at mu = 0.
 
     This is the variance that unit process noise accumulates over a lag (appendix A.2). The quotient cancels at and
@@ -38,12 +41,8 @@ def accumulated_variance(decay: Float[Tensor, "*#shape"], lag: Float[Tensor, "*#
 
 
 def covariance(
-    decay: Float[Tensor, "*#shape"],
-    process_noise: Float[Tensor, "*#shape"],
-    key_noise: Float[Tensor, "*#shape"],
-    noise_floor: Float[Tensor, "*#shape"],
-    lag: Float[Tensor, "*#shape"],
-) -> Float[Tensor, "*shape"]:
+    decay: Quantity, process_noise: Quantity, key_noise: Quantity, noise_floor: Quantity, lag: Quantity
+) -> Values:
     """`Sigma(tau) = sigma^2 phi(tau) + eta^2 exp(-2 mu tau) + sigma_0^2`, the variance of a transported key.
 
     This is equation `isotropic_covariance` of the paper. Here `sigma^2` is the noise per unit of time, so that mu = 0
@@ -63,9 +62,7 @@ def covariance(
     return process_noise * accumulated_variance(decay, lag) + transported + noise_floor
 
 
-def steady_state_variance(
-    decay: Float[Tensor, "*#shape"], process_noise: Float[Tensor, "*#shape"]
-) -> Float[Tensor, "*shape"]:
+def steady_state_variance(decay: Quantity, process_noise: Quantity) -> Values:
     """`sigma~^2 = sigma^2 / (2 mu)`, the stationary variance: the limit of `sigma^2 phi(tau)` (appendix A.2).
 
     Args:
@@ -80,12 +77,7 @@ def steady_state_variance(
     return torch.where(noisy, torch.where(has_limit, stationary, torch.inf), 0.0)
 
 
-def riccati_gain(
-    decay: Float[Tensor, "*#shape"],
-    process_noise: Float[Tensor, "*#shape"],
-    measurement_noise: Float[Tensor, "*#shape"],
-    interval: Float[Tensor, "*#shape"],
-) -> Float[Tensor, "*shape"]:
+def riccati_gain(decay: Quantity, process_noise: Quantity, measurement_noise: Quantity, interval: Quantity) -> Values:
     """The steady-state Kalman gain of one mode that is observed every `interval`.
 
     `K = x / (x + r)`. The predicted variance `x` is the positive root of the discrete Riccati equation
@@ -104,12 +96,12 @@ def riccati_gain(
 
 
 def riccati_log_gain(
-    decay: Float[Tensor, "*#shape"],
-    process_noise: Float[Tensor, "*#shape"],
-    measurement_noise: Float[Tensor, "*#shape"],
-    interval: Float[Tensor, "*#shape"],
+    decay: Quantity,
+    process_noise: Quantity,
+    measurement_noise: Quantity,
+    interval: Quantity,
     smallest: float | None = None,
-) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+) -> tuple[Values, Values]:
     """`log K` and `log(1 - K)` of `riccati_gain`. Both are finite, and accurate where the gain is near 0 or 1.
 
     With `c = 1 - F^2` and `g = q / r`, `y = x / r` is the root of `y^2 + y (c - g) - g = 0`, and `K = y / (1 + y)`.
@@ -142,7 +134,7 @@ def riccati_log_gain(
     return -torch.logaddexp(zero, -logit), -torch.logaddexp(zero, logit)
 
 
-def _hypot_of_one(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def _hypot_of_one(x: Values) -> Values:
     """`sqrt(x^2 + 1)`, also where the square would overflow."""
     if not exported():
         return torch.hypot(x, torch.ones_like(x))
@@ -177,9 +169,7 @@ class TimeDependentNoise(NamedTuple):
         return list(zip(*(field.unbind(-1) for field in self), strict=True))
 
 
-def noise_rate(
-    process_noise: Float[Tensor, "*#shape"], noise: TimeDependentNoise, elapsed: Float[Tensor, "*#shape"]
-) -> Float[Tensor, "*shape"]:
+def noise_rate(process_noise: Quantity, noise: TimeDependentNoise, elapsed: Quantity) -> Values:
     """`q(s) >= 0` of `TimeDependentNoise`: the variance that is added per unit of time.
 
     Args:
@@ -197,11 +187,8 @@ def noise_rate(
 
 
 def time_dependent_variance(
-    decay: Float[Tensor, "*#shape"],
-    process_noise: Float[Tensor, "*#shape"],
-    noise: TimeDependentNoise,
-    lag: Float[Tensor, "*#shape"],
-) -> Float[Tensor, "*shape"]:
+    decay: Quantity, process_noise: Quantity, noise: TimeDependentNoise, lag: Quantity
+) -> Values:
     """`V(tau) = integral_0^tau exp(-2 mu (tau - s)) q(s) ds`, the variance that time-dependent noise accumulates.
 
     With `phi` from `accumulated_variance`, this is appendix E.5 for the exponentials of `TimeDependentNoise`:
@@ -247,3 +234,81 @@ def _faded_wave(mu: Tensor, kappa: Tensor, nu: Tensor, psi: Tensor, tau: Tensor)
     wave = tau * (torch.cos(phase) * mean.real - torch.sin(phase) * mean.imag)
     # rounding can make the sum negative
     return decay_kernel(slower, tau) * (accumulated_variance(0.5 * rest, tau) + wave).clamp(min=0)
+
+
+# How the noises of a head weigh a lag (section 3.5, appendix C.2)
+
+
+def bias(decay: Quantity, process_noise: Quantity, key_noise: Quantity, noise_floor: Quantity, lag: Quantity) -> Values:
+    """`B(tau) = -log Sigma(tau)`, the additive prior of a lag (section 3.5).
+
+    Args: as `covariance`.
+
+    Returns:
+        The bias, in nats.
+    """
+    return -torch.log(covariance(decay, process_noise, key_noise, noise_floor, lag))
+
+
+def gate(
+    decay: Quantity,
+    process_noise: Quantity,
+    key_noise: Quantity,
+    noise_floor: Quantity,
+    query_noise: Quantity,
+    lag: Quantity,
+) -> Values:
+    """`P~(tau) = 1 / (Sigma(tau) + gamma^2)`, the precision that scales squared residuals at a lag (section 3.5).
+
+    Args: as `covariance`, and
+        query_noise: gamma^2 >= 0, variance.
+
+    Returns:
+        A precision.
+    """
+    return 1 / (covariance(decay, process_noise, key_noise, noise_floor, lag) + query_noise)
+
+
+def regime(decay: Quantity, process_noise: Quantity, key_noise: Quantity) -> Values:
+    """`alpha = eta^2 - sigma~^2`: negative in the diffusive regime, positive in the integrative one (appendix C.2).
+
+    Args:
+        decay: mu >= 0, per unit of time.
+        process_noise: sigma^2 >= 0, variance per unit of time.
+        key_noise: eta^2 >= 0, variance. All broadcast against each other.
+
+    Returns:
+        A difference of variances. It is `-inf` at mu = 0, where a noisy process has no stationary variance.
+    """
+    return key_noise - steady_state_variance(decay, process_noise)
+
+
+def prior_response(
+    decay: Quantity, process_noise: Quantity, key_noise: Quantity, noise_floor: Quantity, lag: Quantity
+) -> Values:
+    """`exp(-mu tau) / Sigma(tau)`, the weight of a lag before the content is compared (section 3.7).
+
+    Args: as `covariance`.
+
+    Returns:
+        A precision times the remaining fraction of the state.
+    """
+    return decay_kernel(decay, lag) / covariance(decay, process_noise, key_noise, noise_floor, lag)
+
+
+def peak_lag(decay: Quantity, process_noise: Quantity, key_noise: Quantity, noise_floor: Quantity) -> Values:
+    """`tau* = log(alpha / beta) / (2 mu)`, the lag at which `prior_response` is largest (section 3.7).
+
+    With `alpha <= beta = sigma_0^2 + sigma~^2` the response falls from the start, and the peak is at lag 0. At mu = 0
+    the response never rises either, and the result is 0.
+
+    Args: as `covariance`, without the lag.
+
+    Returns:
+        A lag >= 0, in units of time.
+    """
+    alpha = regime(decay, process_noise, key_noise)
+    beta = noise_floor + steady_state_variance(decay, process_noise)
+    rises = (alpha > beta) & (decay > 0)
+    ratio = torch.where(rises, alpha, 1.0) / torch.where(rises, beta, 1.0)
+    return torch.log(ratio) / (2 * torch.where(rises, decay, 1.0))

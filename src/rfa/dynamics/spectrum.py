@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rfa.checks import require
+
 
 def _geometric(base: float, count: int) -> Tensor:
     """`base^(-m / count)`, m = 0 .. count - 1."""
-    if not 1 < base < math.inf:
-        raise ValueError(f"base: got {base}, expected a number above 1")
-    if count < 1:
-        raise ValueError(f"modes: got {count} frequencies, expected at least 1")
+    require(1 < base < math.inf, "base", base, "a number above 1")
+    require(count >= 1, "modes", count, "at least 1")
     return base ** (-torch.arange(count, dtype=torch.float64) / count)
 
 
@@ -22,8 +22,7 @@ def _with_conjugates(positive: Tensor) -> Tensor:
 
 
 def _check_modes(modes: int) -> None:
-    if modes < 2 or modes % 2:
-        raise ValueError(f"modes: got {modes}, expected an even number >= 2 (conjugate pairs)")
+    require(modes >= 2 and modes % 2 == 0, "modes", modes, "an even number >= 2 (conjugate pairs)")
 
 
 def rope_frequencies(heads: int, modes: int, base: float = 10000.0) -> Float[Tensor, "heads modes"]:
@@ -87,10 +86,8 @@ def spectral_decay(
     Raises:
         ValueError: if `damping` or `zero_heads` is negative, or `damping` is infinite or NaN.
     """
-    if not 0 <= damping < math.inf:
-        raise ValueError(f"damping: got {damping}, expected a finite number >= 0")
-    if zero_heads < 0:
-        raise ValueError(f"zero_heads: got {zero_heads}, expected a number >= 0")
+    require(0 <= damping < math.inf, "damping", damping, "a finite number >= 0")
+    require(zero_heads >= 0, "zero_heads", zero_heads, "a number >= 0")
     decay = damping * frequency.abs().amax(dim=-1)
     decay[:zero_heads] = 0.0
     return decay

@@ -221,9 +221,9 @@ def _flex_attention(states: Sequence[Tensor], setting: Setting) -> Callable[...,
 
 @functools.lru_cache(maxsize=4)  # a model makes its mask once
 def _causal_blocks(length: int, device: torch.device) -> Any:
-    from rfa.integrations.flex import visible_blocks
+    from .flex import causal_blocks
 
-    return visible_blocks(1, checked_positions(1, length, length, device, None), causal=True)
+    return causal_blocks(length, device)
 
 
 def _problem(layer: RobustFilterAttention, states: Sequence[Tensor]) -> Problem:
@@ -247,17 +247,16 @@ def _in_frame(attend: Callable[..., Tensor], problem: Problem, states: Sequence[
 def _flex(layer: RobustFilterAttention, flex: Callable[..., Any], states: Sequence[Tensor], whole: bool) -> Tensor:
     """The operator by flex attention with the filter's scores.
 
-    The whole operator takes two calls; see `rfa.integrations.flex_filter_attention`. Values weighed by the scores, but
-    not by the decay after the softmax, take one.
+    The whole operator takes two calls. Values weighed by the scores, but not by the decay after the softmax, take one.
     """
-    from rfa.integrations.flex import decayed_attention, filter_scores
+    from .flex import decayed_attention, filter_scores
 
     problem = _problem(layer, states)
     flex = functools.partial(flex, scale=1.0, block_mask=_causal_blocks(states[0].shape[2], states[0].device))
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         scores = filter_scores(query, key, problem)
-        return decayed_attention(flex, query, key, value, scores)[0] if whole else flex(query, key, value, scores.plain)
+        return decayed_attention(flex, query, key, value, scores) if whole else flex(query, key, value, scores.plain)
 
     return _in_frame(attend, problem, states)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from rfa.commit import short_commit
+from rfa.version import short_commit
 
 from .layout import pipe_table
 

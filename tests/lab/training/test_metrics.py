@@ -12,8 +12,8 @@ from cover import some
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import rfa
-from rfa.commit import source_digest
 from rfa.nn import HeadDynamics
+from rfa.version import source_digest
 from rfa_lab.data import prepare
 from rfa_lab.evaluation import perplexities
 from rfa_lab.training import RunFolder, TrainingSpec, train

@@ -56,14 +56,10 @@ INTEGRATIONS = [
     Mutation("rfa/integrations/attention_interface.py", "flags = read_mask(attention_mask, batch, queries, keys)",
              "flags = read_mask(None, batch, queries, keys)",
              "padding takes part", "rfa/integrations/test_attention_interface.py"),
-    Mutation("rfa/integrations/flex.py", "(decayed.lse - plain.lse)", "(plain.lse - plain.lse)",
-             "estimates are not decayed", "rfa/integrations/test_flex.py"),
-    Mutation("rfa/integrations/flex.py", "torch.log2(1 + w * r * UNIT)", "torch.log2(1 + w * r)",
-             "the unit of the tables", "rfa/integrations/test_flex.py"),
-    Mutation("rfa/integrations/flex.py", "lag = (i + first - j).abs()", "lag = (i - j).abs()",
-             "fewer queries than keys stand at the first times", "rfa/integrations/test_flex.py"),
-    Mutation("rfa/integrations/flex.py", "masked_fill(unseen[..., None], 0.0)", "masked_fill(unseen[..., None], 1.0)",
-             "a query without keys has an estimate", "rfa/integrations/test_flex.py"),
+    Mutation("rfa_lab/bench/flex.py", "(decayed.lse - plain.lse)", "(plain.lse - plain.lse)",
+             "estimates are not decayed", "lab/bench/test_peers.py"),
+    Mutation("rfa_lab/bench/flex.py", "torch.log2(1 + w * r * UNIT)", "torch.log2(1 + w * r)",
+             "the unit of the tables", "lab/bench/test_peers.py"),
 ]  # fmt: skip
 
 PARALLEL = [

@@ -19,7 +19,7 @@ DYNAMICS = [
              "imaginary parts turn the other way", "rfa/dynamics/test_transition.py"),
     Mutation("rfa/dynamics/transition.py", '"mps" else torch.float64', '"mps" else torch.float32',
              "phases in single precision", "rfa/dynamics/test_transition.py"),
-    Mutation("rfa/dynamics/regimes.py", "rises = (alpha > beta)", "rises = (alpha > 0)",
+    Mutation("rfa/dynamics/covariance.py", "rises = (alpha > beta)", "rises = (alpha > 0)",
              "a peak lag where the response falls from the start", "rfa/dynamics/test_regimes.py"),
     Mutation("rfa/dynamics/integrals.py", "(slow[1] - fast[1]) * lag", "(fast[1] - slow[1]) * lag",
              "the sign of a difference of frequencies", "rfa/dynamics/test_coupling.py"),
