@@ -1,9 +1,7 @@
 """The model types of this package in transformers' Auto classes, although `import rfa` does not import transformers.
 
-`AutoConfig.from_pretrained` looks a model type up in `CONFIG_MAPPING`, which imports the module of a configuration when
-it is first asked for. `register` adds this package to that mapping. Loading the configuration imports `rfa.models`,
-and that registers the configurations and models by transformers' own functions. If transformers is not imported yet,
-`register` waits for the module that has the mapping.
+`AutoConfig` looks a model type up in `CONFIG_MAPPING`, which imports the module of a configuration when it is first
+asked for. That imports `rfa.models`, which registers configurations and models by transformers' own functions.
 """
 
 import importlib.machinery

@@ -30,10 +30,7 @@ def require(condition: bool, name: str, given: object, expected: str) -> None:
 
 
 def as_array(given: Any) -> "np.ndarray":
-    """What a caller gives as an array, with NaN (dates: NaT) in the place of its own marks of a missing value.
-
-    Marks are the mask of `numpy.ma`, None, and the NA of pandas.
-    """
+    """What a caller gives as an array, with NaN or NaT for masked entries of `numpy.ma`, None and the NA of pandas."""
     import numpy as np
 
     if isinstance(given, np.ma.MaskedArray):

@@ -132,35 +132,18 @@ def cached_file(path: Path, write: Callable[[BinaryIO], object]) -> Path:
     Raises:
         OSError: if the file cannot be written, for example because the disk is full. No part of it is left.
     """
-    with ExitStack() as stack:
-        with suppress(OSError, NotImplementedError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(FileLock(f"{path}.lock"))
-        if not _is_intact(path):
-            digest = _replace(path, write)
-            _replace(_checksum(path), lambda file: file.write(digest.encode()))
-    return path
-
-
-def _replace(path: Path, write: Callable[[BinaryIO], object]) -> str:
-    """Write a file under a temporary name, move it to `path` in one step, and return its sha256."""
-    digests = []
+    checksum = path.with_name(f"{path.name}.sha256")
 
     def write_and_hash(temporary: Path) -> None:
         with temporary.open("xb") as file:
             write(file)
-        digests.append(sha256(temporary))
+        write_text_whole(checksum, sha256(temporary))
 
-    write_whole(path, write_and_hash)
-    return digests[0]
-
-
-def _is_intact(path: Path) -> bool:
-    try:
-        return _checksum(path).read_bytes() == sha256(path).encode()
-    except FileNotFoundError:
-        return False
-
-
-def _checksum(path: Path) -> Path:
-    return path.with_name(f"{path.name}.sha256")
+    with ExitStack() as stack:
+        with suppress(OSError, NotImplementedError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(f"{path}.lock"))
+        intact = path.exists() and checksum.exists() and checksum.read_bytes() == sha256(path).encode()
+        if not intact:
+            write_whole(path, write_and_hash)
+    return path

@@ -1,8 +1,4 @@
-"""The types of progress callbacks. They carry numbers and names, never text for a reader.
-
-This file stands alone because `data`, `training`, `evaluation`, `report` and `recipes` all need it. The module
-The commands' console turns the numbers into words and bars.
-"""
+"""The types of progress callbacks. They carry numbers and names, and a console makes words of them."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

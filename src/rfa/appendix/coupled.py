@@ -1,7 +1,7 @@
 """Cross-attention of two coupled processes (appendix E.4). It is dense: its terms do not separate by query and key."""
 
 import math
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rfa.checks import require
 from rfa.dynamics import accumulated_variance, cross_transport, decay_kernel, time_dtype
 from rfa.nn.cache import locate_tokens
-from rfa.nn.checks import check_frequencies, check_learnable, check_rates, check_sizes, check_states
+from rfa.nn.checks import check_choice, check_frequencies, check_learnable, check_rates, check_sizes, check_states
 from rfa.nn.dynamics import (
     INVERSE_TEMPERATURE,
     KEY_NOISE,
@@ -121,13 +121,41 @@ def coupled_filter_attention(
         processes = target_process, auxiliary_process
         sources = _sources(target, auxiliary, processes, coupling, dtype)
         states = _complex(query.to(dtype))
+        query_noise, floor, robustness, temperature = (p.to(dtype)[:, None, None] for p in prediction_weights)
+        y_noise = auxiliary_process.key_noise.to(dtype)[:, None, None]
 
         def dense_rows(rows: slice) -> DenseRows:
-            times = target.times[:, rows]
-            return _rows(states[:, :, rows], times, auxiliary, sources, processes, coupling, prediction_weights, weight)
+            visible, seen, lag = _lags(target.times[:, rows], auxiliary)
+            over = _transport(processes, coupling, lag, dtype)
+            predicted = over.own * sources.target + over.cross * sources.auxiliary
+            unknown = ~torch.view_as_real(predicted).isfinite().all(-1).all(-1).all(-1)
+            key, value = predicted.masked_fill(unknown[..., None, None], 0.0).unbind(-2)
+            poisoned = ~torch.view_as_real(states[:, :, rows]).isfinite().all(-1).all(-1)
+            rows_alone = states[:, :, rows].masked_fill(poisoned[..., None], 0.0)
+            variance = over.remaining * sources.variance + over.cross_power * y_noise + over.added + floor
+            difference = rows_alone[:, :, :, None] - key
+            residual = (difference.real.square() + difference.imag.square()).sum(-1)
+            scale = (robustness * (channels // 2), effective_variance(variance, query_noise, weight))
+            log_prior, weighed = -torch.log(positive(variance)), evidence(residual, scale, weight)
+            return DenseRows(
+                log_weights(log_prior, weighed, robustness, temperature, weight),
+                visible,
+                lambda weights: (weights[..., None] * value).sum(-2),
+                poisoned | (seen & unknown).any(-1),
+            )
 
         estimate, _ = masked_softmax(row_blocks(batch, heads, queries, keys * channels), dense_rows)
     return torch.cat([estimate.real, estimate.imag], dim=-1).to(query.dtype)
+
+
+def _lags(times: Tensor, auxiliary: Observations) -> tuple[Tensor, Tensor, Tensor]:
+    """Which sources are seen at these times, `(b, rows, sources)` and `(b, 1, rows, sources)`, and their lags."""
+    lag = times[:, :, None] - auxiliary.times[:, None, :]
+    visible = lag >= 0
+    if auxiliary.mask is not None:
+        visible = visible & auxiliary.mask[:, None, :]
+    seen = visible[:, None]
+    return visible, seen, lag[:, None].to(time_dtype(lag.device)).masked_fill(~seen, 0.0)
 
 
 def _complex(x: Tensor) -> Tensor:
@@ -156,7 +184,7 @@ class _Transport(NamedTuple):
 
 
 def _transport(processes: tuple[Process, Process], coupling: Tensor, lag: Tensor, dtype: torch.dtype) -> _Transport:
-    """Formed in the dtype of the lags: phases must not be rounded before their cosine is taken."""
+    # in the dtype of the lags: phases must not be rounded before their cosine is taken
     x, y = ([p.to(lag.dtype)[:, None, None] for p in process] for process in processes)
     each, b = lag[..., None, None], coupling.to(lag.dtype)[:, None, None, None, None]
     decay, driver_decay = x[0][..., None, None], y[0][..., None, None]
@@ -187,10 +215,6 @@ def _take(states: Tensor, index: Tensor) -> Tensor:
     return torch.take_along_dim(states, index, dim=2)
 
 
-def _per_state(flags: Tensor) -> Tensor:
-    return flags[:, None, :, None, None]
-
-
 def _sources(
     target: Observations,
     auxiliary: Observations,
@@ -208,7 +232,7 @@ def _sources(
     phase = lag[:, None, :, None] * processes[1].frequency.to(lag.dtype)[:, None, :]
     decay = (rates[0] * lag[:, None])[..., None].expand_as(phase)
     turned = torch.exp(torch.complex(-decay, phase))[..., None, :].to(auxiliary_states.dtype)
-    driver = turned * _take(auxiliary_states, index).masked_fill(~_per_state(found), 0.0)
+    driver = turned * _take(auxiliary_states, index).masked_fill(~found[:, None, :, None, None], 0.0)
     lag = lag[:, None]
     driver_variance = decay_kernel(2 * rates[0], lag) * rates[3] + rates[2] * accumulated_variance(rates[0], lag)
     driver_variance = torch.where(found[:, None], driver_variance.to(dtype), y_prior)
@@ -217,52 +241,12 @@ def _sources(
     over = _transport(processes, coupling, lag[:, None, None], dtype)
     own, cross = over.own[:, :, 0], over.cross[:, :, 0]
     carried = own * _take(target_states, index) + cross * _take(driver, index)
-    carried = carried.masked_fill(~_per_state(found), 0.0)
+    carried = carried.masked_fill(~found[:, None, :, None, None], 0.0)
     remaining, cross_power, added = over.remaining[:, :, 0], over.cross_power[:, :, 0], over.added[:, :, 0]
     driver_variance = torch.take_along_dim(driver_variance, index[:, None], dim=2)
     variance = remaining * x_noise + cross_power * driver_variance + added
     variance = torch.where(found[:, None], variance, x_prior)
     return _SourceStates(carried[:, :, None], auxiliary_states[:, :, None], variance[:, :, None])
-
-
-def _rows(
-    query: Tensor,
-    times: Tensor,
-    auxiliary: Observations,
-    sources: _SourceStates,
-    processes: tuple[Process, Process],
-    coupling: Tensor,
-    prediction_weights: PredictionWeights,
-    weight: Weight,
-) -> DenseRows:
-    """Scores of some queries, whose estimates are complex."""
-    dtype, modes = query.real.dtype, query.shape[-1]
-    lag = times[:, :, None] - auxiliary.times[:, None, :]
-    visible = lag >= 0
-    if auxiliary.mask is not None:
-        visible = visible & auxiliary.mask[:, None, :]
-    seen = visible[:, None]
-    lag = lag[:, None].to(time_dtype(lag.device)).masked_fill(~seen, 0.0)
-    over = _transport(processes, coupling, lag, dtype)
-    predicted = over.own * sources.target + over.cross * sources.auxiliary
-    unknown = ~torch.view_as_real(predicted).isfinite().all(-1).all(-1).all(-1)  # (batch, heads, 1 or rows, sources)
-    predicted = predicted.masked_fill(unknown[..., None, None], 0.0)
-    poisoned = ~torch.view_as_real(query).isfinite().all(-1).all(-1)
-    query = query.masked_fill(poisoned[..., None], 0.0)
-    key, value = predicted.unbind(-2)
-
-    query_noise, floor, robustness, temperature = (p.to(dtype)[:, None, None] for p in prediction_weights)
-    y_noise = processes[1].key_noise.to(dtype)[:, None, None]
-    variance = over.remaining * sources.variance + over.cross_power * y_noise + over.added + floor
-    difference = query[:, :, :, None] - key
-    residual = (difference.real.square() + difference.imag.square()).sum(-1)
-    scale = (robustness * modes, effective_variance(variance, query_noise, weight))
-    return DenseRows(
-        log_weights(-torch.log(positive(variance)), evidence(residual, scale, weight), robustness, temperature, weight),
-        visible,
-        lambda weights: (weights[..., None] * value).sum(-2),
-        poisoned | (seen & unknown).any(-1),
-    )
 
 
 # Robust filter attention across two coupled processes as a layer (appendix E.4)
@@ -314,19 +298,16 @@ class _Weighing(PositiveParameters):
 class CoupledFilterAttention(nn.Module):
     """Cross-attention: a target process x, estimated from an auxiliary process y that drives it.
 
-    With `dx = A_x x dt + b y dt + noise` and `dy = A_y y dt + noise`, an observation of y at `s_j <= t_i` predicts the
-    target by `e^(lambda_x tau) x_j + lambda_xy(tau) y_j`; predictions are weighed as in robust filter attention, and
+    Each observation of y predicts the target, and predictions are weighed as in robust filter attention.
     `rfa.appendix.coupled.coupled_filter_attention` gives the formulas and says how the two sequences, each with its own
-    times, are paired. The kernel does not separate into factors of query and key, so there is no fused kernel: memory
-    is O(queries x sources x hidden_size) where gradients are asked for, and bounded without.
+    times, are paired. There is no fused kernel: memory is O(queries x sources x hidden_size) where gradients are asked
+    for, and bounded without.
 
     Args:
         hidden_size: d_model of the target.
         num_heads: H.
         auxiliary_size: d_model of the auxiliary sequence; the target's.
-        frequency: of the target, `(heads, modes)` in radians per unit of time; the partitioned bank.
-        decay: of the target, `(heads,)` per unit of time; `0.05` times the fastest frequency of each head, 0 for the
-            first two.
+        frequency, decay: of the target, as of `rfa.nn.RobustFilterAttention`.
         auxiliary_frequency, auxiliary_decay: of the auxiliary process; the target's.
         coupling: the initial b, per unit of time; at 0 the layer does not see the auxiliary states, only their times.
         steady_state: initial steady-state variance `sigma^2 / (2 mu)` of both.
@@ -361,7 +342,7 @@ class CoupledFilterAttention(nn.Module):
         auxiliary_size = hidden_size if auxiliary_size is None else auxiliary_size
         check_sizes(hidden_size, num_heads)
         require(auxiliary_size >= 1, "auxiliary_size", auxiliary_size, "a number >= 1")
-        require(weight in get_args(Weight), "weight", weight, f"one of {get_args(Weight)}")
+        check_choice("weight", weight, Weight)
         require(math.isfinite(coupling), "coupling", coupling, "a finite number")
         require(0 <= steady_state < math.inf, "steady_state", steady_state, "a finite number >= 0")
         self.hidden_size, self.num_heads, self.auxiliary_size = hidden_size, num_heads, auxiliary_size

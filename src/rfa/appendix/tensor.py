@@ -22,6 +22,7 @@ from rfa.ops.problem import Options, Parameters, Weight, validate
 from rfa.ops.transforms import without_autocast
 
 _PER_MODE = ("decay", "frequency", "process_noise", "key_noise", "query_noise")
+_OF_HEADS = ("noise_floor", "robustness", "inverse_temperature")
 
 
 def tensor_filter_attention(
@@ -29,14 +30,6 @@ def tensor_filter_attention(
     key: Float[Tensor, "batch heads keys channels"],
     value: Float[Tensor, "batch heads keys channels"],
     *,
-    decay: Float[Tensor, "heads modes"],
-    frequency: Float[Tensor, "heads modes"],
-    process_noise: Float[Tensor, "heads modes"],
-    key_noise: Float[Tensor, "heads modes"],
-    query_noise: Float[Tensor, "heads modes"],
-    noise_floor: Float[Tensor, " heads"],
-    robustness: Float[Tensor, " heads"],
-    inverse_temperature: Float[Tensor, " heads"],
     times: Float[Tensor, "*t keys"] | Int[Tensor, "*t keys"] | None = None,
     query_times: Float[Tensor, "*s queries"] | Int[Tensor, "*s queries"] | None = None,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
@@ -45,6 +38,7 @@ def tensor_filter_attention(
     weight: Weight = "student_t",
     rotate_values: bool = True,
     return_log_precision: bool = False,
+    **parameters: Float[Tensor, "heads *modes"],
 ) -> (
     Float[Tensor, "batch heads queries channels"]
     | tuple[Float[Tensor, "batch heads queries channels"], Float[Tensor, "batch heads queries modes"]]
@@ -71,26 +65,15 @@ def tensor_filter_attention(
     computed in blocks of bounded memory.
 
     Args:
-        query: `(batch, heads, queries, 2 d)`; real parts first, then imaginary parts.
-        key: `(batch, heads, keys, 2 d)`.
-        value: `(batch, heads, keys, 2 d)`, whether it is rotated or not: each mode has its own weights.
-        decay: mu_k >= 0, per unit of time, `(heads, modes)`.
-        frequency: omega_k, radians per unit of time, `(heads, modes)`.
-        process_noise: sigma_k^2 >= 0, variance per unit of time, `(heads, modes)`.
-        key_noise: eta_k^2 >= 0, variance, `(heads, modes)`.
-        query_noise: gamma_k^2 >= 0, variance, `(heads, modes)`.
-        noise_floor: sigma_0^2 >= 0, variance, `(heads,)`.
-        robustness: nu_s > 0, degrees of freedom per mode, `(heads,)`.
-        inverse_temperature: beta_s > 0, `(heads,)`.
-        times: of the keys, `(keys,)` or `(batch, keys)`, strictly increasing within a segment; 0, 1, 2, ...
-        query_times: of the queries, `(queries,)` or `(batch, queries)`; the last of `times`. Later than every
-            key is a forecast.
-        key_mask: `(batch, keys)`, True for keys that take part.
-        segment_ids: `(batch, keys)`; queries see keys of their own segment only and take the last ids.
-        causal: key j takes part in query i when `t_j <= t_i`.
+        query, key, value: `(batch, heads, length, 2 d)`; real parts first, then imaginary parts. Values have as many
+            channels, whether they rotate or not: each mode has its own weights.
+        times, query_times, key_mask, segment_ids, causal, rotate_values: as of `robust_filter_attention`. Query times
+            that are later than every key are a forecast.
         weight: "student_t", the L of the formula, or "exponential", `L[k] = -log Sigma[k] - D2 / (nu_s d)`.
-        rotate_values: transport values by rotation too; off, they only decay.
         return_log_precision: also return `log s_i[k] = log sum_j exp(beta_s L_ij[k])`, one for each mode.
+        **parameters: `decay`, `frequency`, `process_noise`, `key_noise` and `query_noise`, `(heads, modes)`;
+            `noise_floor`, `robustness` and `inverse_temperature`, `(heads,)`. All with the units and bounds of
+            `robust_filter_attention`.
 
     Returns:
         The filtered values `(batch, heads, queries, 2 d)`, before the innovation step, in the query's dtype; and
@@ -100,62 +83,45 @@ def tensor_filter_attention(
     Raises:
         ValueError: naming the argument, what was given and what was expected. Under `torch.compile` shapes, dtypes and
             devices are checked, values are not. Values that `torch.vmap` has batched are not checked either.
+        TypeError: for parameters of other names.
 
     Source: appendix B.1, with the robust weight and temperature of section 3.2, so that agreeing modes give that one.
     """
-    parameters = Parameters(
-        decay, frequency, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature, None
-    )
+    if parameters.keys() != {*_PER_MODE, *_OF_HEADS}:
+        raise TypeError(f"parameters: got {sorted(parameters)}, expected {sorted((*_PER_MODE, *_OF_HEADS))}")
+    given = Parameters(**parameters)  # type: ignore[arg-type]
     options = Options(causal, weight, rotate_values, "lyapunov", True, False, return_log_precision)
     anywhere = options._replace(rotate_values=False)  # the width of the values is checked below, for another reason
-    validate(query, key, value, parameters, anywhere, _PER_MODE)
-    batch, _, queries, channels = query.shape
+    validate(query, key, value, given, anywhere, _PER_MODE)
+    batch, heads, queries, channels = query.shape
     positions = checked_positions(batch, queries, key.shape[2], query.device, times, query_times, key_mask, segment_ids)
     if value.shape[-1] != channels:
         raise ValueError(
             f"value: got {value.shape[-1]} channels, expected {channels}, the query's: each mode has weights of its own"
         )
-    estimate, log_precision = _filter(query, key, value, parameters, positions, options)
-    return estimate if log_precision is None else (estimate, log_precision)
-
-
-def _filter(
-    query: Tensor, key: Tensor, value: Tensor, parameters: Parameters, positions: Positions, options: Options
-) -> tuple[Tensor, Tensor | None]:
-    """Rotations, which are safe in a common frame, around blocks of independent rows."""
     dtype = torch.promote_types(query.dtype, torch.float32)
-    frequency = parameters.frequency  # stays in its own dtype: phases are formed before rounding
-    parameters = parameters.to(dtype)
+    frequency = given.frequency  # stays in its own dtype: phases are formed before rounding
     key, value = positions.without_absent(key, value)
     with without_autocast(query):
         query_frame = rotated(query.to(dtype), frequency, positions.query_times, inverse=True)
         key_frame = rotated(key.to(dtype), frequency, positions.key_times, inverse=True)
         value_frame = value.to(dtype)
-        if options.rotate_values:
+        if rotate_values:
             value_frame = rotated(value_frame, frequency, positions.key_times, inverse=True)
         states, poisoned = zip(*map(finite, (query_frame, key_frame, value_frame)), strict=True)
-        queries, keys, values = map(_by_mode, states)
-        batch, heads, modes, length, _ = queries.shape
+        by_mode = tuple(x.unflatten(-1, (2, channels // 2)).permute(0, 1, 4, 2, 3) for x in states)
 
         def dense_rows(rows: slice) -> DenseRows:
-            return _rows(
-                (queries[..., rows, :], keys, values),
-                (poisoned[0][..., rows], *poisoned[1:]),
-                parameters,
-                positions.rows(rows),
-                options,
-            )
+            rows_alone = (by_mode[0][..., rows, :], *by_mode[1:])
+            unknown = (poisoned[0][..., rows], *poisoned[1:])
+            return _rows(rows_alone, unknown, given.to(dtype), positions.rows(rows), options)
 
-        blocks = row_blocks(batch, heads * modes, length, keys.shape[3])
-        estimate, log_sums = masked_softmax(blocks, dense_rows, options.log_precision)
-        if options.rotate_values:
+        blocks = row_blocks(batch, heads * channels // 2, queries, key.shape[2])
+        estimate, log_sums = masked_softmax(blocks, dense_rows, return_log_precision)
+        if rotate_values:
             estimate = rotated(estimate, frequency, positions.query_times)
-    return estimate.to(query.dtype), None if log_sums is None else log_sums.mT
-
-
-def _by_mode(x: Tensor) -> Tensor:
-    """`(batch, heads, length, 2 d)` as `(batch, heads, d, length, 2)`."""
-    return x.unflatten(-1, (2, x.shape[-1] // 2)).permute(0, 1, 4, 2, 3)
+    estimate = estimate.to(query.dtype)
+    return estimate if log_sums is None else (estimate, log_sums.mT)
 
 
 def _rows(
@@ -165,7 +131,7 @@ def _rows(
     positions: Positions,
     options: Options,
 ) -> DenseRows:
-    """Scores `(batch, heads, modes, queries, keys)` of some rows in the common frame, from appendix B.1."""
+    """Scores `(batch, heads, modes, queries, keys)` of some rows, from states `(batch, heads, modes, length, 2)`."""
     query, key, value = states
     modes = query.shape[2]
     rate, process_noise, key_noise, query_noise = (

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from rfa.checks import exported
 
-from .integrals import unit_decay_integral
+from .integrals import Quantity, unit_decay_integral
 from .transition import decay_kernel, time_dtype
 
-Quantity = Float[Tensor, "*#shape"]  # the arguments of a function broadcast against each other
 Values = Float[Tensor, "*shape"]
 
 
@@ -27,10 +26,7 @@ def accumulated_variance(decay: Quantity, lag: Quantity) -> Values:
 
     Args:
         decay: mu, per unit of time; broadcasts against `lag`. A negative value means growth.
-        lag: tau >= 0, in units of time.
-
-    Returns:
-        `phi(tau)`, in units of time.
+        lag: tau >= 0, in units of time, as the result.
     """
     rate = 2 * decay
     x = rate * lag
@@ -51,12 +47,8 @@ def covariance(
     Args:
         decay: mu >= 0, per unit of time.
         process_noise: sigma^2 >= 0, variance per unit of time.
-        key_noise: eta^2 >= 0, variance.
-        noise_floor: sigma_0^2 >= 0, variance.
+        key_noise, noise_floor: eta^2 >= 0 and sigma_0^2 >= 0, variances.
         lag: tau >= 0, in units of time. All broadcast against each other.
-
-    Returns:
-        `Sigma(tau)`, a variance.
     """
     transported = key_noise * torch.exp(-2 * decay * lag)
     return process_noise * accumulated_variance(decay, lag) + transported + noise_floor
@@ -65,9 +57,7 @@ def covariance(
 def steady_state_variance(decay: Quantity, process_noise: Quantity) -> Values:
     """`sigma~^2 = sigma^2 / (2 mu)`, the stationary variance: the limit of `sigma^2 phi(tau)` (appendix A.2).
 
-    Args:
-        decay: mu >= 0, per unit of time.
-        process_noise: sigma^2 >= 0, variance per unit of time. Both broadcast against each other.
+    Args: as `covariance`.
 
     Returns:
         A variance. It is infinite at mu = 0, and 0 without process noise.
@@ -83,11 +73,9 @@ def riccati_gain(decay: Quantity, process_noise: Quantity, measurement_noise: Qu
     `K = x / (x + r)`. The predicted variance `x` is the positive root of the discrete Riccati equation
     `x^2 + x (r (1 - F^2) - q) - q r = 0`, with `F = exp(-mu dt)` and `q = sigma^2 phi(dt)`.
 
-    Args:
-        decay: mu >= 0, per unit of time.
-        process_noise: sigma^2 >= 0, variance per unit of time.
+    Args: as `covariance`, and
         measurement_noise: r >= 0, variance.
-        interval: dt > 0, in units of time. All broadcast against each other.
+        interval: dt > 0, in units of time.
 
     Returns:
         The gain, in [0, 1].
@@ -176,9 +164,6 @@ def noise_rate(process_noise: Quantity, noise: TimeDependentNoise, elapsed: Quan
         process_noise: sigma^2 >= 0, the white part, variance per unit of time.
         noise: the other parts. Each broadcasts with the rest.
         elapsed: s >= 0, the time since the key, in units of time.
-
-    Returns:
-        A variance per unit of time.
     """
     rate = process_noise + torch.zeros_like(elapsed)
     for amplitude, kappa, nu, psi in noise.parts():
@@ -242,10 +227,7 @@ def _faded_wave(mu: Tensor, kappa: Tensor, nu: Tensor, psi: Tensor, tau: Tensor)
 def bias(decay: Quantity, process_noise: Quantity, key_noise: Quantity, noise_floor: Quantity, lag: Quantity) -> Values:
     """`B(tau) = -log Sigma(tau)`, the additive prior of a lag (section 3.5).
 
-    Args: as `covariance`.
-
-    Returns:
-        The bias, in nats.
+    Args: as `covariance`. The bias is in nats.
     """
     return -torch.log(covariance(decay, process_noise, key_noise, noise_floor, lag))
 
@@ -262,9 +244,6 @@ def gate(
 
     Args: as `covariance`, and
         query_noise: gamma^2 >= 0, variance.
-
-    Returns:
-        A precision.
     """
     return 1 / (covariance(decay, process_noise, key_noise, noise_floor, lag) + query_noise)
 
@@ -272,13 +251,7 @@ def gate(
 def regime(decay: Quantity, process_noise: Quantity, key_noise: Quantity) -> Values:
     """`alpha = eta^2 - sigma~^2`: negative in the diffusive regime, positive in the integrative one (appendix C.2).
 
-    Args:
-        decay: mu >= 0, per unit of time.
-        process_noise: sigma^2 >= 0, variance per unit of time.
-        key_noise: eta^2 >= 0, variance. All broadcast against each other.
-
-    Returns:
-        A difference of variances. It is `-inf` at mu = 0, where a noisy process has no stationary variance.
+    Args: as `covariance`. At mu = 0, where a noisy process has no stationary variance, the result is `-inf`.
     """
     return key_noise - steady_state_variance(decay, process_noise)
 
@@ -289,9 +262,6 @@ def prior_response(
     """`exp(-mu tau) / Sigma(tau)`, the weight of a lag before the content is compared (section 3.7).
 
     Args: as `covariance`.
-
-    Returns:
-        A precision times the remaining fraction of the state.
     """
     return decay_kernel(decay, lag) / covariance(decay, process_noise, key_noise, noise_floor, lag)
 
@@ -303,9 +273,6 @@ def peak_lag(decay: Quantity, process_noise: Quantity, key_noise: Quantity, nois
     the response never rises either, and the result is 0.
 
     Args: as `covariance`, without the lag.
-
-    Returns:
-        A lag >= 0, in units of time.
     """
     alpha = regime(decay, process_noise, key_noise)
     beta = noise_floor + steady_state_variance(decay, process_noise)

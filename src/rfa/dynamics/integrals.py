@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
+Quantity = Float[Tensor, "*#shape"]  # the arguments of a function broadcast against each other
+
 _SERIES_BELOW, _SERIES_TERMS = 0.5, 15  # 0.5^15 / 15! < 3e-17: the series is exact in float64
 
 
@@ -64,11 +66,7 @@ def unit_decay_integral(x: Tensor) -> Tensor:
 
 
 def cross_transport(
-    decay: Float[Tensor, "*#shape"],
-    frequency: Float[Tensor, "*#shape"],
-    driver_decay: Float[Tensor, "*#shape"],
-    driver_frequency: Float[Tensor, "*#shape"],
-    lag: Float[Tensor, "*#shape"],
+    decay: Quantity, frequency: Quantity, driver_decay: Quantity, driver_frequency: Quantity, lag: Quantity
 ) -> Complex[Tensor, "*shape"]:
     """`integral_0^tau e^(lambda_x (tau - s)) e^(lambda_y s) ds`, what a driving mode y adds to a driven mode x.
 
@@ -91,14 +89,9 @@ def cross_transport(
     Source: appendix E.4, `lambda_xy` for b = 1.
     """
     driven_is_slower = decay <= driver_decay
-    slow = (
-        torch.where(driven_is_slower, decay, driver_decay),
-        torch.where(driven_is_slower, frequency, driver_frequency),
-    )
-    fast = (
-        torch.where(driven_is_slower, driver_decay, decay),
-        torch.where(driven_is_slower, driver_frequency, frequency),
-    )
+    driven, driver = (decay, frequency), (driver_decay, driver_frequency)
+    slow = [torch.where(driven_is_slower, x, y) for x, y in zip(driven, driver, strict=True)]
+    fast = [torch.where(driven_is_slower, y, x) for x, y in zip(driven, driver, strict=True)]
     exponent = torch.complex(*torch.broadcast_tensors(-slow[0] * lag, slow[1] * lag))
     difference = torch.complex(*torch.broadcast_tensors((fast[0] - slow[0]) * lag, (slow[1] - fast[1]) * lag))
     return lag * torch.exp(exponent) * unit_decay_integral(difference)

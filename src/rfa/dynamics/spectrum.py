@@ -46,16 +46,7 @@ def rope_frequencies(heads: int, modes: int, base: float = 10000.0) -> Float[Ten
 def rotary_frequencies(heads: int, modes: int, base: float = 10000.0) -> Float[Tensor, "heads modes"]:
     """RoPE as published: `base^(-m / d)`, m = 0 .. d - 1, over all `2 d` channels of a head (no conjugate pairs).
 
-    Args:
-        heads: number of heads H.
-        modes: complex modes per head d.
-        base: ratio of the fastest to the (never reached) slowest frequency.
-
-    Returns:
-        Frequencies in radians per unit of time, the same for all heads.
-
-    Raises:
-        ValueError: if `modes` is below 1, or `base` not above 1.
+    Args, returns and raises as `rope_frequencies`, but for any number of modes.
     """
     return _geometric(base, modes).float().repeat(heads, 1)
 

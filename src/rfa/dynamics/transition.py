@@ -18,14 +18,11 @@ def rotation(
     frequency: Float[Tensor, "heads modes"],
     times: Float[Tensor, "*batch length"] | Int[Tensor, "*batch length"],
 ) -> tuple[Float[Tensor, "*b heads length modes"], Float[Tensor, "*b heads length modes"]]:
-    """Cosine and sine of the phases `omega_k t_i` (section 3.2).
+    """Cosine and sine of the phases `omega_k t_i` (section 3.2), each `(..., heads, length, modes)` in `time_dtype`.
 
     Args:
         frequency: angular frequencies omega, radians per unit of time.
         times: `(length,)` or `(batch, length)`.
-
-    Returns:
-        `cos` and `sin`, each `(..., heads, length, modes)`, in `time_dtype`.
     """
     return rotation_of_heads(frequency, times[..., None, :])
 
@@ -34,15 +31,7 @@ def rotation_of_heads(
     frequency: Float[Tensor, "heads modes"],
     times: Float[Tensor, "*batch h length"] | Int[Tensor, "*batch h length"],
 ) -> tuple[Float[Tensor, "*b heads length modes"], Float[Tensor, "*b heads length modes"]]:
-    """`rotation` at times of each head.
-
-    Args:
-        frequency: angular frequencies omega, radians per unit of time.
-        times: `(..., heads, length)`, or `(..., 1, length)` for times that all heads share.
-
-    Returns:
-        `cos` and `sin`, each `(..., heads, length, modes)`, in `time_dtype`.
-    """
+    """`rotation` at times of each head, `(..., heads, length)`, or `(..., 1, length)` where all heads share them."""
     dtype = time_dtype(times.device)
     phase = times.to(dtype)[..., None] * frequency.to(dtype)[:, None, :]
     return phase.cos(), phase.sin()
@@ -60,13 +49,9 @@ def rotate(
     The inverse rotation is RoPE's map. It brings states of different times into the common frame of t = 0.
 
     Args:
-        x: complex states as `2 * modes` real channels.
-        frequency: omega, radians per unit of time.
-        times: `(length,)` or `(batch, length)`, in units of time.
+        x: complex states as `2 * modes` real channels. The result has their dtype.
+        frequency, times: as of `rotation`.
         inverse: turn backwards.
-
-    Returns:
-        The rotated states, in the dtype of `x`.
     """
     cos, sin = rotation(frequency, times)
     return turn(x, cos, -sin if inverse else sin)
@@ -93,8 +78,5 @@ def decay_kernel(decay: Float[Tensor, "*#shape"], lag: Float[Tensor, "*#shape"])
     Args:
         decay: mu >= 0, per unit of time; broadcasts against `lag`.
         lag: tau >= 0, in units of time.
-
-    Returns:
-        A fraction in (0, 1].
     """
     return torch.exp(-decay * lag)

@@ -17,7 +17,7 @@ from rfa.ops.problem import Options, Parameters, Problem
 
 from .located import Mask, read_mask
 
-_OPTIONS = Options(
+IN_FRAME = Options(
     causal=True,
     weight="student_t",
     rotate_values=False,
@@ -101,7 +101,7 @@ def student_t_attention(
         query,
         of_all_heads(key, share),
         of_all_heads(value, share),
-        Problem(parameters, positions, _OPTIONS._replace(dropout=dropout)),
+        Problem(parameters, positions, IN_FRAME._replace(dropout=dropout)),
     )
     assert isinstance(estimate, Tensor)
     return estimate.transpose(1, 2).contiguous(), None

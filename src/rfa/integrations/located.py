@@ -106,7 +106,7 @@ class LayerNote:
 
 
 def note_of(cache: Cache, module: Any, cached: int) -> LayerNote:
-    """The note of a layer with its `cached` tokens; a new one for an empty layer, which `attach` puts there.
+    """The note of a layer with its `cached` tokens; a new one for an empty layer.
 
     Raises:
         ValueError: where another module has filled the layer: its keys are in another frame.
@@ -120,36 +120,27 @@ def note_of(cache: Cache, module: Any, cached: int) -> LayerNote:
     return note
 
 
-def attach(cache: Cache, layer_idx: int, note: LayerNote) -> None:
-    """Put the note to a layer, which exists from its first tokens on."""
-    layer: Any = cache.layers[layer_idx]
-    layer.rfa_note = note
-
-
-def locate(batch: int, queries: int, device: torch.device, mask: Mask | None, given: Mapping[str, Any]) -> Located:
-    """The tokens of a call without a cache; see `locate_beside`."""
-    return _located(NewTokens(batch, queries, 0, device, None), mask, given, None)
-
-
-def locate_beside(
-    cache: Cache,
-    layer_idx: int,
-    note: LayerNote,
+def locate(
     tokens: NewTokens,
     mask: Mask | None,
     given: Mapping[str, Any],
+    cache: Cache | None = None,
+    layer_idx: int = 0,
+    note: LayerNote | None = None,
 ) -> Located:
-    """The tokens of a call that continues a cache. Layers of one call get the same arguments and share the answer.
+    """The tokens of a call. Layers of one call with a cache get the same arguments and share the answer.
 
     Args:
-        cache, layer_idx, note: the layer's place in the cache, and its note.
         tokens: the new tokens, whose mask is read here.
         mask: as the model makes it, see `read_mask`.
         given: arguments by the names in `DESCRIBING`.
+        cache, layer_idx, note: the cache that the tokens continue, the layer's place in it, and its note.
 
     Raises:
         ValueError: for a mask or arguments that do not fit, or that differ from those of the tokens in the cache.
     """
+    if cache is None or note is None:
+        return _located(tokens, mask, given, None)
     arguments = (mask, *(given.get(name) for name in DESCRIBING))
     shared = getattr(cache, "rfa_shared", None)
     if shared is not None:
@@ -180,9 +171,8 @@ def _located(tokens: NewTokens, mask: Mask | None, given: Mapping[str, Any], bef
     positions = checked_positions(
         tokens.batch, tokens.length, keys, tokens.device, places, None, flags.key_mask, segment_ids
     )
-    packed = False
-    if segment_ids is not None and readable(segment_ids):
-        packed = bool((segment_ids != segment_ids[:, :1]).any())
+    known = segment_ids is not None and readable(segment_ids)
+    packed = known and bool((segment_ids != segment_ids[:, :1]).any())
     return Located(positions, places, packed)
 
 

@@ -1,8 +1,7 @@
 """Robust filter attention in the place of a decoder's own attention, with the decoder's projections and its cache."""
 
 import copy
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from safetensors.torch import load_model
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache
-from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_NAME
 
 from rfa.checks import require
 from rfa.models.packing import NewTokens, one_cache
@@ -22,9 +21,10 @@ from rfa.nn.cache_layer import Turns
 from rfa.nn.dynamics import KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS
 from rfa.nn.projections import merge_heads, of_all_heads
 from rfa.ops.filter_attention import located_filter_attention
-from rfa.ops.problem import Options, Parameters, Prior, Problem, Weight
+from rfa.ops.problem import Parameters, Prior, Problem, Weight
 
-from .located import DESCRIBING, LayerNote, Mask, attach, locate, locate_beside, note_of
+from .attention_interface import IN_FRAME
+from .located import DESCRIBING, LayerNote, Mask, locate, note_of
 
 
 class Host(NamedTuple):
@@ -83,9 +83,8 @@ class ReplacedAttention(nn.Module):
 
     Args:
         module: the attention module, of a class in `HOSTS`.
-        frequency: `(key heads, modes)`, radians per token. Heads that share keys share frequencies.
-        decay: `(heads,)`, per token.
-        weight, prior, rotate_values, innovation, learn_decay, backend: as in `rfa.nn.RobustFilterAttention`.
+        frequency, decay: `(key heads, modes)` and `(heads,)`, both per token.
+        weight, prior, rotate_values, innovation, learn_decay, backend: as of `replace_attention`.
     """
 
     def __init__(
@@ -115,16 +114,7 @@ class ReplacedAttention(nn.Module):
         )
         start = torch.full_like(decay, first_temperature(host.scaling, frequency.shape[1], weight))
         self.dynamics.hold("inverse_temperature", start)
-        self.options = Options(
-            causal=True,
-            weight=weight,
-            rotate_values=False,  # by the layer itself, before states enter the cache
-            prior=prior,
-            gate=True,
-            query_noise_in_bias=False,
-            log_precision=False,
-            in_frame=True,
-        )
+        self.options = IN_FRAME._replace(weight=weight, prior=prior)  # values turn before they enter the cache
         self.dynamics.to(next(module.parameters()).device)
         self.train(module.training)
 
@@ -168,13 +158,9 @@ class ReplacedAttention(nn.Module):
         past_key_values = one_cache(past_key_values, cache)
         cached = 0 if past_key_values is None else int(past_key_values.get_seq_length(self.layer_idx))
         given = {name: kwargs.get(name) for name in DESCRIBING} | {"position_ids": position_ids}
-        device, note = hidden_states.device, None
-        if past_key_values is None:
-            located = locate(batch, queries, device, attention_mask, given)
-        else:
-            note = note_of(past_key_values, self, cached)
-            tokens = NewTokens(batch, queries, cached, device, None)
-            located = locate_beside(past_key_values, self.layer_idx, note, tokens, attention_mask, given)
+        note = None if past_key_values is None else note_of(past_key_values, self, cached)
+        tokens = NewTokens(batch, queries, cached, hidden_states.device, None)
+        located = locate(tokens, attention_mask, given, past_key_values, self.layer_idx, note)
 
         query, key, value = (states.transpose(1, 2) for states in self.host.states(self, hidden_states))
         dynamics = self._dynamics(note)
@@ -190,7 +176,8 @@ class ReplacedAttention(nn.Module):
         if past_key_values is not None and note is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
             key, value = key[:, :, : cached + queries], value[:, :, : cached + queries]  # the rest is not filled yet
-            attach(past_key_values, self.layer_idx, note)
+            layer: Any = past_key_values.layers[self.layer_idx]  # it exists from its first tokens on
+            layer.rfa_note = note
         options = self.options._replace(dropout=self.dropout) if self.training and self.dropout else self.options
         estimate = located_filter_attention(
             query,
@@ -252,34 +239,16 @@ def note_options(model: nn.Module, config: Any, options: dict[str, Any]) -> None
             module.config = own
 
 
-def weight_files(folder: Path) -> Iterable[Path]:
-    """The files of weights in a folder.
-
-    Raises:
-        ValueError: where there are none, or their index is damaged or names files elsewhere.
-    """
-    index = folder / SAFE_WEIGHTS_INDEX_NAME
-    if not index.exists():
-        single = folder / SAFE_WEIGHTS_NAME
-        require(single.exists(), "folder", str(folder), f"a folder with {SAFE_WEIGHTS_NAME}")
-        return [single]
-    try:
-        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-        inside = all((folder / name).parent == folder and (folder / name).exists() for name in names)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"folder: got a damaged {index}, expected a map of names to files") from error
-    require(inside and bool(names), "folder", sorted(names), f"files of weights in {folder}")
-    return [folder / name for name in sorted(names)]
-
-
 def load_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Fill all parameters and buffers from the files of a folder.
+    """Fill all parameters and buffers from the file of weights in a folder, or from its parts.
 
     Raises:
-        ValueError: for files that cannot be read, or where names or shapes do not fit.
+        ValueError: where there is none, for files that cannot be read, or where names or shapes do not fit.
     """
+    files = sorted(folder.glob(SAFE_WEIGHTS_NAME.replace(".", "*.")))
+    require(files != [], "folder", str(folder), f"a folder with {SAFE_WEIGHTS_NAME}")
     missing, foreign = set(model.state_dict()), set[str]()
-    for file in weight_files(folder):
+    for file in files:
         try:
             absent, unexpected = load_model(model, file, strict=False)
         except (RuntimeError, SafetensorError) as error:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,8 +14,9 @@ from rfa.ops.positions import Positions, checked_positions
 
 from .cache import Cache, check_cache, locate_tokens
 from .cache_layer import FilterLayer
-from .checks import check_backend, check_dropout, check_sizes, check_states, gated_of
+from .checks import check_backend, check_choice, check_dropout, check_sizes, check_states, gated_of
 from .projections import (
+    HeadStates,
     complex_deviation,
     finite_where_absent,
     merge_heads,
@@ -25,9 +26,7 @@ from .projections import (
 )
 from .state_options import Clock, ContentClock, OutputGain, StateScale, Taps, states_before, tapped
 
-HeadStates = Float[Tensor, "batch heads length channels"]  # a state of d modes is `2 d` real channels
 QueryStates = Float[Tensor, "batch heads queries channels"]
-_MARKS = "gates, taps or a content clock"  # in messages
 Marks = Float[Tensor, "batch heads keys ..."]  # what each token says about the time after it
 Phases = Float[Tensor, "b heads length modes"]
 Rotation = tuple[Phases, Phases]  # cosine and sine
@@ -41,14 +40,11 @@ class Attention(nn.Module, ABC):
         num_heads: H; `d = hidden_size / H` modes a head.
         innovation: return `W_o (estimate - value)`, the correction of the current value toward the estimate
             (section 3.2), rather than `W_o estimate`.
-        tie_key_value: the values are the keys (appendix E.1: `W_v = W_k` up to a diagonal), with no projection of
-            their own. Their diagonal rescaling, a complex number a mode, is the output projection's: the estimate is
-            linear in the values and treats modes alike, so that `W_o D` with values `k` is `W_o` with values `D k`.
-        causal: queries see keys at their own time and before. Off, they see all keys, there are no gates, and there is
-            no cache.
-        dropout: in training this share of the weights of each query becomes 0, and the others grow by `1 / (1 - share)`
-            (Srivastava et al. 2014). Weights exist in the reference only, so "auto" takes it then, and a fused backend
-            asked for by name is refused.
+        tie_key_value: the values are the keys (appendix E.1), with no projection of their own. A diagonal rescaling of
+            theirs would be one of the output projection: `W_o D` with values `k` is `W_o` with values `D k`.
+        causal: queries see keys at their own time and before. Off, they see all keys, without gates and caches.
+        dropout: in training this share of the weights of each query becomes 0, and the others grow by
+            `1 / (1 - share)`. Weights exist in the reference only: "auto" takes it then, a fused backend is refused.
         clock: "times", the given times; or "content", a `ContentClock`: the tokens say how fast the time of each head
             passes, which rotation, decay and noise follow. Then there are no queries of their own.
         gated_heads: share of the heads that have forget gates or a content clock, the last ones. The others have gates
@@ -59,8 +55,7 @@ class Attention(nn.Module, ABC):
             keys and values without it too, and is twice as large. Then there are no queries of their own.
         output_gain: each head's output is multiplied by a gain from 0 to 1 that the query's token sets (`OutputGain`).
         num_key_value_heads: groups of heads share keys and values before these are turned (Ainslie et al. 2023), which
-            saves parameters and projections; `num_heads`. Each head turns them by its own frequencies, so a cache is as
-            large as without groups.
+            saves parameters; `num_heads`. Each head turns them by its own frequencies: a cache is as large as without.
 
     Raises:
         ValueError: if sizes do not fit together, or for a share of dropout that is none or that the backend lacks.
@@ -85,7 +80,7 @@ class Attention(nn.Module, ABC):
     ):
         super().__init__()
         check_sizes(hidden_size, num_heads)
-        require(clock in get_args(Clock), "clock", clock, f"one of {get_args(Clock)}")
+        check_choice("clock", clock, Clock)
         self.gated_heads = gated_of(gated_heads, num_heads)
         self.clock = ContentClock(hidden_size, num_heads, self.gated_heads) if clock == "content" else None
         self.taps = Taps(hidden_size, num_heads) if taps else None
@@ -148,11 +143,8 @@ class Attention(nn.Module, ABC):
         cache = check_cache(past_key_values)
         require(self.causal or cache is None, "past_key_values", type(cache).__name__, "None with causal=False")
         if query_states is not None or query_times is not None:
-            without = {
-                "past_key_values": cache is not None,
-                "segment_ids": segment_ids is not None,
-                _MARKS: self.marked,
-            }
+            without = {"past_key_values": cache is not None, "segment_ids": segment_ids is not None}
+            without["gates, taps or a content clock"] = self.marked
             others = [name for name, given in without.items() if given]
             self._check_queries(query_states, query_times, positions, others)
         if positions is not None:
@@ -278,12 +270,6 @@ class Attention(nn.Module, ABC):
 
     @abstractmethod
     def estimate_with_cache(
-        self,
-        query: HeadStates,
-        key: HeadStates,
-        value: HeadStates,
-        cached: FilterLayer,
-        *,
-        positions: Positions,
+        self, query: HeadStates, key: HeadStates, value: HeadStates, cached: FilterLayer, *, positions: Positions
     ) -> HeadStates:
         """The same for tokens that continue a cache, which their keys and values join, turned into the frame."""

@@ -15,13 +15,15 @@ from rfa.ops.prior import DecodingCache
 from rfa.ops.problem import Options
 from rfa.ops.transforms import transformed
 
+from .projections import HeadStates
+
 # A tensor that grows token by token without being copied each time
 
 _SPARE = 64  # entries that a growing buffer leaves room for at least
 
 
 class Buffer:
-    """A tensor that grows along one dimension, with spare room behind its entries.
+    """A tensor that grows along its third dimension, with spare room behind its entries.
 
     How many entries it has is the owner's to know, who may have several buffers that grow together. So entries are
     written first and counted last, and a call that is broken off in between has changed nothing.
@@ -31,27 +33,24 @@ class Buffer:
     With gradients a graph may hold the earlier entries, so every write makes a new tensor.
 
     Args:
-        dim: the dimension that grows, counted from the front.
         room: the most entries, for which room is made at the first write; None for no limit.
     """
 
-    def __init__(self, dim: int, room: int | None = None):
-        self.dim, self.room = dim, room
+    def __init__(self, room: int | None = None):
+        self.room = room
         self._storage: Tensor | None = None
         self._owned = False
 
     def first(self, length: int) -> Tensor | None:
         """A view of the first `length` entries; None before the first write."""
-        return None if self._storage is None else self._storage.narrow(self.dim, 0, length)
+        return None if self._storage is None else self._storage.narrow(2, 0, length)
 
     def fits(self, new: Tensor) -> bool:
         """Whether there are entries, and `new` differs from them in nothing but their number."""
-        held, dim = self._storage, self.dim
-        if held is None:
+        held = self._storage
+        if held is None or held.dtype != new.dtype or held.device != new.device:
             return False
-        shape = [*held.shape]
-        shape[dim] = new.shape[dim]
-        return shape == [*new.shape] and held.dtype == new.dtype and held.device == new.device
+        return held.shape[:2] == new.shape[:2] and held.shape[3:] == new.shape[3:]
 
     def write(self, length: int, new: Tensor) -> Tensor:
         """Write `new` behind the first `length` entries, and return all of them; at first that is `new` itself.
@@ -59,16 +58,16 @@ class Buffer:
         Raises:
             ValueError: for more entries than there is room for.
         """
-        added = new.shape[self.dim]
+        added = new.shape[2]
         if torch.is_grad_enabled():
             self._check_room(length + added)
             earlier = self.first(length) if length else None
-            both = [new.narrow(self.dim, 0, 0) if earlier is None else earlier, new]
-            self._storage, self._owned = torch.cat(both, dim=self.dim), False
+            both = [new[:, :, :0] if earlier is None else earlier, new]
+            self._storage, self._owned = torch.cat(both, dim=2), False
             return self._storage
         storage = self.reserve(length, new.shape, new)
-        storage.narrow(self.dim, length, added).copy_(new)
-        return storage.narrow(self.dim, 0, length + added) if length else new
+        storage.narrow(2, length, added).copy_(new)
+        return storage.narrow(2, 0, length + added) if length else new
 
     def reserve(self, length: int, shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """All of the storage, with room behind the first `length` entries for new ones of this shape.
@@ -78,16 +77,16 @@ class Buffer:
         Raises:
             ValueError: for more entries than there is room for.
         """
-        needed = length + shape[self.dim]
+        needed = length + shape[2]
         self._check_room(needed)
         storage = self._storage
         if storage is None or length == 0:
-            empty = (*shape[: self.dim], 0, *shape[self.dim + 1 :])
+            empty = (*shape[:2], 0, *shape[3:])
             storage, self._owned = like.new_empty(empty, dtype=dtype), False
         # a compiler can ask neither, and a compiled function keeps to one mode
         same_mode = torch.compiler.is_compiling() or storage.is_inference() == torch.is_inference_mode_enabled()
-        if not (self._owned and same_mode and needed <= storage.shape[self.dim]):
-            storage = self._with_room(storage.narrow(self.dim, 0, length), needed)
+        if not (self._owned and same_mode and needed <= storage.shape[2]):
+            storage = self._with_room(storage.narrow(2, 0, length), needed)
             self._storage, self._owned = storage, True
         return storage
 
@@ -96,10 +95,9 @@ class Buffer:
             raise ValueError(f"past_key_values: got {length} tokens, expected at most {self.room}, its max_length")
 
     def _with_room(self, written: Tensor, needed: int) -> Tensor:
-        shape = list(written.shape)
-        shape[self.dim] = needed + max(_SPARE, needed // 2) if self.room is None else self.room
-        storage = written.new_empty(shape)
-        storage.narrow(self.dim, 0, written.shape[self.dim]).copy_(written)
+        room = needed + max(_SPARE, needed // 2) if self.room is None else self.room
+        storage = written.new_empty((*written.shape[:2], room, *written.shape[3:]))
+        storage.narrow(2, 0, written.shape[2]).copy_(written)
         return storage
 
     def change(self, function: Callable[[Tensor], Tensor]) -> None:
@@ -115,15 +113,10 @@ FEW = 8  # new tokens, up to which the phases are looked up
 
 
 class Turns(NamedTuple):
-    """Phases of tokens as factors of their channels, real parts first.
+    """Phases of tokens as factors of their channels, real parts first, `(b, heads, length, 2 d)` each."""
 
-    Fields:
-        cos: cosines, twice side by side, `(b, heads, length, 2 d)`.
-        sin: negative sines and then sines, `(b, heads, length, 2 d)`.
-    """
-
-    cos: Tensor
-    sin: Tensor
+    cos: Tensor  # twice side by side
+    sin: Tensor  # negative, then positive
 
     def forward(self, states: Float[Tensor, "*batch heads length channels"]) -> Tensor:
         """`exp(+i omega t) x` in the dtype of x; half precision is rounded once."""
@@ -207,7 +200,7 @@ class FilterLayer(CacheLayerMixin):
     def reset(self) -> None:
         """Forget everything."""
         self._length = 0  # what buffers hold behind it does not count
-        self._keys, self._values, self._key_norms = (Buffer(2, self.max_length) for _ in range(3))
+        self._keys, self._values, self._key_norms = (Buffer(self.max_length) for _ in range(3))
         self._marks: dict[str, Buffer] = {}
         self.forget_parameters()
 
@@ -241,18 +234,11 @@ class FilterLayer(CacheLayerMixin):
         """Do nothing: the first states that enter become the buffers."""
 
     def enter(
-        self,
-        query: Float[Tensor, "batch heads length channels"],
-        key: Float[Tensor, "batch heads length channels"],
-        value: Float[Tensor, "batch heads length channels"],
-        turns: Turns,
-        turn_values: bool,
-        backend: str = "auto",
+        self, query: HeadStates, key: HeadStates, value: HeadStates, turns: Turns, turn_values: bool, backend: str
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Turn new states into the frame and let keys and values enter: the query, all keys and all values there.
 
-        Raises:
-            ValueError: for a shape, dtype or device other than the cache's.
+        Raises as `check_fit`.
         """
         compiled = compiled_decoding(backend, query, key, value)
         if compiled is None:
@@ -269,20 +255,18 @@ class FilterLayer(CacheLayerMixin):
 
     def decode_token(
         self,
-        query: Float[Tensor, "batch heads length channels"],
-        key: Float[Tensor, "batch heads length channels"],
-        value: Float[Tensor, "batch heads length channels"],
+        query: HeadStates,
+        key: HeadStates,
+        value: HeadStates,
         turns: Turns,
         positions: Positions,
         options: Options,
-        backend: str = "auto",
+        backend: str,
     ) -> Tensor | None:
         """`enter`, the operator and `turns.forward` by one call of compiled code, for one token at uniform times.
 
         None, and nothing has entered, where it does not serve these states or the tables of the prior are too short.
-
-        Raises:
-            ValueError: for a shape, dtype or device other than the cache's.
+        Raises as `check_fit`.
         """
         tables = self.decoding.tables
         plain = positions.uniform and positions.key_groups is None and not (options.log_precision or options.dropout)
@@ -306,11 +290,7 @@ class FilterLayer(CacheLayerMixin):
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Let states in the frame enter, and return all keys and values.
-
-        Raises:
-            ValueError: for a shape, dtype or device other than the cache's.
-        """
+        """Let states in the frame enter, and return all keys and values. Raises as `check_fit`."""
         self.check_fit(key_states, value_states)
         start, states = self._length, key_states.to(torch.promote_types(key_states.dtype, torch.float32))
         norms = self._key_norms.write(start, states.square().sum(-1))
@@ -319,11 +299,7 @@ class FilterLayer(CacheLayerMixin):
         return keys, values
 
     def check_fit(self, key: Tensor, value: Tensor) -> None:
-        """Check that new states differ from the cache's in nothing but their number.
-
-        Raises:
-            ValueError: for a shape, dtype or device other than the cache's.
-        """
+        """Raise `ValueError` for new states whose shape, dtype or device is another than the cache's."""
         self._check_fit("keys", key, self._keys)
         self._check_fit("values", value, self._values)
 
@@ -334,12 +310,7 @@ class FilterLayer(CacheLayerMixin):
             raise ValueError(f"past_key_values: got {given}, expected {_kind(new)}, the input's")
 
     def check_positions(self, positions: Positions, length: int) -> None:
-        """Check that positions are those of the layer's tokens and of `length` more.
-
-        Raises:
-            ValueError: where a call was broken off between two layers, or the cache was not there when the tokens were
-                located.
-        """
+        """Raise `ValueError` unless positions are those of the layer's tokens and of `length` more."""
         keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
         if keys != self._length + length or queries != length:
             raise ValueError(
@@ -351,17 +322,11 @@ class FilterLayer(CacheLayerMixin):
     def update_marks(self, marks: dict[str, Tensor]) -> dict[str, Tensor]:
         """Write the marks of new tokens, `(batch, heads, length, ...)` each, and return those of all keys.
 
-        They count as soon as the keys and values of these tokens have entered.
-
-        Raises:
-            ValueError: for a shape, dtype or device other than the cache's.
+        They count as soon as the keys and values of these tokens have entered. Raises as `check_fit`.
         """
         for name, mark in marks.items():
-            self._check_fit(name, mark, self._marks.setdefault(name, Buffer(2, self.max_length)))
+            self._check_fit(name, mark, self._marks.setdefault(name, Buffer(self.max_length)))
         return {name: self._marks[name].write(self._length, mark) for name, mark in marks.items()}
-
-    def _buffers(self) -> list[Buffer]:
-        return [self._keys, self._values, self._key_norms, *self._marks.values()]
 
     def get_seq_length(self) -> int:
         """The number of keys."""
@@ -416,7 +381,7 @@ class FilterLayer(CacheLayerMixin):
         def take(x: Tensor) -> Tensor:
             return x.index_select(0, rows.to(x.device))
 
-        for buffer in self._buffers():
+        for buffer in (self._keys, self._values, self._key_norms, *self._marks.values()):
             buffer.change(take)
 
 

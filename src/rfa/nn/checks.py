@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,11 @@ _NEEDS: dict[tuple[str, str], dict[str, object]] = {
     },
 }
 _MULTIPLIED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_choice(name: str, given: object, choices: Any) -> None:
+    """Raise `ValueError` unless a `Literal` has it."""
+    require(given in get_args(choices), name, given, f"one of {get_args(choices)}")
 
 
 def check_dynamics(

@@ -1,7 +1,7 @@
 """Robust filter attention whose dynamics depend on content (appendix E.6)."""
 
 import math
-from typing import Any, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from rfa.ops.transforms import readable
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
-from .checks import check_rates, paired
+from .checks import check_choice, check_rates, paired
 from .dynamics import (
     INVERSE_TEMPERATURE,
     KEY_NOISE,
@@ -96,14 +96,11 @@ class ContentFilterAttention(Attention):
     Args:
         hidden_size: d_model.
         num_heads: H.
-        frequency: the initial frequencies of all tokens, `(heads, modes)` in radians per unit of time, in conjugate
-            pairs `(w, -w)`; the partitioned bank by default.
-        decay: `(heads,)` per unit of time; `0.05` times the fastest frequency of each head, 0 for the first two.
-        steady_state: initial steady-state variance `sigma^2 / (2 mu)`.
+        frequency, decay, steady_state: of all tokens at first, as of `RobustFilterAttention`. Frequencies come in
+            conjugate pairs `(w, -w)`.
         weight: "student_t" or "exponential".
-        innovation: return the correction toward the estimate, not the estimate.
-        backend: the operator's backend.
-        **options: of every layer; see `Attention`. It is causal, has no dropout, no taps and no clock of its own.
+        innovation, backend, **options: of every layer; see `Attention`. It is causal, has no dropout, no taps and no
+            clock of its own.
 
     Raises:
         ValueError: if sizes or options do not fit together.
@@ -125,7 +122,7 @@ class ContentFilterAttention(Attention):
         **options: Any,
     ):
         super().__init__(hidden_size, num_heads, innovation, backend=backend, **options)
-        require(weight in get_args(Weight), "weight", weight, f"one of {get_args(Weight)}")
+        check_choice("weight", weight, Weight)
         require(self.causal, "causal", False, "True: a token sets the dynamics of the time after it")
         require(not self.dropout, "dropout", self.dropout, "0 with content-dependent dynamics")
         require(self.clock is None, "clock", "content", "'times': each token sets all dynamics already")
@@ -156,9 +153,8 @@ class ContentFilterAttention(Attention):
         """The operator under the dynamics of the tokens."""
         assert rates is not None  # this layer's own mark
         dynamics, noises = self.dynamics(rates)
-        chosen: dict[str, Any] = {"weight": self.weight, "backend": self.backend}
         given: dict[str, Any] = {"dynamics": dynamics, "noises": noises, "positions": positions}
-        return content_filter_attention(query, key, value, **given, **chosen)
+        return content_filter_attention(query, key, value, **given, weight=self.weight, backend=self.backend)
 
     def estimate_with_cache(
         self,
@@ -177,6 +173,6 @@ class ContentFilterAttention(Attention):
         cos, sin = path.of_queries()
         query, key, value = (turn(x, cos, -sin) for x in (query, key, value))
         keys, values = cached.update(key, value)
-        chosen: dict[str, Any] = {"weight": self.weight, "backend": self.backend}
-        estimate = content_attention_in_frame(query, keys, values, path=path, noises=noises, **chosen)
+        chosen: dict[str, Any] = {"noises": noises, "weight": self.weight, "backend": self.backend}
+        estimate = content_attention_in_frame(query, keys, values, path=path, **chosen)
         return turn(estimate, cos, sin)

@@ -16,7 +16,7 @@ from rfa.ops.transforms import readable, scaled_dot_product_attention
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
-from .checks import check_channel_gates, check_frequencies, check_rates, check_turned_values
+from .checks import check_channel_gates, check_choice, check_frequencies, check_rates, check_turned_values
 from .dynamics import FullPrecision, HeadDynamics, PositiveParameters
 from .projections import split_heads
 from .state_options import TokenLogits
@@ -244,8 +244,7 @@ class DotProductAttention(Attention):
         **options: Any,
     ):
         super().__init__(hidden_size, num_heads, innovation, backend=backend, **options)
-        if rotary_map not in get_args(RotaryMap):
-            raise ValueError(f"rotary_map: got {rotary_map!r}, expected one of {get_args(RotaryMap)}")
+        check_choice("rotary_map", rotary_map, RotaryMap)
         check_turned_values(rotate_values, turns=frequency is not None and rotary_map == "complex")
         self.rotate_values, self.rotary_map = rotate_values, rotary_map
         turned = frequency is not None and rotary_map == "complex" and not rotate_values
@@ -256,8 +255,7 @@ class DotProductAttention(Attention):
         require(fixed, "clock", "content", "'times' with a window, yarn or rotary_map='as_released'")
         require(window is None or window >= 1, "window", window, "None or a number >= 1")
         require(slopes is not None or not learn_slopes, "learn_slopes", learn_slopes, "slopes to start from")
-        if gates not in (None, *get_args(Gates)):
-            raise ValueError(f"gates: got {gates!r}, expected None or one of {get_args(Gates)}")
+        require(gates in (None, *get_args(Gates)), "gates", gates, f"None or one of {get_args(Gates)}")
         require(gates != "gain" or slopes is not None, "slopes", slopes, "gains to start from with gates='gain'")
         sinks = gates != "channel" and window is None and yarn is None and rotary_map == "complex"
         require(sinks or not sink, "sink", sink, "False with a window, YaRN, channel gates or the released map")

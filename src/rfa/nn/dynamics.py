@@ -1,6 +1,6 @@
 """The learned dynamics and noises of a layer's heads, in full precision."""
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rfa.checks import check_range, require
 from rfa.dynamics import TimeDependentNoise, accumulated_variance, partitioned_frequencies, spectral_decay
 
-from .checks import check_dynamics, check_frequencies, check_learnable, check_noises, check_rates
+from .checks import check_choice, check_dynamics, check_frequencies, check_learnable, check_noises, check_rates
 
 LayerPrior = Literal["lyapunov", "riccati", "flat"]
 Noise = Literal["constant", "time_dependent"]
@@ -135,8 +135,7 @@ class HeadDynamics(PositiveParameters):
         source_rate: `(heads,)`, initial `rho > 0` of the sources of posterior routing; None for equally likely ones.
         learn_frequency, learn_decay, learn_horizon, learn_noise_floor: make parameters of them.
         process_noise_as: what is learned of the process noise: "rate", sigma^2 itself, as in the released code; or
-            "steady_state", `sigma~^2 = sigma^2 / (2 mu)` as in algorithm 1. A head with mu = 0 has no steady state and
-            keeps its rate: with `sigma^2 = 2 mu sigma~^2 = 0` its noise could not be learned.
+            "steady_state", sigma~^2 as in algorithm 1. A head with mu = 0 has none and keeps its rate.
 
     Raises:
         ValueError: for a shape that is wrong, a number out of range, or options that do not fit together.
@@ -170,13 +169,12 @@ class HeadDynamics(PositiveParameters):
         if learn_frequency:
             check_learnable("learn_frequency", "frequency", frequency)
         check_rates("decay", decay, heads)
-        require(prior in get_args(LayerPrior), "prior", prior, f"one of {get_args(LayerPrior)}")
+        check_choice("prior", prior, LayerPrior)
         require(slopes is None or prior == "riccati", "slopes", slopes, "prior='riccati' with them")
-        require(noise in get_args(Noise), "noise", noise, f"one of {get_args(Noise)}")
+        check_choice("noise", noise, Noise)
         check_range("noise_parts", noise_parts, 1, 1000)
         check_dynamics(prior, steady_state, noise, horizon, learn_horizon)
-        kinds = get_args(ProcessNoiseAs)
-        require(process_noise_as in kinds, "process_noise_as", process_noise_as, f"one of {kinds}")
+        check_choice("process_noise_as", process_noise_as, ProcessNoiseAs)
         check_noises(prior, learn_noise_floor, process_noise_as)
         noisy = prior != "flat"
         process_noise = torch.where(decay > 0, 2 * decay * steady_state, SMALLEST)
@@ -198,15 +196,15 @@ class HeadDynamics(PositiveParameters):
         self._hold("query_noise", QUERY_NOISE * each if noisy else 0 * each, noisy and uses_query_noise)
         self._hold("noise_floor", NOISE_FLOOR * each if noisy else each, learn_noise_floor)
         if robust:
-            self._hold("robustness", ROBUSTNESS * each, True)
-            self._hold("inverse_temperature", INVERSE_TEMPERATURE * each, True)
+            self.hold("robustness", ROBUSTNESS * each)
+            self.hold("inverse_temperature", INVERSE_TEMPERATURE * each)
         if horizon is not None:
             self._hold("horizon", horizon * each, learn_horizon)
         if source_rate is not None:
             check_rates("source_rate", source_rate, heads)
             self.hold("source_rate", source_rate)
         if tempered:
-            self._hold("tempering", TEMPERING * each, True)
+            self.hold("tempering", TEMPERING * each)
         if noise == "time_dependent":
             self.noise = LearnedNoise(process_noise, noise_parts)
 

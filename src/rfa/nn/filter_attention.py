@@ -1,6 +1,6 @@
 """Robust filter attention as a layer (section 3.2, algorithm 1)."""
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,7 @@ from rfa.ops.transforms import transformed
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
-from .checks import check_filter, check_routing
+from .checks import check_choice, check_filter, check_routing
 from .dot_product_attention import alibi_slopes
 from .dynamics import NOISE_PARTS, HeadDynamics, LayerPrior, Noise, ProcessNoiseAs, bank
 from .projections import finite_where_absent
@@ -36,32 +36,24 @@ class RobustFilterAttention(Attention):
     Args:
         hidden_size: d_model.
         num_heads: H.
-        frequency: `(heads, modes)` in radians per unit of time; the partitioned bank.
-        decay: `(heads,)` per unit of time; `0.05` times the fastest frequency of each head, 0 for the first two.
+        frequency, decay: `(heads, modes)` in radians and `(heads,)`, both per unit of time; the partitioned bank, and
+            0.05 times the fastest frequency of each head, 0 for the first two.
         weight: "student_t" or "exponential".
-        prior: "lyapunov", "riccati", or "flat" (`Sigma = Sigma + gamma^2 = 1`, no noise parameters).
-        steady_state: initial steady-state variance `sigma~^2 = sigma^2 / (2 mu)`.
-        slopes: initial slopes of the Riccati prior, instead of `steady_state`.
+        prior: "lyapunov", "riccati", or "flat".
         gate: off, `Sigma + gamma^2` is 1 in the residual term.
         rotate_values: transport values by rotation too.
         innovation: return the correction toward the estimate, not the estimate.
         query_noise_in_bias: gamma^2 in the additive prior too, as in the released code.
-        horizon: initial time added to each lag, None for none.
-        learn_frequency, learn_decay, learn_horizon, learn_noise_floor: make parameters of what is fixed by default.
-        process_noise_as: "rate", sigma^2 is learned, as in the released code; or "steady_state", sigma~^2 is, as in
-            algorithm 1. Heads without decay have no steady state and learn sigma^2 either way.
-        tie_key_value: the values are the keys, with one projection fewer (appendix E.1).
+        steady_state, slopes, horizon, learn_frequency, learn_decay, learn_horizon, learn_noise_floor, process_noise_as,
+            noise, noise_parts: as of `HeadDynamics`.
         step: "learned", part of the output projection; or "precision", the innovation times the gain
             `sigmoid(p log s_i + log gamma^2)` of each query and head, with p learned from 1 on (appendix E.2). It needs
             prior="lyapunov": Riccati weights are not precisions, and a flat prior has no gamma^2.
-        noise: "constant", or "time_dependent": damped waves beside the white part (appendix E.5).
-        noise_parts: number of these waves, for each head.
         aggregation: "consensus", or "routing": each earlier key is a possible source with its own responsibility and
             gain (appendix E.8), in O(N^2) memory. The weight is Gaussian: no robustness, no temperature.
         source_prior: of routing: "uniform", each key is as likely a source as the others; or "exponential", near keys
             are likelier, `R_ij ~ exp(-rho tau)`. Each head learns rho, from ALiBi's slopes on, the first head slowest.
-        backend: the operator's backend.
-        **options: of every layer, as `causal`; see `Attention`.
+        tie_key_value, backend, **options: of every layer; see `Attention`.
 
     Raises:
         ValueError: if sizes or options do not fit together.
@@ -98,12 +90,12 @@ class RobustFilterAttention(Attention):
         **options: Any,
     ):
         super().__init__(hidden_size, num_heads, innovation, tie_key_value, backend=backend, **options)
-        require(weight in get_args(Weight), "weight", weight, f"one of {get_args(Weight)}")
-        require(step in get_args(Step), "step", step, f"one of {get_args(Step)}")
-        require(aggregation in get_args(Aggregation), "aggregation", aggregation, f"one of {get_args(Aggregation)}")
+        check_choice("weight", weight, Weight)
+        check_choice("step", step, Step)
+        check_choice("aggregation", aggregation, Aggregation)
         chosen: dict[str, Any] = {"prior": prior, "gate": gate, "query_noise_in_bias": query_noise_in_bias}
         check_filter({**chosen, "horizon": horizon, "step": step, "aggregation": aggregation})
-        require(source_prior in get_args(SourcePrior), "source_prior", source_prior, f"one of {get_args(SourcePrior)}")
+        check_choice("source_prior", source_prior, SourcePrior)
         require(self.gated_heads == num_heads or self.clock is not None, "gated_heads", "some", "1 without a clock")
         precise, routed = step == "precision", aggregation == "routing"
         falls = source_prior == "exponential"
@@ -200,13 +192,7 @@ class RobustFilterAttention(Attention):
         return robust_weights(query, key, Problem(Parameters(**self.dynamics()), given["positions"], self.options))
 
     def estimate_with_cache(
-        self,
-        query: HeadStates,
-        key: HeadStates,
-        value: HeadStates,
-        cached: FilterLayer,
-        *,
-        positions: Positions,
+        self, query: HeadStates, key: HeadStates, value: HeadStates, cached: FilterLayer, *, positions: Positions
     ) -> HeadStates:
         """The operator in the frame of the cache: only new states are turned, and the estimate is turned back."""
         dynamics = self._dynamics_of(cached)

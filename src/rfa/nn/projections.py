@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from rfa.ops.positions import Positions
 from rfa.ops.transforms import readable, without_autocast
 
+HeadStates = Float[Tensor, "batch heads length channels"]  # a state of d modes is `2 d` real channels
+
 
 class NormalLinear(nn.Linear):
     """A linear layer whose weights start as normal numbers of a given deviation, its bias at 0 or at given numbers.
@@ -43,10 +45,7 @@ def numbers_of(start: Float[Tensor, " outputs"]) -> tuple[float, ...]:
 
 
 def normal_projection(in_features: int, out_features: int, deviation: float | None = None) -> nn.Linear:
-    """A `NormalLinear` whose type is `nn.Linear` itself: `torch.ao` quantises layers of exactly this type only.
-
-    It keeps the deviation, for `NormalLinear.reset_parameters`.
-    """
+    """A `NormalLinear` whose type is `nn.Linear` itself: `torch.ao` quantises layers of exactly this type only."""
     made: nn.Linear = NormalLinear(in_features, out_features, deviation)
     made.__class__ = nn.Linear
     return made
@@ -62,18 +61,12 @@ def full_precision_linear(
 
 
 def complex_deviation(fan_in: int, fan_out: int) -> float:
-    """Of the parts of complex weights with Rayleigh magnitude `sqrt(1 / (fan_in + fan_out))` and uniform phase.
-
-    The real and imaginary parts of such weights are independent normal numbers of that deviation (appendix D.2).
-    """
+    """The deviation of normal real and imaginary parts: Rayleigh magnitude, uniform phase (appendix D.2)."""
     return math.sqrt(1 / (fan_in + fan_out))
 
 
 def finite_where_absent(states: Tensor, positions: Positions) -> Tensor:
-    """States `(batch, length, hidden)` with zeros where an absent token holds NaN or infinity.
-
-    Such a token is no key, but it remains a query.
-    """
+    """States `(batch, length, hidden)` with zeros where an absent token, still a query, holds NaN or infinity."""
     present = positions.present()
     if present is None:
         return states
@@ -86,9 +79,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def of_all_heads(
-    states: Float[Tensor, "batch groups length channels"], share: int
-) -> Float[Tensor, "batch heads length channels"]:
+def of_all_heads(states: Float[Tensor, "batch groups length channels"], share: int) -> HeadStates:
     """States of groups of heads, once for each of the `share` heads of a group; not copied where it has one."""
     return states if share == 1 else states.repeat_interleave(share, dim=1)
 

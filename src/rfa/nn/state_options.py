@@ -12,75 +12,12 @@ from rfa.ops.positions import Positions
 from rfa.ops.transforms import without_autocast
 
 from .dynamics import FullPrecision, PositiveParameters, softplus_inverse
-from .projections import full_precision_linear, numbers_of
+from .projections import HeadStates, full_precision_linear, numbers_of
 
-# The content clock: each token says how much time passes in each head until the next token
+LEAST_RATE = 1e-6  # of a clock, so that two tokens never stand at the same time
+LEAST_SQUARE = 1e-6  # added to the mean square, so that a state of zeros stays zero
 
 Clock = Literal["times", "content"]
-LEAST_RATE = 1e-6  # so that two tokens never stand at the same time
-
-
-class ContentClock(FullPrecision):
-    """`rate_l = softplus(w_h . x_l + b_h) + 1e-6`: the speed of each head's clock from token l to the next one.
-
-    The time of token i in a head is `t_i = sum_{l < i} rate_l (T_{l+1} - T_l)`, with the given times T, which are 0, 1,
-    2, ... for text. All dynamics of the head follow that clock: rotation, decay and uncertainty.
-
-    w begins at zero and b where the rate is 1, so that at first the clock shows the given times. Parameters and rates
-    are in full precision.
-
-    Args:
-        hidden_size: d_model.
-        num_heads: H.
-        gated: the number of heads with a clock of their own, the last ones; None for all. The others have rate 1.
-
-    Source: appendix E.6, of which this is the case of one common factor for decay, rotation and noise.
-    """
-
-    def __init__(self, hidden_size: int, num_heads: int, gated: int | None = None):
-        super().__init__()
-        gated = num_heads if gated is None else gated
-        self.ungated = num_heads - gated
-        self.weight = nn.Parameter(torch.zeros(gated, hidden_size))
-        self.bias = nn.Parameter(softplus_inverse(torch.ones(gated) - LEAST_RATE))
-
-    def forward(self, hidden_states: Float[Tensor, "batch length hidden"]) -> Float[Tensor, "batch heads length"]:
-        """The rates of tokens, at least in float32."""
-        logit = full_precision_linear(hidden_states, self.weight, self.bias)
-        rate = (F.softplus(logit) + LEAST_RATE).transpose(1, 2)
-        return F.pad(rate, (0, 0, self.ungated, 0), value=1.0)
-
-
-LEAST_SQUARE = 1e-6  # added to the mean square, so that a state of zeros stays zero
-TAP_START, GAIN_START = -4.0, 4.0  # a share of 0.018, a gain of 0.982
-
-
-class StateScale(PositiveParameters):
-    """`s_h x / sqrt(mean(x^2) + 1e-6)`, the mean over the `2 d` channels of a state of head h.
-
-    Queries and keys share the scale `s_h > 0`, which starts at 1. For dot products `1 / s_h^2` is a temperature: a
-    score is `s_h^2` times `sqrt(2 d)` times a cosine. For the robust filter `s_h` is the scale of all distances, which
-    the noises are compared with.
-
-    Args:
-        num_heads: H.
-
-    Source: Henry et al. 2020 (arXiv:2010.04245), who divide by the Euclidean norm and learn one scale.
-    """
-
-    def __init__(self, num_heads: int):
-        super().__init__()
-        self.hold("scale", torch.ones(num_heads))
-
-    def forward(
-        self, states: Float[Tensor, "batch heads length channels"]
-    ) -> Float[Tensor, "batch heads length channels"]:
-        """The states, rounded once to their own dtype."""
-        dtype = torch.promote_types(states.dtype, torch.float32)
-        with without_autocast(states):
-            square = states.to(dtype).square().mean(-1, keepdim=True)
-            scale = self.positive(dtype)["scale"][:, None, None]
-            return (states.to(dtype) * (scale * torch.rsqrt(square + LEAST_SQUARE))).to(states.dtype)
 
 
 class TokenLogits(FullPrecision):
@@ -115,17 +52,66 @@ class TokenLogits(FullPrecision):
         return full_precision_linear(hidden_states, self.weight, self.bias)
 
 
-class TokenGates(TokenLogits):
-    """Base of modules with a gate `1 / (1 + exp(-w_h . x_l - b_h))` of each token and head, in full precision.
+class ContentClock(TokenLogits):
+    """`rate_l = softplus(w_h . x_l + b_h) + 1e-6`: the speed of each head's clock from token l to the next one.
+
+    The time of token i in a head is `t_i = sum_{l < i} rate_l (T_{l+1} - T_l)`, with the given times T, which are 0, 1,
+    2, ... for text. All dynamics of the head follow that clock: rotation, decay and uncertainty.
+
+    w begins at zero and b where the rate is 1, so that at first the clock shows the given times.
 
     Args:
         hidden_size: d_model.
         num_heads: H.
-        start: the initial b. w starts at zero, so that at first no token differs from another.
+        gated: the number of heads with a clock of their own, the last ones; None for all. The others have rate 1.
+
+    Source: appendix E.6, of which this is the case of one common factor for decay, rotation and noise.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, start: float):
-        super().__init__(hidden_size, torch.full((num_heads,), start, device="cpu"))
+    def __init__(self, hidden_size: int, num_heads: int, gated: int | None = None):
+        gated = num_heads if gated is None else gated
+        super().__init__(hidden_size, softplus_inverse(torch.ones(gated, device="cpu") - LEAST_RATE))
+        self.ungated = num_heads - gated
+
+    def forward(self, hidden_states: Float[Tensor, "batch length hidden"]) -> Float[Tensor, "batch heads length"]:
+        """The rates of tokens, at least in float32."""
+        rate = (F.softplus(super().forward(hidden_states)) + LEAST_RATE).transpose(1, 2)
+        return F.pad(rate, (0, 0, self.ungated, 0), value=1.0)
+
+
+class StateScale(PositiveParameters):
+    """`s_h x / sqrt(mean(x^2) + 1e-6)`, the mean over the `2 d` channels of a state of head h.
+
+    Queries and keys share the scale `s_h > 0`, which starts at 1. For dot products `1 / s_h^2` is a temperature: a
+    score is `s_h^2` times `sqrt(2 d)` times a cosine. For the robust filter `s_h` is the scale of all distances, which
+    the noises are compared with.
+
+    Args:
+        num_heads: H.
+
+    Source: Henry et al. 2020 (arXiv:2010.04245), who divide by the Euclidean norm and learn one scale.
+    """
+
+    def __init__(self, num_heads: int):
+        super().__init__()
+        self.hold("scale", torch.ones(num_heads))
+
+    def forward(self, states: HeadStates) -> HeadStates:
+        """The states, rounded once to their own dtype."""
+        dtype = torch.promote_types(states.dtype, torch.float32)
+        with without_autocast(states):
+            square = states.to(dtype).square().mean(-1, keepdim=True)
+            scale = self.positive(dtype)["scale"][:, None, None]
+            return (states.to(dtype) * (scale * torch.rsqrt(square + LEAST_SQUARE))).to(states.dtype)
+
+
+class TokenGates(TokenLogits):
+    """A gate `1 / (1 + exp(-w_h . x_l - b_h))` of each token and head; w starts at zero."""
+
+    first_logit: float  # b at the start
+
+    def __init__(self, hidden_size: int, num_heads: int):
+        super().__init__(hidden_size, torch.full((num_heads,), self.first_logit, device="cpu"))
 
     def forward(self, hidden_states: Float[Tensor, "batch length hidden"]) -> Float[Tensor, "batch heads length"]:
         """The gates of tokens, at least in float32."""
@@ -140,17 +126,10 @@ class Taps(TokenGates):
     Where there is none, nothing is taken. T is the rotation of the robust filter's states over the time in between,
     without decay (of its values only where they turn). For dot products T is 1: states as they are before their turn.
 
-    Shares start at 0.018.
-
-    Args:
-        hidden_size: d_model.
-        num_heads: H.
-
     Source: Bryson and Henrikson 1968, of a constant share; the gates of the content are ours.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int):
-        super().__init__(hidden_size, num_heads, TAP_START)
+    first_logit = -4.0  # a share of 0.018
 
 
 class OutputGain(TokenGates):
@@ -158,24 +137,15 @@ class OutputGain(TokenGates):
 
     With the innovation step the output is the step from the token's value to the estimate, so `g` is the gain of a
     Kalman filter, set by the content: 1 takes the estimate, 0 stays with the value. Without it, `g` shrinks the
-    estimate to zero, the head's prior mean. Gains start at 0.982.
-
-    Args:
-        hidden_size: d_model.
-        num_heads: H.
+    estimate to zero, the head's prior mean.
 
     Source: as a gate without the filter, the headwise gate of Qiu et al. 2025 (arXiv:2505.06708).
     """
 
-    def __init__(self, hidden_size: int, num_heads: int):
-        super().__init__(hidden_size, num_heads, GAIN_START)
+    first_logit = 4.0  # a gain of 0.982
 
 
-def tapped(
-    states: Float[Tensor, "batch heads length channels"],
-    before: Float[Tensor, "batch heads length channels"],
-    share: Float[Tensor, "batch heads length"],
-) -> Float[Tensor, "batch heads length channels"]:
+def tapped(states: HeadStates, before: HeadStates, share: Float[Tensor, "batch heads length"]) -> HeadStates:
     """States less a share of those before them, rounded once."""
     return (states.to(share.dtype) - share[..., None] * before.to(share.dtype)).to(states.dtype)
 

@@ -1,6 +1,5 @@
 """Context parallel: the filter over a sequence that lies in shards on several processes."""
 
-import json
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rfa.checks import require
-from rfa.dynamics import TimeDependentNoise, time_dtype
+from rfa.dynamics import time_dtype
 from rfa.models.packing import NewTokens, packed_segments
 from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.positions import Positions, check_flags, checked_positions
@@ -234,7 +233,6 @@ def _with_tensors(parameters: Parameters, tensors: list[Tensor] | tuple[Tensor, 
 
 
 Marks = dict[str, Any]  # times, key_mask and segment_ids; of a model also position_ids and seq_idx
-_MOST = 1024  # bytes of the text that shards compare
 
 
 def ring_filter_attention(
@@ -242,14 +240,6 @@ def ring_filter_attention(
     key: Float[Tensor, "batch heads length channels"],
     value: Float[Tensor, "batch heads length value_channels"],
     *,
-    decay: Float[Tensor, " heads"],
-    frequency: Float[Tensor, "heads modes"],
-    process_noise: Float[Tensor, " heads"],
-    key_noise: Float[Tensor, " heads"],
-    query_noise: Float[Tensor, " heads"],
-    noise_floor: Float[Tensor, " heads"],
-    robustness: Float[Tensor, " heads"],
-    inverse_temperature: Float[Tensor, " heads"],
     times: Float[Tensor, "*t length"] | Int[Tensor, "*t length"] | None = None,
     key_mask: Bool[Tensor, "batch length"] | None = None,
     segment_ids: Int[Tensor, "batch length"] | None = None,
@@ -259,11 +249,10 @@ def ring_filter_attention(
     prior: Prior = "lyapunov",
     gate: bool = True,
     query_noise_in_bias: bool = False,
-    horizon: Float[Tensor, " heads"] | None = None,
-    noise: TimeDependentNoise | None = None,
     return_log_precision: bool = False,
     backend: str = "auto",
     group: dist.ProcessGroup | None = None,
+    **dynamics: Any,
 ) -> (
     Float[Tensor, "batch heads length value_channels"]
     | tuple[Float[Tensor, "batch heads length value_channels"], Float[Tensor, "batch heads length"]]
@@ -282,15 +271,16 @@ def ring_filter_attention(
 
     Args:
         query, key, value: of this process's tokens, as of `rfa.robust_filter_attention`.
-        decay, frequency, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature: the same
-            on all processes. The gradient on a process is its part. The sum over the processes is the whole.
         times: of this process's tokens; the place in the whole sequence by default. They have no gradient.
         key_mask: of this process's tokens. The estimate of an absent token means nothing: it is that from the shards
             up to its own, whatever its time.
         segment_ids: of this process's tokens. With the Riccati prior the tokens of a segment stand together.
-        causal, weight, rotate_values, prior, gate, query_noise_in_bias, horizon, noise, return_log_precision, backend:
-            as of `rfa.robust_filter_attention`.
+        causal, weight, rotate_values, prior, gate, query_noise_in_bias, return_log_precision, backend: as of
+            `rfa.robust_filter_attention`.
         group: the processes; all of them by default.
+        **dynamics: the other arguments of `rfa.robust_filter_attention`, `decay` to `inverse_temperature`, `horizon`
+            and `noise`, the same on all processes. The gradient on a process is its part. The sum over the processes is
+            the whole.
 
     Returns:
         The filtered values of this process's queries, and their log precision if it is asked for.
@@ -301,10 +291,7 @@ def ring_filter_attention(
 
     Source: Liu et al. 2023 (arXiv:2310.01889), for a filter.
     """
-    parameters = Parameters(
-        decay, frequency, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature, horizon,
-        noise,
-    )  # fmt: skip
+    parameters = Parameters(**dynamics)
     options = Options(causal, weight, rotate_values, prior, gate, query_noise_in_bias, True)
     marks: Marks = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids}
 
@@ -314,7 +301,7 @@ def ring_filter_attention(
         require(key.shape[2] == length, "key", f"{key.shape[2]} keys", f"{length}, one for each query")
         sizes = {"batch": batch, "length": length, "heads": heads, "channels": channels}
         also = {"value channels": value.shape[-1], "dtype": str(query.dtype), **options._asdict()}
-        return sizes | also | {"horizon": horizon is not None, "noise": noise is not None}
+        return sizes | also | {"horizon": parameters.horizon is not None, "noise": parameters.noise is not None}
 
     device = query.device if isinstance(query, Tensor) else torch.device("cpu")
     sequence = whole_sequence(check, device, marks, group, contiguous=prior == "riccati")
@@ -365,7 +352,7 @@ def whole_sequence(
         _check_marks(alike, device, marks)
     except ValueError as error:  # the others must hear of it: they would wait for this process
         refused = error
-    _check_alike(alike, device, marks, group, refused)
+    _check_alike(alike, marks, group, refused)
     return group, rank, dist.get_world_size(group), _whole_positions(alike, device, marks, group, contiguous)
 
 
@@ -379,25 +366,20 @@ def _check_marks(sizes: dict[str, Any], device: torch.device, marks: Marks) -> N
         check_flags(name, marks[name], batch, length, device, integer=True)
 
 
-def _check_alike(
-    alike: dict[str, Any], device: torch.device, marks: Marks, group: dist.ProcessGroup, refused: ValueError | None
-) -> None:
+def _check_alike(alike: dict[str, Any], marks: Marks, group: dist.ProcessGroup, refused: ValueError | None) -> None:
     """Raise on all processes where one was refused or where their shards differ: else some would wait for others."""
     kinds = {n: "none" if x is None else f"{x.dtype} {list(x.shape[:-1])}" for n, x in marks.items()}
-    text = json.dumps({"refused": True} if refused is not None else {**alike, **kinds}).encode()
-    header = torch.zeros(_MOST, dtype=torch.uint8)
-    header[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    of_all = gathered(header.to(device), group).cpu()
+    said: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(said, None if refused is not None else {**alike, **kinds}, group=group)
     if refused is not None:
         raise refused
-    if bool((of_all == of_all[0]).all()):
-        return
-    said = [json.loads(each.numpy().tobytes().rstrip(b"\0")) for each in of_all]
     for rank, each in enumerate(said):
-        if "refused" in each:
+        if each is None:
             raise ValueError(f"group: the arguments of rank {rank} were refused, see its error")
-    name, given = next((n, values) for n in said[0] if len(set(values := [each[n] for each in said])) > 1)
-    raise ValueError(f"group: got {name} {given} on the {len(given)} processes, expected the same on all")
+    for name in said[0]:
+        given = [each[name] for each in said]
+        if len(set(given)) > 1:
+            raise ValueError(f"group: got {name} {given} on the {len(given)} processes, expected the same on all")
 
 
 def _whole_positions(

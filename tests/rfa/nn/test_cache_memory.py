@@ -107,13 +107,13 @@ def test_one_query_without_bias_runs_on_the_cache_itself(monkeypatch):
 
 
 def test_writing_copies_only_to_make_room():
-    buffer, made = Buffer(1), []
+    buffer, made = Buffer(), []
     with torch.no_grad():
         for i in range(1000):
-            filled = buffer.write(i, torch.full((2, 1), float(i)))
+            filled = buffer.write(i, torch.full((2, 1, 1), float(i)))
             if not made or made[-1] != filled.data_ptr():
                 made.append(filled.data_ptr())
-    assert torch.equal(filled, torch.arange(1000.0).expand(2, -1))
+    assert torch.equal(filled, torch.arange(1000.0).expand(2, 1, -1))
     assert len(made) <= 2 + 7  # the first one, then room for 65, 130 and so on, half again each time: 1.5^7 > 1000 / 65
 
 
