@@ -4,7 +4,6 @@ import resource
 import filelock
 import pytest
 
-from rfa import files
 from rfa.files import cache_folder, cached_file
 
 
@@ -77,4 +76,4 @@ def test_right_without_locks(tmp_path, monkeypatch, error):
 
     monkeypatch.setattr(filelock.FileLock, "__enter__", refuse)
     assert cached_file(tmp_path / "file", write_good).read_bytes() == b"good" * 1000
-    assert files._is_intact(tmp_path / "file")
+    assert cached_file(tmp_path / "file", refuse).exists()

@@ -110,7 +110,7 @@ KERNELS = [
              "a tap takes a share of the token itself", "rfa/nn/test_state_options.py"),
     Mutation("rfa/nn/state_options.py", "before = torch.take_along_dim(states, index[..., None], dim=2).masked_fill("
              "first[..., None], 0.0)", "before = torch.take_along_dim(states, index[..., None], dim=2)",
-             "a tap reaches over a boundary", "rfa/nn/test_state_options.py"),
+             "a tap reaches over a boundary", "rfa/nn/test_every_layer.py"),
     Mutation("rfa/nn/state_options.py", ".square().mean(-1, keepdim=True)", ".square().sum(-1, keepdim=True)",
              "states of another length", "rfa/nn/test_state_options.py"),
     Mutation("rfa/nn/attention.py", "self.output_gain(asking)", "self.output_gain(hidden_states)",

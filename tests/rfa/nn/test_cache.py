@@ -14,7 +14,7 @@ from rfa.nn import FilterCache
 from rfa.nn.projections import split_heads
 
 from .by_hand import EXACT, SINGLE, hidden
-from .cached import HEADS, IRREGULAR, LAYERS, SITUATIONS, build, mask_of_left_padding, read
+from .layers import HEADS, IRREGULAR, LAYERS, SITUATIONS, build, mask_of_left_padding, read
 
 
 @cover(1, situation=SITUATIONS, name=LAYERS)
@@ -28,12 +28,11 @@ def test_chunks_are_the_whole(name, situation):
     assert cache.get_seq_length() == 9
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_single_precision(name):
+@cover(1, given=[{}, {"times": 1e9 + IRREGULAR}], name=LAYERS)
+def test_single_precision(name, given):
     layer, x = build(name, torch.float32), hidden(length=9, dtype=torch.float32)
-    for given in ({}, {"times": 1e9 + IRREGULAR}):
-        with torch.no_grad():
-            torch.testing.assert_close(read(layer, x, **given)[0], layer(x, **given), rtol=SINGLE, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(read(layer, x, **given)[0], layer(x, **given), rtol=SINGLE, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -164,42 +163,16 @@ def test_input_that_does_not_fit_the_cache(name, change, grad):
         torch.testing.assert_close(rest, whole[:, 4:], rtol=EXACT, atol=EXACT)
 
 
-@pytest.mark.parametrize(
-    ("mark", "message"),
-    [
-        (torch.zeros(1, 2, 1), "got rate of batch 2, 2 heads, torch.float32 on cpu, expected batch 1, 2 heads,"),
-        (torch.zeros(2, 2, 1, 3), "got rate of batch 2, 2 heads, .* expected batch 2, 2 heads, 3 channels,"),
-        (torch.zeros(2, 2, 1).double(), "got rate of .*float32 .* expected .*float64"),
-    ],
-    ids=["batch", "channels", "dtype"],
-)
-def test_marks_that_do_not_fit_the_cache(mark, message):
-    past, states = FilterCache().layer(0), torch.zeros(2, 2, 5, 4)
-    with torch.no_grad():
-        past.update_marks({"rate": torch.zeros(2, 2, 5)})
-        past.update(states, states)
-        with pytest.raises(ValueError, match=f"past_key_values: {message}"):
-            past.update_marks({"rate": mark})
-        with pytest.raises(ValueError, match="past_key_values: got no gate, expected batch 2"):
-            past.update_marks({"gate": torch.zeros(2, 2, 1)})
-        assert past.update_marks({"rate": torch.ones(2, 2, 1)})["rate"].sum(-1).eq(1).all()
-
-
 EACH = torch.stack([IRREGULAR, 3 * IRREGULAR + 2])
-MASK = torch.ones(3, 9, dtype=torch.bool)
 ROWS = {  # of tokens, and what is given beside
     "times of three": ([0, 1, 1], {"times": EACH[[0, 1, 1]]}),
-    "times of all": ([0, 1, 1], {"times": IRREGULAR}),
-    "times and mask of three": ([0, 1, 1], {"times": IRREGULAR, "key_mask": MASK}),
-    "a mask of three": ([0, 1, 1], {"key_mask": MASK}),
+    "a mask of three": ([0, 1, 1], {"key_mask": torch.ones(3, 9, dtype=torch.bool)}),
     "no times of three": ([0, 1, 1], {}),
-    "times of one": ([0], {"times": EACH[:1]}),
     "one of all": ([0], {"times": IRREGULAR}),
 }
 
 
-@pytest.mark.parametrize("times", [IRREGULAR, EACH], ids=["of all", "of each"])
-@pytest.mark.parametrize("wrong", ROWS)
+@cover(1, times=[IRREGULAR, EACH], wrong=ROWS)
 def test_another_number_of_rows(wrong, times):
     """The error is ours, and the cache goes on with its own times."""
     layer, x, (rows, given) = build("defaults"), hidden(length=9), ROWS[wrong]
@@ -213,46 +186,31 @@ def test_another_number_of_rows(wrong, times):
     torch.testing.assert_close(rest, whole[:, 4:], rtol=EXACT, atol=EXACT)
 
 
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ((2, 1, 1, 4), (2, 1, 1, 6), "got keys of batch 2, 3 heads, 4 channels, .* expected batch 2, 1 heads"),
-        ((2, 2, 1, 4), (2, 2, 1, 6), "got keys of batch 2, 3 heads, .* expected batch 2, 2 heads"),
-        ((2, 3, 1, 1), (2, 3, 1, 6), "got keys of .* 4 channels, .* expected .* 1 channels"),
-        ((2, 3, 1, 4), (2, 3, 1, 1), "got values of .* 6 channels, .* expected .* 1 channels"),
-    ],
-    ids=["one head", "other heads", "channels", "channels of values"],
-)
-def test_states_that_do_not_fit_the_cache(key, value, message, grad):
+def test_states_that_do_not_fit_the_cache():
     past = FilterCache().layer(0)
-    with torch.set_grad_enabled(grad):
-        past.update(torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 5, 6))
+    past.update(torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 5, 6))
+    for key, value, message in (
+        ((2, 1, 1, 4), (2, 1, 1, 6), "got keys of batch 2, 3 heads, 4 channels, .* expected batch 2, 1 heads"),
+        ((2, 3, 1, 4), (2, 3, 1, 1), "got values of .* 6 channels, .* expected .* 1 channels"),
+    ):
         with pytest.raises(ValueError, match=f"past_key_values: {message}"):
             past.update(torch.zeros(key), torch.zeros(value))
     assert past.keys.shape == (2, 3, 5, 4)
     assert past.values.shape == (2, 3, 5, 6)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"times": torch.arange(4)}, "times: got shape"),
-        ({"times": torch.arange(5).expand(3, -1)}, "times: got shape"),
-        ({"times": torch.tensor([0.0, 1.0, 2.0, 3.0, 3.0])}, "times: got 3.0 followed by 3.0"),
-        ({"key_mask": torch.ones(2, 4, dtype=torch.bool)}, "key_mask: got shape"),
-        ({"key_mask": torch.ones(3, 5, dtype=torch.bool)}, "key_mask: got shape"),
-        ({"segment_ids": torch.ones(2, 4, dtype=torch.long)}, "segment_ids: got shape"),
-    ],
-    ids=["short times", "times of three", "equal times", "mask", "mask of three", "segments"],
-)
-@cover(1, name=["defaults", "b1"])
-def test_arguments_that_leave_out_the_past(name, given, message):
-    layer, x = build(name), hidden(length=9)
+def test_arguments_that_leave_out_the_past():
+    layer, x = build("defaults"), hidden(length=9)
     with torch.no_grad():
         _, cache = read(layer, x, (4,))
-        with only_our_own_checks(), pytest.raises(ValueError, match=message):
-            layer(x[:, 4:5], past_key_values=cache, **given)
+        for given, message in (
+            ({"times": torch.arange(4)}, "times: got shape"),
+            ({"times": torch.tensor([0.0, 1.0, 2.0, 3.0, 3.0])}, "times: got 3.0 followed by 3.0"),
+            ({"key_mask": torch.ones(3, 5, dtype=torch.bool)}, "key_mask: got shape"),
+            ({"segment_ids": torch.ones(2, 4, dtype=torch.long)}, "segment_ids: got shape"),
+        ):
+            with only_our_own_checks(), pytest.raises(ValueError, match=message):
+                layer(x[:, 4:5], past_key_values=cache, **given)
 
 
 @pytest.mark.parametrize("turn_values", [True, False])
@@ -274,4 +232,4 @@ def test_states_enter_by_compiled_code_as_by_pytorch(turn_values):
                 torch.testing.assert_close(actual, expected, rtol=3e-6, atol=1e-6)
     expected = r"^past_key_values: got keys of batch 2, .* expected batch 1"
     with torch.no_grad(), pytest.raises(ValueError, match=expected):
-        compiled.layer(0).enter(*(state[:1] for state in states), turns, turn_values)
+        compiled.layer(0).enter(*(state[:1] for state in states), turns, turn_values, "auto")

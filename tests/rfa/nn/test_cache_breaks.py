@@ -12,7 +12,7 @@ from rfa.nn.cache_layer import Buffer
 from rfa.ops.cpu import operator as compiled
 
 from .by_hand import EXACT, SINGLE, hidden
-from .cached import build, read
+from .layers import build, read
 
 CPU = torch.device("cpu")
 

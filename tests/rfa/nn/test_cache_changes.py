@@ -9,7 +9,7 @@ from cover import cover
 from rfa.nn import FilterCache
 
 from .by_hand import EXACT, SINGLE, hidden, perturb
-from .cached import IRREGULAR, SITUATIONS, build, read
+from .layers import IRREGULAR, SITUATIONS, build, read
 
 
 @cover(1, removed=[1, 3, 8], given=[{}, {"times": IRREGULAR}], name=["defaults", "riccati", "RoPER with decay"])
@@ -87,21 +87,10 @@ ROWS = {
 }
 
 
-@cover(1, given=["default times", "irregular", "each row its own", "padding with times"], how=ROWS, batch=[1, 2])
-def test_rows_of_the_batch(how, given, batch):
-    change, rows = ROWS[how]
-    rows = [row for row in rows if row < batch] if how != "repeat" else sorted(row % batch for row in rows)
-    if batch == 1:
-        change = {
-            "reorder": lambda cache: cache.reorder_cache(torch.tensor([0])),
-            "grow": lambda cache: cache.reorder_cache(torch.tensor([0, 0])),
-            "repeat": lambda cache: cache.batch_repeat_interleave(3),
-            "indices": lambda cache: cache.batch_select_indices(torch.tensor([0])),
-            "mask": lambda cache: cache.batch_select_indices(torch.tensor([True])),
-        }[how]
-        rows = {"grow": [0, 0], "repeat": [0, 0, 0]}.get(how, [0])
-    layer, x = build("defaults"), hidden(length=9, batch=batch)
-    given = {k: v if v.dim() == 1 else v[:batch] for k, v in SITUATIONS[given].items()}
+@cover(1, given=["default times", "irregular", "each row its own", "padding with times"], how=ROWS)
+def test_rows_of_the_batch(how, given):
+    (change, rows), given = ROWS[how], SITUATIONS[given]
+    layer, x = build("defaults"), hidden(length=9)
     with torch.no_grad():
         _, cache = read(layer, x, (4, 1), **given)
         change(cache)
@@ -128,18 +117,6 @@ def test_offload_and_prefetch(device):
         assert past.keys.device.type == past.values.device.type == device
         rest, _ = read(layer, x, (1, 3), cache, start=5)
         torch.testing.assert_close(rest, layer(x)[:, 5:], rtol=EXACT, atol=EXACT)
-
-
-def test_prefetch_goes_where_the_norms_are():
-    """As from another device, where there is none: meta stands for it."""
-    past = FilterCache().layer(0)
-    with torch.no_grad():
-        past.update(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))
-        past._key_norms.change(lambda x: x.to("meta"))
-        past.offload()
-        assert past.keys.device.type == past.values.device.type == "cpu"
-        past.prefetch()
-    assert past.keys.device.type == past.values.device.type == "meta"
 
 
 def test_a_shallow_copy_is_another_name():

@@ -14,17 +14,7 @@ from rfa.nn import cache_layer as phases
 from rfa.nn.cache_layer import Buffer, Turns
 
 from .by_hand import EXACT, hidden
-from .cached import IRREGULAR, LAYERS, UNTURNED, build, mask_of_left_padding, read
-
-
-def test_norms_are_those_of_the_stored_keys():
-    layer, x = build("b3"), hidden(length=9)
-    with torch.no_grad():
-        _, cache = read(layer, x)
-        for change in (lambda: None, lambda: cache.crop(-2), lambda: cache.reorder_cache(torch.tensor([1, 1, 0]))):
-            change()
-            past = cache.layers[0]
-            torch.testing.assert_close(past.key_norms, past.keys.square().sum(-1))
+from .layers import IRREGULAR, LAYERS, UNTURNED, build, mask_of_left_padding, read
 
 
 @pytest.fixture
@@ -91,21 +81,6 @@ def test_the_cost_of_a_token_is_linear_in_the_past(name):
     assert cost[256] < 4.05 * cost[64]
 
 
-def test_one_query_without_bias_runs_on_the_cache_itself(monkeypatch):
-    layer, x, calls = build("b1"), hidden(length=9), []
-    original = rfa.nn.dot_product_attention.F.scaled_dot_product_attention
-
-    def recorded(query, key, value, **options):
-        calls.append((key.data_ptr(), value.data_ptr(), options))
-        return original(query, key, value, **options)
-
-    monkeypatch.setattr(rfa.nn.dot_product_attention.F, "scaled_dot_product_attention", recorded)
-    with torch.no_grad():
-        _, cache = read(layer, x, (8, 1))
-    past = cache.layers[0]
-    assert calls[1] == (past.keys.data_ptr(), past.values.data_ptr(), {"is_causal": False, "dropout_p": 0.0})
-
-
 def test_writing_copies_only_to_make_room():
     buffer, made = Buffer(), []
     with torch.no_grad():
@@ -115,21 +90,6 @@ def test_writing_copies_only_to_make_room():
                 made.append(filled.data_ptr())
     assert torch.equal(filled, torch.arange(1000.0).expand(2, 1, -1))
     assert len(made) <= 2 + 7  # the first one, then room for 65, 130 and so on, half again each time: 1.5^7 > 1000 / 65
-
-
-def test_decoding_writes_into_the_same_memory():
-    layer, x = build("defaults"), hidden(length=40)
-    with torch.no_grad():
-        _, cache = read(layer, x, (8, 1))
-        past = cache.layers[0]
-
-        def places():
-            return [t.data_ptr() for t in (past.keys, past.values, past.key_norms)]
-
-        before = places()
-        read(layer, x, (1,) * 31, cache, start=9)
-        assert places() == before
-    assert past.keys.shape[2] == 40
 
 
 @pytest.mark.parametrize("name", ["defaults", "riccati", "RoPER with decay"])

@@ -13,59 +13,118 @@ from rfa.nn import (
     FilterCache,
     HeadDynamics,
     RobustFilterAttention,
+    Yarn,
     alibi_slopes,
 )
 
 from .by_hand import hidden
 
-ONES = torch.ones(4)
+ONES, SLOPES = torch.ones(4), alibi_slopes(4)
 BANK = rotary_frequencies(4, 4)
-
-FILTERS = [
-    ("decay", {"decay": torch.ones(3)}),
-    ("decay", {"decay": torch.ones(1)}),
-    ("decay", {"decay": -ONES}),
-    ("decay", {"decay": ONES * torch.nan}),
-    ("frequency", {"frequency": BANK[:1]}),
-    ("frequency", {"frequency": BANK[:, :2]}),
-    ("frequency", {"frequency": BANK * torch.inf}),
-    ("learn_frequency", {"frequency": BANK, "learn_frequency": True}),  # no conjugate pairs
-    ("slopes", {"slopes": alibi_slopes(4)}),  # of the Riccati prior only
-    ("slopes", {"slopes": alibi_slopes(3), "prior": "riccati"}),
-    ("prior", {"prior": "bayes"}),
-    ("weight", {"weight": "studnt"}),
-    ("steady_state", {"steady_state": -1.0}),
-    ("steady_state", {"steady_state": float("nan")}),
-    ("horizon", {"horizon": -1.0}),
-    ("learn_horizon", {"learn_horizon": True}),
-    ("query_noise_in_bias", {"query_noise_in_bias": True, "prior": "riccati"}),
-    ("gate", {"gate": False, "prior": "flat"}),
+ROUTED, GATED = {"aggregation": "routing"}, {"gates": "channel"}
+REFUSED = [  # the argument that the message names, and the layer's options
+    (RobustFilterAttention, "decay", {"decay": torch.ones(3)}),
+    (RobustFilterAttention, "decay", {"decay": -ONES}),
+    (RobustFilterAttention, "decay", {"decay": ONES * torch.nan}),
+    (RobustFilterAttention, "frequency", {"frequency": BANK[:, :2]}),
+    (RobustFilterAttention, "frequency", {"frequency": BANK * torch.inf}),
+    (RobustFilterAttention, "learn_frequency", {"frequency": BANK, "learn_frequency": True}),  # no conjugate pairs
+    (RobustFilterAttention, "slopes", {"slopes": SLOPES}),  # of the Riccati prior only
+    (RobustFilterAttention, "slopes", {"slopes": alibi_slopes(3), "prior": "riccati"}),
+    (RobustFilterAttention, "prior", {"prior": "bayes"}),
+    (RobustFilterAttention, "weight", {"weight": "studnt"}),
+    (RobustFilterAttention, "step", {"step": "precise"}),
+    (RobustFilterAttention, "noise", {"noise": "coloured"}),
+    (RobustFilterAttention, "aggregation", {"aggregation": "mixture"}),
+    (RobustFilterAttention, "process_noise_as", {"process_noise_as": "variance"}),
+    (RobustFilterAttention, "backend", {"backend": "misspelt"}),
+    (RobustFilterAttention, "steady_state", {"steady_state": float("nan")}),
+    (RobustFilterAttention, "horizon", {"horizon": -1.0}),
+    (RobustFilterAttention, "learn_horizon", {"learn_horizon": True}),
+    (RobustFilterAttention, "query_noise_in_bias", {"query_noise_in_bias": True, "prior": "riccati"}),
+    (RobustFilterAttention, "gate", {"gate": False, "prior": "flat"}),
+    (RobustFilterAttention, "learn_noise_floor", {"learn_noise_floor": True, "prior": "flat"}),
+    (RobustFilterAttention, "process_noise_as", {"process_noise_as": "steady_state", "prior": "flat"}),
+    (RobustFilterAttention, "prior", {"step": "precision", "prior": "riccati"}),
+    (RobustFilterAttention, "query_noise_in_bias", {"step": "precision", "query_noise_in_bias": True}),
+    (RobustFilterAttention, "noise", {"noise": "time_dependent", "prior": "flat"}),
+    (RobustFilterAttention, "prior", {**ROUTED, "prior": "riccati"}),
+    (RobustFilterAttention, "gate", {**ROUTED, "gate": False}),
+    (RobustFilterAttention, "query_noise_in_bias", {**ROUTED, "query_noise_in_bias": True}),
+    (RobustFilterAttention, "horizon", {**ROUTED, "horizon": 0.7}),
+    (RobustFilterAttention, "step", {**ROUTED, "step": "precision"}),
+    (RobustFilterAttention, "weight", {**ROUTED, "weight": "exponential"}),
+    (RobustFilterAttention, "backend", {**ROUTED, "backend": "cpu"}),
+    (RobustFilterAttention, "clock", {**ROUTED, "clock": "content"}),
+    (RobustFilterAttention, "source_prior", {"source_prior": "exponential"}),
+    (RobustFilterAttention, "gated_heads", {"gated_heads": 0.5}),
+    *((DotProductAttention, "gated_heads", {"gates": "forget", "gated_heads": share}) for share in (0.0, 1.5, 0.3)),
+    (DotProductAttention, "gated_heads", {"gated_heads": 0.5}),
+    (DotProductAttention, "gated_heads", {"gates": "gain", "slopes": ONES, "gated_heads": 0.5}),
+    (DotProductAttention, "decay", {"decay": torch.ones(1)}),
+    (DotProductAttention, "slopes", {"slopes": -ONES}),
+    (DotProductAttention, "frequency", {"frequency": BANK[:1]}),
+    (DotProductAttention, "rotate_values", {"rotate_values": True}),
+    (DotProductAttention, "rotate_values", {"rotate_values": True, "frequency": BANK, "rotary_map": "as_released"}),
+    (DotProductAttention, "clock", {"clock": "misspelt"}),
+    (DotProductAttention, "clock", {"clock": "content", "causal": False, "frequency": BANK}),
+    (DotProductAttention, "clock", {"clock": "content", "window": 3, "frequency": BANK}),
+    (DotProductAttention, "clock", {"clock": "content", "rotary_map": "as_released", "frequency": BANK}),
+    (DotProductAttention, "gates", {"gates": "open"}),
+    (DotProductAttention, "gates", {**GATED, "frequency": BANK}),
+    (DotProductAttention, "gates", {**GATED, "decay": ONES}),
+    (DotProductAttention, "gates", {**GATED, "clock": "content"}),
+    (DotProductAttention, "backend", {**GATED, "backend": "cpu"}),
+    (DotProductAttention, "slopes", {"gates": "gain"}),
+    (DotProductAttention, "slopes", {"gates": "gain", "slopes": ONES - 1}),
+    *((DotProductAttention, "sink", {"sink": True, **options}) for options in ({"window": 3}, GATED)),
+    (DotProductAttention, "sink", {"sink": True, "frequency": BANK, "yarn": Yarn(4)}),
+    (DotProductAttention, "slopes, gates, window, logarithmic", {"logarithmic": True, "window": 3}),
+    (DotProductAttention, "slopes, gates, window, logarithmic", {"logarithmic": True, "slopes": SLOPES}),
+    (ContentFilterAttention, "frequency", {"frequency": torch.rand(4, 4)}),
+    (ContentFilterAttention, "decay", {"decay": -ONES}),
+    (ContentFilterAttention, "weight", {"weight": "misspelt"}),
+    (ContentFilterAttention, "steady_state", {"steady_state": -1.0}),
+    (ContentFilterAttention, "causal", {"causal": False}),
+    (ContentFilterAttention, "dropout", {"dropout": 0.1, "backend": "reference"}),
+    (ContentFilterAttention, "clock", {"clock": "content"}),
+    (ContentFilterAttention, "taps", {"taps": True}),
 ]
-BASELINES = [
-    ("decay", {"decay": torch.ones(1)}),
-    ("decay", {"decay": -ONES}),
-    ("slopes", {"slopes": torch.ones(1)}),
-    ("slopes", {"slopes": -ONES}),
-    ("frequency", {"frequency": BANK[:1]}),
-    ("frequency", {"frequency": BANK[:, :2]}),
-]
 
 
-@pytest.mark.parametrize(("name", "options"), FILTERS, ids=lambda value: value if isinstance(value, str) else "")
-def test_filters(name, options):
+@pytest.mark.parametrize(("kind", "name", "options"), REFUSED, ids=str)
+def test_options_that_do_not_fit(kind, name, options):
     with only_our_own_checks(), pytest.raises(ValueError, match=rf"^{name}: got .*expected"):
-        RobustFilterAttention(16, 4, **options)
+        kind(16, 4, **options)
 
 
-@pytest.mark.parametrize(("name", "options"), BASELINES, ids=lambda value: value if isinstance(value, str) else "")
-def test_baselines(name, options):
-    with only_our_own_checks(), pytest.raises(ValueError, match=rf"^{name}: got .*expected"):
-        DotProductAttention(16, 4, **options)
-
-
-def test_dynamics_alone():
+def test_sizes_and_dynamics_alone():
     with only_our_own_checks(), pytest.raises(ValueError, match=r"^frequency: got \(4,\)"):
         HeadDynamics(ONES, ONES)
+    with pytest.raises(ValueError, match=r"^hidden_size: got 15"):
+        ContentFilterAttention(15, 4)
+
+
+GIVEN = [
+    ("times", {"times": torch.zeros(7)}),
+    ("times", {"times": torch.arange(6)}),
+    ("key_mask", {"key_mask": torch.ones(2, 6, dtype=torch.bool)}),
+    ("segment_ids", {"segment_ids": torch.zeros(2, 7)}),
+]
+
+
+@pytest.mark.parametrize(("name", "given"), GIVEN)
+@pytest.mark.parametrize("layer", ["filter", "dot product", "content"])
+def test_times_masks_and_segments_that_do_not_fit(layer, name, given):
+    with only_our_own_checks(), pytest.raises(ValueError, match=rf"^{name}: got"):
+        LAYERS[layer]()(hidden(dtype=torch.float32), **given)
+
+
+@pytest.mark.parametrize("options", [{"taps": True}, {"clock": "content", "prior": "riccati"}])
+def test_layers_whose_tokens_leave_marks_have_no_queries_of_their_own(options):
+    x = hidden(dtype=torch.float32)
+    with pytest.raises(ValueError, match="query_states: got 'queries of their own with gates, taps"):
+        RobustFilterAttention(16, 4, **options)(x, query_states=x, query_times=torch.arange(7.0))
 
 
 LAYERS = {
@@ -118,20 +177,3 @@ def test_states_under_autocast(layer):
         torch.testing.assert_close(made(*given(x.bfloat16())), expected, atol=0.05, rtol=0.05)  # of 8 bits
         with pytest.raises(ValueError, match=r"^hidden_states: got 'torch.float64"):
             made(*given(x.double()))
-
-
-@cover(
-    1,
-    layer=[RobustFilterAttention(16, 4), DotProductAttention(16, 4, frequency=BANK)],
-    cause=[float("nan"), float("inf")],
-)
-def test_a_missing_row_may_hold_anything(layer, cause):
-    x = hidden(dtype=torch.float32)
-    mask = torch.ones(2, 7, dtype=torch.bool)
-    mask[0, 2] = mask[1, 6] = False
-    expected = layer(x, key_mask=mask)
-    found = layer(x.masked_fill(~mask[:, :, None], cause), key_mask=mask)
-    assert torch.equal(found[mask], expected[mask])
-    layer.zero_grad()
-    found[mask].square().sum().backward()
-    assert all(bool(parameter.grad.isfinite().all()) for parameter in layer.parameters())

@@ -3,21 +3,15 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from cover import cover
 from ops import oracle
-from shapes import only_our_own_checks
 
 from rfa.dynamics import rotary_frequencies
 from rfa.nn import DotProductAttention, RobustFilterAttention, alibi_slopes
-from rfa.nn.projections import merge_heads
 from rfa.nn.state_options import LEAST_RATE
-from rfa.ops.dot_product import decayed_dot_product_attention
-from rfa.ops.positions import checked_positions
 
 from .by_hand import EXACT, assert_near, hidden, merged, perturb, softplus, states
-from .cached import SITUATIONS, build, read
-from .test_content import WHERE, whereabouts
+from .test_content import whereabouts
 
 SIZE, HEADS = 16, 2
 DECAY, ROPE = torch.tensor([0.05, 0.3]), rotary_frequencies(HEADS, SIZE // HEADS)
@@ -120,36 +114,6 @@ def test_a_new_clock_shows_the_given_times():
     torch.testing.assert_close(rate, torch.ones_like(rate), rtol=0, atol=1e-6)
 
 
-def test_slopes_without_rotation_are_a_forget_gate():
-    """`log f = -slope rate` of a token holds until the next one."""
-    layer, x = layer_of("learned slopes", frequency=None), hidden()
-    q, k, v = layer.queries(x), layer.keys(x), layer.values(x, layer.keys(x))
-    forgotten = -layer.slopes()[:, None] * layer.marks(x)["rate"]
-    gates = F.pad(forgotten[..., :-1], (1, 0))
-    positions = checked_positions(2, 7, 7, x.device, None)
-    expected = decayed_dot_product_attention(q, k, v, positions=positions, log_gate=gates, backend="reference")
-    torch.testing.assert_close(layer(x), layer.output_projection(merge_heads(expected)), rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("name", ["riccati", "RoPER, slopes"])
-def test_gradients_of_the_fused_backend(name, where):
-    """Against the dense form in float64: for the input, the clock, the dynamics and the projections."""
-    layer, exact = layer_of(name, torch.float32, backend="cpu"), layer_of(name, backend="reference")
-    exact.load_state_dict(layer.state_dict())
-    x, given = hidden(length=37, dtype=torch.float32), whereabouts(where, 37)
-    target, found = hidden(seed=9, length=37), []
-    for each in (layer, exact):
-        start = x.detach().clone().to(each.query_projection.weight.dtype).requires_grad_()
-        each(start, **given).mul(target.to(start.dtype)).sum().backward()
-        found.append([("input", start.grad), *((n, p.grad) for n, p in each.named_parameters())])
-    for (name, single), (_, double) in zip(*found, strict=True):
-        scale = max(1.0, float(double.abs().max()))
-        error = float((single - double).abs().max()) / scale
-        assert error < 1e-4, (name, error)  # float32 sums over 37 x 37 pairs
-    assert found[1][1][1].abs().max() > 0
-
-
 @pytest.mark.parametrize("name", ["lyapunov", "riccati", "learned slopes"])
 def test_gradients_of_the_reference(name):
     layer, x = layer_of(name, backend="reference"), hidden(length=5)
@@ -163,31 +127,6 @@ def test_gradients_of_the_reference(name):
     assert torch.autograd.gradcheck(run, (x.requires_grad_(), *clock), fast_mode=True)
 
 
-@pytest.mark.parametrize("name", ["riccati", "RoPER, slopes"])
-def test_masked_tokens_are_as_if_absent(name):
-    layer, x = layer_of(name), hidden()
-    mask = torch.ones(2, 7, dtype=torch.bool)
-    mask[:, [0, 3, 4]] = False
-    kept = [1, 2, 5, 6]
-    expected = layer(x[:, kept], times=torch.tensor(kept))
-    torch.testing.assert_close(layer(x, key_mask=mask)[:, kept], expected, rtol=EXACT, atol=EXACT)
-    times = torch.tensor([50.0, 1, 2, -9, 1e6, 5, 6], dtype=torch.float64)  # padding may carry any time
-    found = layer(x, key_mask=mask, times=times)
-    assert found.isfinite().all()
-    torch.testing.assert_close(found[:, kept], expected, rtol=EXACT, atol=EXACT)
-
-
-@pytest.mark.parametrize("name", ["clock", "clock, horizon", "clock of RoPER, gates", "clock of slopes", "content"])
-@pytest.mark.parametrize("situation", SITUATIONS)
-def test_chunks_are_the_whole(name, situation):
-    """Also where a segment that comes later has a smaller number: its clock moves no other."""
-    layer, x, given = build(name), hidden(length=9), SITUATIONS[situation]
-    kept = given.get("key_mask", torch.ones(2, 9, dtype=torch.bool))
-    with torch.no_grad():
-        whole, (pieces, _) = layer(x, **given), read(layer, x, **given)
-    torch.testing.assert_close(pieces[kept], whole[kept], rtol=EXACT, atol=EXACT)
-
-
 @pytest.mark.parametrize("logit", [-1e4, 1e4])
 @pytest.mark.parametrize("name", ["riccati", "learned slopes"])
 def test_extreme_rates_stay_finite(name, logit):
@@ -197,27 +136,3 @@ def test_extreme_rates_stay_finite(name, logit):
     assert out.isfinite().all()
     out.sum().backward()
     assert all(p.grad.isfinite().all() for p in layer.parameters() if p.grad is not None)
-
-
-def test_half_precision_keeps_the_clock_whole():
-    layer = layer_of("riccati", torch.float32).bfloat16()
-    assert layer.clock.weight.dtype == torch.float32
-    x = hidden(dtype=torch.bfloat16)
-    torch.testing.assert_close(
-        layer(x).float(), layer.float()(x.float()), rtol=0.05, atol=0.05
-    )  # 8 bits, a dozen terms
-
-
-def test_bad_input_is_refused():
-    for options, expected in (
-        ({"clock": "misspelt"}, "clock: got 'misspelt'"),
-        ({"causal": False, "frequency": ROPE}, "clock: got 'content', expected 'times' with causal=False"),
-        ({"window": 3, "frequency": ROPE}, "clock: got 'content', expected 'times' with a window"),
-        ({"rotary_map": "as_released", "frequency": ROPE}, "clock: got 'content'"),
-    ):
-        with only_our_own_checks(), pytest.raises(ValueError, match=expected):
-            DotProductAttention(SIZE, HEADS, **{"clock": "content", **options})
-    with pytest.raises(ValueError, match="clock: got 'content', expected 'times' with aggregation"):
-        RobustFilterAttention(SIZE, HEADS, clock="content", aggregation="routing")
-    with pytest.raises(ValueError, match="query_states: got 'queries of their own with gates, taps"):
-        layer_of("riccati")(hidden(), query_states=hidden(), query_times=torch.arange(7.0))

@@ -5,9 +5,7 @@ import pytest
 import torch
 from cover import cover
 from ops import oracle
-from shapes import only_our_own_checks
 
-import rfa.ops.dense
 from rfa.nn import ContentFilterAttention, RobustFilterAttention
 
 from .by_hand import (
@@ -132,26 +130,6 @@ def test_layer_is_a_walk_along_the_path(backend, weight, irregular):
     assert_near(layer(x, times=times), by_hand(layer, x, walked.double().numpy(), weight), max(tolerance, 1e-9))
 
 
-@pytest.mark.parametrize("where", WHERE)
-def test_gradients_of_the_fused_backend(where):
-    """Against the dense form in float64: for the input, the content map, the noises and the projections."""
-    layer = layer_with(torch.float32, backend="cpu")
-    exact = layer_with(torch.float64, backend="reference")
-    exact.load_state_dict(layer.state_dict())
-    x, given = hidden(length=37, dtype=torch.float32), whereabouts(where, 37)
-    target = hidden(seed=9, length=37)
-    found = []
-    for each in (layer, exact):
-        start = x.detach().clone().to(each.dynamics.weight.dtype).requires_grad_()
-        each(start, **given).mul(target.to(start.dtype)).sum().backward()
-        found.append([("input", start.grad), *((name, p.grad) for name, p in each.named_parameters())])
-    for (name, single), (_, double) in zip(*found, strict=True):
-        assert double.abs().max() > 0, name
-        scale = max(1.0, float(double.abs().max()))
-        error = float((single - double).abs().max()) / scale
-        assert error < 1e-4, (name, error)  # float32 sums over 37 x 37 pairs, whose scores reach a hundred
-
-
 @pytest.mark.parametrize("where", ["times of each row", "interleaved and masked"])
 def test_gradients_of_the_reference(where):
     layer = layer_with(backend="reference")
@@ -170,21 +148,6 @@ def test_gradients_of_the_reference(where):
     assert torch.autograd.gradcheck(run, (x.requires_grad_(), given.get("times"), *inputs), fast_mode=True)
 
 
-def test_masked_tokens_are_as_if_absent():
-    layer, x = layer_with(), hidden()
-    mask = torch.ones(2, 7, dtype=torch.bool)
-    mask[:, [0, 3, 4]] = False
-    kept = [1, 2, 5, 6]
-    expected = layer(x[:, kept], times=torch.tensor(kept))
-    torch.testing.assert_close(layer(x, key_mask=mask)[:, kept], expected, rtol=EXACT, atol=EXACT)
-    x[~mask] = torch.nan
-    torch.testing.assert_close(layer(x, key_mask=mask)[:, kept], expected, rtol=EXACT, atol=EXACT)
-    times = torch.tensor([50.0, 1, 2, -9, 1e6, 5, 6], dtype=torch.float64)  # padding may carry any time
-    found = layer(x, key_mask=mask, times=times)
-    assert found.isfinite().all()
-    torch.testing.assert_close(found[:, kept], expected, rtol=EXACT, atol=EXACT)
-
-
 @cover(1, backend=BACKENDS, scale=[1e-8, 1e3])
 def test_extreme_content_stays_finite(backend, scale):
     dtype, _ = BACKENDS[backend]
@@ -196,52 +159,3 @@ def test_extreme_content_stays_finite(backend, scale):
     assert x.grad.isfinite().all()
     for name, parameter in layer.named_parameters():
         assert parameter.grad.isfinite().all(), name
-
-
-def test_rows_in_blocks_are_the_whole(monkeypatch):
-    layer, x = layer_with(backend="reference"), hidden()
-    whole = layer(x)
-    monkeypatch.setattr(rfa.ops.dense, "_SCORES", 2 * HEADS * 7 * 2)
-    with torch.no_grad():
-        torch.testing.assert_close(layer(x), whole, rtol=EXACT, atol=EXACT)
-
-
-def test_half_precision_keeps_dynamics_whole():
-    layer = layer_with(torch.float32, backend="cpu").bfloat16()
-    assert layer.query_projection.weight.dtype == torch.bfloat16
-    assert layer.dynamics.weight.dtype == torch.float32
-    x = hidden(dtype=torch.bfloat16)
-    out = layer(x)
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.float(), layer.float()(x.float()), rtol=0.05, atol=0.05)  # 8 bits, some dozen terms
-
-
-def test_bad_input_is_refused():
-    layer, x = layer_with(), hidden()
-    with only_our_own_checks():
-        for options, name in (
-            ({"weight": "misspelt"}, "weight"),
-            ({"decay": torch.tensor([0.1, -0.1])}, "decay"),
-            ({"frequency": torch.rand(HEADS, MODES)}, "frequency"),
-            ({"frequency": torch.rand(HEADS, 3)}, "frequency"),
-            ({"steady_state": -1.0}, "steady_state"),
-            ({"backend": "misspelt"}, "backend"),
-            ({"causal": False}, "causal"),
-            ({"dropout": 0.1, "backend": "reference"}, "dropout"),
-            ({"clock": "content"}, "clock"),
-        ):
-            with pytest.raises(ValueError, match=rf"^{name}: got"):
-                ContentFilterAttention(SIZE, HEADS, **options)
-        with pytest.raises(ValueError, match="hidden_size: got 15"):
-            ContentFilterAttention(15, HEADS)
-        for given, name in (
-            ({"times": torch.zeros(7)}, "times"),
-            ({"key_mask": torch.ones(2, 6, dtype=torch.bool)}, "key_mask"),
-            ({"segment_ids": torch.zeros(2, 7)}, "segment_ids"),
-        ):
-            with pytest.raises(ValueError, match=rf"^{name}: got"):
-                layer(x, **given)
-        with pytest.raises(ValueError, match="hidden_states: got"):
-            layer(x[..., :5])
-        with pytest.raises(ValueError, match=r"hidden_states: got 'torch.int64 .*expected floating-point"):
-            layer(x.long())

@@ -14,7 +14,7 @@ from rfa.ops.cpu import operator
 from rfa.ops.cpu import operator as compiled
 
 from .by_hand import perturb
-from .cached import IRREGULAR
+from .layers import IRREGULAR
 
 HEADS, MODES = 3, 18  # channels that are not whole registers
 WIDE = 114  # 228 channels: with AVX-512 128 + 64 + 32 + 4 of them, by one loop of the kernel each
@@ -268,17 +268,3 @@ def test_a_recorded_program_does_not_decode_in_compiled_code():
     torch.fx.experimental.proxy_tensor.make_fx(ask)(query)
     assert found[0] is not None
     assert found[1:] == [None, None]
-
-
-def test_dropout_is_the_operators(decoded):
-    layer, x = build(dropout=0.5, backend="reference").train(), torch.randn(1, 8, HEADS * MODES)
-    layer.backend = "auto"
-    cache = FilterCache()
-    layer(x[:, :7], past_key_values=cache)
-    layer.eval()(x[:, 7:], past_key_values=cache)
-    layer.train()
-    outs = []
-    for _ in range(2):
-        outs.append(layer(x[:, 7:], past_key_values=cache))
-        cache.crop(-1)
-    assert not torch.equal(*outs)

@@ -8,15 +8,13 @@ import torch
 import torch.nn.functional as F
 from cover import cover
 from ops import oracle
-from shapes import only_our_own_checks
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-import rfa.ops.dense
 from rfa.dynamics import rotary_frequencies
 from rfa.nn import DotProductAttention, Yarn, alibi_slopes
 
-from .by_hand import EXACT, SINGLE, assert_near, dot_product, hidden, merged, perturb, states
+from .by_hand import SINGLE, assert_near, dot_product, hidden, merged, perturb, states
 
 SIZE, HEADS, MODES = 16, 2, 8
 ROPE = rotary_frequencies(HEADS, MODES)
@@ -130,101 +128,12 @@ def test_alibi_slopes_between_powers_of_two(heads):
     np.testing.assert_allclose(alibi_slopes(heads), published_slopes(heads), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_masked_keys_are_as_if_absent(name):
-    layer, x = build(**VARIANTS[name]), hidden()
-    mask = torch.ones(2, 7, dtype=torch.bool)
-    mask[:, [0, 3]] = False
-    kept = [1, 2, 4, 5, 6]
-    expected = layer(x[:, kept], times=torch.tensor(kept))
-    torch.testing.assert_close(layer(x, key_mask=mask)[:, kept], expected, rtol=EXACT, atol=EXACT)
-    assert layer(x, key_mask=mask).isfinite().all()
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_packed_is_separate(name):
-    layer, x = build(**VARIANTS[name]), hidden()
-    segments = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [4, 4, 4, 2, 2, 2, 2]])
-    apart = torch.cat([layer(x[:, :3]), layer(x[:, 3:])], 1)
-    torch.testing.assert_close(layer(x, segment_ids=segments), apart, rtol=EXACT, atol=EXACT)
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_nothing_to_see_gives_the_bias(name):
-    """All keys masked: the estimate is zero, not NaN, forwards and backwards."""
-    options = {**VARIANTS[name], "innovation": False}
-    layer, x = build(**options), hidden().requires_grad_()
-    out = layer(x, key_mask=torch.zeros(2, 7, dtype=torch.bool))
-    assert_near(out, layer.output_projection.bias.expand_as(out))
-    out.sum().backward()
-    assert x.grad is not None
-    assert x.grad.isfinite().all()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_rows_in_blocks_are_the_whole(name, monkeypatch):
-    layer, x = build(torch.float32, **VARIANTS[name]), hidden(dtype=torch.float32)
-    mask = torch.ones(2, 7, dtype=torch.bool)
-    mask[1, :2] = False
-    whole = layer(x, key_mask=mask)
-    monkeypatch.setattr(rfa.ops.dense, "_SCORES", 2 * HEADS * 7 * 2)  # two rows of two batches at a time
-    with torch.no_grad():
-        assert len(rfa.ops.dense.row_blocks(2, HEADS, 7, 7)) == 4
-        torch.testing.assert_close(layer(x, key_mask=mask), whole, rtol=SINGLE, atol=SINGLE)
-
-
-@cover(1, cast=["bfloat16", "half"], name=VARIANTS)
-def test_half_precision(name, cast):
-    """The geometry stays as it is; the output is that of float32 to the precision of the cast."""
-    whole = build(torch.float32, **VARIANTS[name])
-    before = {key: value.clone() for key, value in whole.geometry.state_dict().items()}
-    x = hidden(dtype=torch.float32)
-    expected = whole(x)
-    layer = getattr(whole, cast)()
-    for key, value in layer.geometry.state_dict().items():
-        assert value.dtype == torch.float32
-        assert torch.equal(value, before[key])
-    tolerance = {"bfloat16": 0.04, "half": 0.005}[cast]  # ten times eps: 2^-8, 2^-11; weights, states and two products
-    error = (layer(x.to(layer.query_projection.weight.dtype)).float() - expected).norm() / expected.norm()
-    assert error < tolerance
-
-
 @cover(1, name=["b2", "b3"], cast=["bfloat16", "half"])
 def test_half_precision_has_no_limit_on_lags(name, cast):
     """Seconds between events easily exceed float16's 65,504."""
     layer = getattr(build(torch.float32, **VARIANTS[name]), cast)()
     x = hidden().to(layer.query_projection.weight.dtype)
     assert layer(x, times=torch.arange(7) * 100_000).isfinite().all()
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"frequency": ROPE, "rotary_map": "as_released"}], ids=["nothing to turn by", "released map"]
-)
-def test_values_turn_only_by_complex_frequencies(options):
-    with pytest.raises(ValueError, match="rotate_values: got True"):
-        DotProductAttention(SIZE, HEADS, rotate_values=True, **options)
-
-
-@cover(1, name=["b1", "b2", "b3"], times=[torch.arange(6), torch.zeros(7), -torch.arange(7)])
-def test_times_are_checked_as_the_filter_checks_them(name, times):
-    layer = build(torch.float32, **VARIANTS[name])
-    with only_our_own_checks(), pytest.raises(ValueError, match=r"\btimes\b"):
-        layer(hidden(dtype=torch.float32), times=times)
-
-
-@pytest.mark.parametrize(
-    ("slopes", "said"),
-    [
-        (None, "slopes: got None, expected gains to start from"),
-        (torch.tensor([0.5, 0.0]), "expected positive numbers with gates"),
-        (torch.tensor([0.5, -0.1]), "slopes: "),
-        (torch.tensor([0.5]), "slopes: "),
-    ],
-)
-def test_gains_that_cannot_start(slopes, said):
-    with pytest.raises(ValueError, match=said):
-        DotProductAttention(SIZE, HEADS, gates="gain", slopes=slopes)
 
 
 def test_gates_that_start_at_slopes():
@@ -235,14 +144,3 @@ def test_gates_that_start_at_slopes():
     sloping = DotProductAttention(SIZE, HEADS, slopes=SLOPES).double()
     sloping.load_state_dict(gated.state_dict(), strict=False)
     assert_near(gated(hidden()), sloping(hidden()), 1e-6)  # the gates' bias was float32 at the start
-
-
-def test_sinks_that_nothing_serves():
-    for options in ({"window": 3}, {"frequency": ROPE, "yarn": Yarn(4)}, {"gates": "channel", "backend": "reference"}):
-        with pytest.raises(ValueError, match="sink: got True, expected False with a window"):
-            DotProductAttention(SIZE, HEADS, sink=True, **options)
-
-
-def test_unknown_gates():
-    with only_our_own_checks(), pytest.raises(ValueError, match="gates: got 'open', expected None or one of"):
-        DotProductAttention(SIZE, HEADS, gates="open")

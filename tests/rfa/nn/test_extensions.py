@@ -13,7 +13,11 @@ from rfa.nn import RobustFilterAttention
 from rfa.nn.filter_attention import precision_gain
 
 from .by_hand import EXACT, assert_near, hidden, merged, perturb, positive, softplus, states
-from .extended import DECAY, HEADS, MODES, SIZE, build
+from .layers import BOTH_DECAY, HEADS, MODES, SIZE
+
+
+def build(**options):
+    return perturb(RobustFilterAttention(SIZE, HEADS, decay=BOTH_DECAY, **options)).double()
 
 
 def times_of(irregular, length=7):
@@ -160,7 +164,7 @@ def test_noise_that_does_not_change_is_white(irregular):
 
 
 def test_noise_starts_at_a_tenth_and_stays_positive():
-    layer = RobustFilterAttention(SIZE, HEADS, decay=DECAY, noise="time_dependent", noise_parts=3)
+    layer = RobustFilterAttention(SIZE, HEADS, decay=BOTH_DECAY, noise="time_dependent", noise_parts=3)
     noise, white = layer.dynamics()["noise"], layer.dynamics()["process_noise"]
     assert [tuple(field.shape) for field in noise] == [(HEADS, 3)] * 4
     for part in noise.amplitude.unbind(-1):

@@ -1,17 +1,14 @@
 """The layer against a composition by hand: projections, the operator's oracle, innovation, output projection."""
 
 import numpy as np
-import pytest
 import torch
 from cover import cover
 from ops import oracle
 
-import rfa.ops.dense
 from rfa.nn import RobustFilterAttention
 
 from .by_hand import (
     EXACT,
-    SINGLE,
     assert_near,
     hidden,
     merged,
@@ -87,22 +84,6 @@ def test_layer_is_its_composition(name, irregular):
     assert_near(layer(x, times=times), expected, 1e-6 if options.get("prior") != "flat" else EXACT)
 
 
-@pytest.fixture
-def layer():
-    return perturb(RobustFilterAttention(SIZE, HEADS).double())
-
-
-@pytest.mark.parametrize("options", [{}, {"prior": "riccati"}], ids=["lyapunov", "riccati"])
-def test_rows_in_blocks_are_the_whole(options, monkeypatch):
-    layer = perturb(RobustFilterAttention(SIZE, HEADS, **options))
-    x = hidden(dtype=torch.float32)
-    whole = layer(x)
-    monkeypatch.setattr(rfa.ops.dense, "_SCORES", 2 * HEADS * 7 * 2)  # two rows of two batches at a time
-    with torch.no_grad():
-        assert len(rfa.ops.dense.row_blocks(2, HEADS, 7, 7)) == 4
-        torch.testing.assert_close(layer(x), whole, rtol=SINGLE, atol=SINGLE)
-
-
 def test_head_permutation():
     """Heads do not mix before the output projection: permuting all of a head's things permutes nothing else."""
     frequency = torch.randn(HEADS, 8, dtype=torch.float64)
@@ -120,8 +101,3 @@ def test_head_permutation():
         for name, parameter in b.dynamics.named_parameters():
             parameter.copy_(dict(a.dynamics.named_parameters())[name].flip(0))
     torch.testing.assert_close(a(hidden()), b(hidden()), rtol=EXACT, atol=EXACT)
-
-
-def test_an_unknown_backend_is_refused():
-    with pytest.raises(ValueError, match="backend: got 'misspelt'"):
-        RobustFilterAttention(SIZE, HEADS, backend="misspelt")

@@ -11,7 +11,7 @@ from rfa.ops.filter_attention import robust_filter_attention
 from rfa.ops.positions import checked_positions
 
 from .by_hand import assert_near, dot_product, hidden, perturb
-from .cached import IRREGULAR
+from .layers import IRREGULAR
 
 SIZE, HEADS = 16, 2
 ROPE = rotary_frequencies(HEADS, SIZE // HEADS)
@@ -49,35 +49,9 @@ def test_the_filter_without_decay_is_kerple():
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)  # 1 / nu, times residuals of order 10
 
 
-@pytest.mark.parametrize("segments", [False, True])
-@pytest.mark.parametrize("causal", [True, False])
-def test_gradients_of_the_fused_backend(causal, segments):
-    single, double = layer_of(torch.float32, backend="cpu", causal=causal), layer_of(backend="reference", causal=causal)
-    double.load_state_dict(single.state_dict())
-    x, target = hidden(length=37, dtype=torch.float32), hidden(seed=9, length=37)
-    given = {"segment_ids": (torch.arange(37) // 11).expand(2, -1)} if segments else {}
-    for layer in (single, double):
-        dtype = layer.query_projection.weight.dtype
-        layer(x.to(dtype), **given).mul(target.to(dtype)).sum().backward()
-    for name, p in double.named_parameters():
-        error = float((single.get_parameter(name).grad - p.grad).abs().max())
-        assert error / max(1.0, float(p.grad.abs().max())) < 1e-4, name  # float32 sums over 37 x 37 pairs
-    assert double.logarithmic.raw_exponent.grad.abs().min() > 0
-    assert double.logarithmic.raw_rate.grad.abs().min() > 0
-
-
 def test_a_new_layer_starts_as_published():
     numbers = torch.stack(DotProductAttention(512, 256, logarithmic=True).logarithmic())
     for found, most in zip(numbers, (2.0, 1.0), strict=True):
         assert found.min() >= 0.01 - 1e-6
         assert 0.9 * most < found.max() < most + 1e-6
         assert abs(float(found.mean()) - most / 2) < 0.1 * most  # five deviations of the mean of 256 uniform numbers
-
-
-def test_bad_input_is_refused():
-    for options in ({"slopes": torch.ones(HEADS)}, {"gates": "forget"}, {"window": 3}):
-        with pytest.raises(ValueError, match="slopes, gates, window, logarithmic: got"):
-            layer_of(**options)
-    layer = layer_of(torch.float32, backend="cpu")
-    with pytest.raises(ValueError, match="backend: got 'cpu', expected 'auto' or 'reference' with a logarithmic bias"):
-        layer(hidden(length=9, dtype=torch.float32), times=IRREGULAR)

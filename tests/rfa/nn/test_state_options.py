@@ -1,20 +1,17 @@
 """Options of the states of any layer, by hand in numpy, with gradients, masks, segments and bad input."""
 
-import numpy as np
 import pytest
 import torch
 from ops import oracle
 
 from rfa.dynamics import rotary_frequencies
-from rfa.models import preset
-from rfa.nn import ContentFilterAttention, DotProductAttention, RobustFilterAttention
+from rfa.nn import DotProductAttention, RobustFilterAttention
 from rfa.ops.cumulative import clocked
 from rfa.ops.positions import checked_positions
 from rfa.ops.problem import Parameters, Problem
 from rfa.ops.reference import robust_weights
 
 from .by_hand import EXACT, assert_near, dot_product, hidden, merged, perturb, states
-from .cached import SITUATIONS
 
 SIZE, HEADS = 16, 2
 DECAY, ROPE = torch.tensor([0.05, 0.3]), rotary_frequencies(HEADS, SIZE // HEADS)
@@ -23,7 +20,6 @@ KINDS = {
     "dot product": (DotProductAttention, {"frequency": ROPE, "gates": "forget"}),
 }
 OPTIONS = {"unit states": {"normalise_states": True}, "taps": {"taps": True}, "output gain": {"output_gain": True}}
-KEPT = {name: given for name, given in SITUATIONS.items() if name in ("default times", "irregular", "segments")}
 
 
 def layer_of(kind, dtype=torch.float64, **options):
@@ -46,38 +42,6 @@ def test_dot_products_by_hand(option):
     assert_near(layer(x), dot_product(layer, x, frequency=ROPE, gates="forget"), 1e-6)  # float32 frequencies
 
 
-@pytest.mark.parametrize("situation", KEPT)
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_of_the_fused_backend(kind, option, situation):
-    """float32 on the fused kernel against the dense form in float64, for the input and every parameter."""
-    single = layer_of(kind, torch.float32, backend="cpu", **OPTIONS[option])
-    double = layer_of(kind, backend="reference", **OPTIONS[option])
-    double.load_state_dict(single.state_dict())
-    found, x, given = [], hidden(length=9, dtype=torch.float32), KEPT[situation]
-    for layer in (single, double):
-        dtype = layer.query_projection.weight.dtype
-        start = x.detach().clone().to(dtype).requires_grad_()
-        layer(start, **given).mul(hidden(seed=9, length=9).to(dtype)).sum().backward()
-        found.append({"input": start.grad, **{name: p.grad for name, p in layer.named_parameters()}})
-    for name, exact in found[1].items():
-        scale = max(1.0, float(exact.abs().max()))
-        assert float((found[0][name] - exact).abs().max()) / scale < 1e-4, name  # float32 sums over 9 x 9 pairs
-        assert exact.abs().max() > 0 or name == "key_projection.bias", name
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_masked_tokens_are_as_if_absent(kind, option):
-    layer, x, kept = layer_of(kind, **OPTIONS[option]), hidden(), [1, 2, 5, 6]
-    mask = torch.zeros(2, 7, dtype=torch.bool)
-    mask[:, kept] = True
-    x[:, 0] = torch.nan  # what an absent token holds does not matter
-    times = torch.tensor([50.0, 1, 2, -9, 1e6, 5, 6], dtype=torch.float64)
-    expected = layer(x[:, kept], times=torch.tensor(kept))
-    torch.testing.assert_close(layer(x, key_mask=mask, times=times)[:, kept], expected, rtol=EXACT, atol=EXACT)
-
-
 def test_taps_of_a_filter_by_hand_at_irregular_times():
     """The token before is turned by the time in between, values too unless they do not turn."""
     for turns in (True, False):
@@ -91,16 +55,6 @@ def test_taps_of_a_filter_by_hand_at_irregular_times():
         options = {"prior": "riccati", "rotate_values": turns}
         estimate, _ = oracle.filter_attention(q, k, v, times=times[None], **parameters, **options)
         assert_near(layer(x, times=times), merged(layer, estimate - v), 1e-9)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_tap_reaches_over_a_boundary(kind):
-    """Segments, one of them in two parts, are as if alone."""
-    layer, x, segments = layer_of(kind, taps=True), hidden(), torch.tensor([[5, 5, 2, 2, 2, 5, 9]])
-    found = layer(x, segment_ids=segments.expand(2, -1))
-    for number in (5, 2, 9):
-        kept = (segments[0] == number).nonzero()[:, 0]
-        torch.testing.assert_close(found[:, kept], layer(x[:, kept], times=kept), rtol=EXACT, atol=EXACT)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -144,15 +98,6 @@ def test_the_gain_is_that_of_the_query():
     torch.testing.assert_close(found, layer(x).flip(1), rtol=EXACT, atol=EXACT)
 
 
-def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="taps: got True, expected False with content-dependent dynamics"):
-        ContentFilterAttention(SIZE, HEADS, taps=True)
-    with pytest.raises(ValueError, match="query_states: got 'queries of their own with gates, taps"):
-        layer_of("filter", taps=True)(hidden(), query_states=hidden(), query_times=torch.arange(7.0))
-    with pytest.raises(ValueError, match="taps: got True, expected False with dynamics='content'"):
-        preset("x6-content-dynamics", taps=True)
-
-
 def test_states_of_one_length():
     """Whatever the length of a token, and a state of zeros stays zero."""
     layer, x = layer_of("filter", normalise_states=True), hidden()
@@ -168,21 +113,3 @@ def test_tied_values_are_the_normalised_keys():
     layer, x = layer_of("filter", normalise_states=True, tie_key_value=True, innovation=False), hidden(length=1)
     expected = merged(layer, layer.keys(x).detach().numpy())  # the only key weighs one
     assert_near(layer(x), expected)
-
-
-def test_half_precision_keeps_what_is_learned_whole():
-    for options in OPTIONS.values():
-        layer = layer_of("filter", torch.float32, **options)
-        before = {name: p.clone() for name, p in layer.named_parameters() if name.split(".")[0] in NAMES}
-        assert before
-        assert all(torch.equal(layer.bfloat16().get_parameter(name), p) for name, p in before.items())
-
-
-NAMES = ("state_scale", "taps", "output_gain")
-
-
-def test_content_dynamics_take_them_too():
-    x = hidden(dtype=torch.float32)
-    plain, unit = (ContentFilterAttention(SIZE, HEADS, normalise_states=on) for on in (False, True))
-    unit.load_state_dict(plain.state_dict(), strict=False)
-    np.testing.assert_array_less(1e-3, (plain(x) - unit(x)).abs().max().item())

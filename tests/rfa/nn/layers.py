@@ -1,0 +1,131 @@
+"""What the tests of the layers share: one table of all of them, what they are given, and reading in chunks."""
+
+import torch
+
+from rfa.dynamics import rotary_frequencies
+from rfa.nn import ContentFilterAttention, DotProductAttention, FilterCache, RobustFilterAttention, Yarn, alibi_slopes
+
+from .by_hand import perturb
+
+SIZE, HEADS, MODES = 16, 2, 8
+DECAY, ROPE = torch.tensor([0.0, 0.3]), rotary_frequencies(HEADS, MODES)
+SLOPES = alibi_slopes(HEADS)
+FILTERS = {
+    "defaults": {},
+    "horizon": {"horizon": 0.7},
+    "horizon, values do not turn": {"horizon": 0.7, "rotate_values": False},
+    "learned": {"decay": DECAY, "learn_frequency": True, "learn_decay": True},
+    "query noise in bias": {"decay": DECAY, "query_noise_in_bias": True},
+    "no gate": {"decay": DECAY, "gate": False},
+    "exponential": {"decay": DECAY, "weight": "exponential"},
+    "flat": {"decay": DECAY, "prior": "flat"},
+    "algorithm 1": {"process_noise_as": "steady_state", "learn_noise_floor": True},
+    "riccati": {"decay": DECAY, "prior": "riccati"},
+    "clock": {"decay": DECAY, "prior": "riccati", "clock": "content"},
+    "clock, horizon": {"decay": DECAY, "horizon": 0.7, "learn_horizon": True, "clock": "content"},
+    "unit states": {"prior": "riccati", "normalise_states": True},
+    "taps": {"taps": True},
+    "taps, clock": {"prior": "riccati", "taps": True, "clock": "content"},
+    "output gain": {"output_gain": True},
+    "clock of some heads": {"prior": "riccati", "clock": "content", "gated_heads": 0.5},
+}
+BOTH_DECAY = torch.tensor([0.1, 0.4])
+EXTENSIONS = {
+    "tied": {"tie_key_value": True},
+    "tied, values do not turn": {"tie_key_value": True, "rotate_values": False},
+    "precision": {"step": "precision"},
+    "precision with horizon": {"step": "precision", "horizon": 0.7},
+    "precision without gate": {"step": "precision", "gate": False},
+    "noise": {"noise": "time_dependent"},
+    "noise without gate": {"noise": "time_dependent", "gate": False},
+    "routing": {"aggregation": "routing"},
+    "routing, values do not turn": {"aggregation": "routing", "rotate_values": False},
+    "all that go together": {"tie_key_value": True, "step": "precision", "noise": "time_dependent"},
+    "routing with the others": {
+        "aggregation": "routing",
+        "tie_key_value": True,
+        "noise": "time_dependent",
+        "source_prior": "exponential",
+    },
+}
+PRODUCTS = {
+    "plain": {},
+    "b1": {"frequency": ROPE},
+    "b2": {"slopes": SLOPES},
+    "b3": {"frequency": ROPE, "decay": DECAY},
+    "RoPER with decay": {"frequency": ROPE, "rotate_values": True, "decay": DECAY},
+    "clock of RoPE": {"frequency": ROPE, "clock": "content"},
+    "clock of RoPER, gates": {"frequency": ROPE, "rotate_values": True, "gates": "forget", "clock": "content"},
+    "clock of slopes": {"frequency": ROPE, "slopes": SLOPES, "learn_slopes": True, "clock": "content"},
+    "c7": {"frequency": ROPE, "slopes": SLOPES, "innovation": True},
+    "learned slopes": {"slopes": SLOPES, "learn_slopes": True},
+    "sink": {"frequency": ROPE, "sink": True},
+    "window": {"frequency": ROPE, "window": 3},
+    "yarn": {"frequency": ROPE, "yarn": Yarn(1000)},  # no text here is as long
+    "forget gate": {"gates": "forget"},
+    "gains": {"frequency": ROPE, "gates": "gain", "slopes": SLOPES},
+    "unit states of RoPE": {"frequency": ROPE, "normalise_states": True},
+    "taps of RoPER": {"frequency": ROPE, "rotate_values": True, "gates": "forget", "taps": True},
+    "gates of some heads": {"frequency": ROPE, "gates": "forget", "clock": "content", "gated_heads": 0.5},
+    "logarithmic": {"logarithmic": True},
+    "gates of channels": {"gates": "channel"},
+    "as released": {"frequency": ROPE, "rotary_map": "as_released"},
+}
+LAYERS = {name: (RobustFilterAttention, options) for name, options in FILTERS.items()}
+LAYERS |= {name: (RobustFilterAttention, {"decay": BOTH_DECAY, **options}) for name, options in EXTENSIONS.items()}
+LAYERS |= {name: (DotProductAttention, options) for name, options in PRODUCTS.items()}
+LAYERS["content"] = (ContentFilterAttention, {})
+UNTURNED = (
+    "plain",
+    "b2",
+    "learned slopes",
+    "forget gate",
+    "content",
+    "logarithmic",
+    "gates of channels",
+)  # without frequencies, or with phases of their own
+IRREGULAR = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0, 7.5, 9.0], dtype=torch.float64)
+CHUNKS = (4, 1, 1, 2, 1)
+
+
+def build(name, dtype=torch.float64, **more):
+    kind, options = LAYERS[name]
+    return perturb(kind(SIZE, HEADS, **options, **more)).to(dtype)
+
+
+def read(layer, x, chunks=CHUNKS, cache=None, start=0, **given):
+    """The layer's output in chunks; what is given of all keys is given of those so far."""
+    cache, outputs = FilterCache() if cache is None else cache, []
+    for length in chunks:
+        end = start + length
+        so_far = {name: value[..., :end] for name, value in given.items()}
+        outputs.append(layer(x[:, start:end], past_key_values=cache, **so_far))
+        start = end
+    return torch.cat(outputs, 1), cache
+
+
+def mask_of_left_padding(*padding, length=9):
+    return torch.arange(length) >= torch.tensor(padding)[:, None]
+
+
+# what the layer is given beside the tokens; padding's outputs are not compared
+SITUATIONS = {
+    "default times": {},
+    "irregular": {"times": IRREGULAR},
+    "each row its own": {"times": torch.stack([IRREGULAR, 3 * IRREGULAR + 2])},
+    "far-off seconds": {"times": 1e9 + IRREGULAR},
+    "nanoseconds since 1970": {"times": 1_700_000_000_000_000_000 + (10 * IRREGULAR).long() * torch.tensor([[1], [2]])},
+    "left padding": {"key_mask": mask_of_left_padding(0, 3)},
+    "padding longer than a chunk": {"key_mask": mask_of_left_padding(5, 6)},
+    "a gap": {"key_mask": torch.tensor([[1, 1, 0, 1, 1, 0, 1, 1, 1], [1] * 9]).bool()},
+    "padding with times": {
+        "key_mask": mask_of_left_padding(2, 0),
+        "times": torch.stack([torch.cat([torch.full((2,), -1e6), IRREGULAR[:7]]), IRREGULAR]),
+    },
+    "segments": {"segment_ids": torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [4, 4, 4, 4, 4, 2, 2, 7, 7]])},
+    "segments that each start at 0": {
+        "segment_ids": torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1, 1]]).repeat(2, 1),
+        "times": torch.cat([IRREGULAR[:5], IRREGULAR[:4]]),
+    },
+}
+KEPT = torch.ones(2, 9, dtype=torch.bool)
