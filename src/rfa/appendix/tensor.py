@@ -38,7 +38,7 @@ def tensor_filter_attention(
     weight: Weight = "student_t",
     rotate_values: bool = True,
     return_log_precision: bool = False,
-    **parameters: Float[Tensor, "heads *modes"],
+    **parameters: Float[Tensor, "heads ..."],
 ) -> (
     Float[Tensor, "batch heads queries channels"]
     | tuple[Float[Tensor, "batch heads queries channels"], Float[Tensor, "batch heads queries modes"]]

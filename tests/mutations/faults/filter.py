@@ -104,7 +104,7 @@ KERNELS = [
              "the quarter turn of a phase's gradient", "rfa/nn/test_clock.py"),
     Mutation("rfa/ops/cumulative.py", "tokens.sums(tokens.before(rate) *", "tokens.sums(tokens.sorted(rate) *",
              "a clock runs at the rate of the token that follows", "rfa/nn/test_clock.py"),
-    Mutation("rfa/nn/state_options.py", "(F.softplus(logit) + LEAST_RATE)", "F.softplus(logit)",
+    Mutation("rfa/nn/state_options.py", "F.softplus(super().forward(hidden_states)) + LEAST_RATE", "F.softplus(super().forward(hidden_states))",
              "two tokens at one time", "rfa/nn/test_clock.py"),
     Mutation("rfa/ops/cumulative.py", ".to(torch.int64) - 1,)", ".to(torch.int64),)",
              "a tap takes a share of the token itself", "rfa/nn/test_state_options.py"),
