@@ -7,8 +7,7 @@ import sys
 import pytest
 import torch
 from cover import slow
-from experiments.recipes import NAMES, TWO_PRESETS, write_recipe
-from experiments.test_recall import SMALL as RECALL
+from experiments.recipes import NAMES, RECALL, TWO_PRESETS, write_recipe
 from scripts import ROOT, script
 
 

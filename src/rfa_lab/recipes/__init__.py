@@ -4,11 +4,8 @@ A recipe is of text, of series or of recall, as its `kind` says. `recipe.py`, `s
 kind holds and how one run of it is made. `runner.py` makes all runs of any recipe.
 """
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-from rfa.progress import StageProgress
 
 from .plan import RunState, measured_on, states
 from .reading import BaseRecipe, RecipeError, read_recipe
@@ -45,16 +42,7 @@ def runs_of(recipe: BaseRecipe, out: str | Path) -> Runs[Any, Any]:
     return _RUNS[recipe.kind](recipe, Path(out))
 
 
-def run_recipe(
-    recipe: BaseRecipe,
-    out: str | Path,
-    *,
-    only: Sequence[str] = (),
-    seconds: float | None = None,
-    other_version: bool = False,
-    progress: StageProgress | None = None,
-    failure: Callable[[str, str], None] | None = None,
-) -> Outcome:
+def run_recipe(recipe: BaseRecipe, out: str | Path, **options: Any) -> Outcome:
     """Make every run of a recipe that has no result yet: train or resume it, evaluate it, and write the result.
 
     Several processes may share a recipe and a folder. A process skips a run that another one is making, and checks it
@@ -66,34 +54,9 @@ def run_recipe(
     Args:
         recipe: the recipe.
         out: the folder of run folders and results.
-        only: names of runs, in which `*` matches any text; empty for all runs.
-        seconds: time after which the call saves and stops; a step of training that was begun is made. All state is in
-            `out`, which can be carried elsewhere. A run of series or of recall begins anew. None for no limit.
-        other_version: go on in a folder that another version or commit of rfa began. Results name all of them.
-        progress: called with the stage, the amount done and the total. Stages of the whole call are "runs" (the number
-            of runs), "text" and "trial_steps" (a step of each model). Stages of a run are "text", "training" and those
-            of its evaluation.
-        failure: called with the name of a failed run and the reason.
-
-    Returns:
-        The names of runs that are done, claimed by other processes, or failed.
-
-    Raises:
-        ValueError: before any run. The reason is an unknown name in `only`, a damaged result or run folder, one of
-            another recipe, one of another version without `other_version`, bad data, lengths longer than the test
-            split, a model that cannot make a step here, or processes that were launched to share one run.
-        OSError: if the disk is full.
-        torch.AcceleratorError: for an error after which this process cannot use the device any more.
-        Stopped, KeyboardInterrupt: on Ctrl-C. A run that is being trained is saved first.
+        options: `only`, `seconds`, `other_version`, `progress` and `failure` of `rfa_lab.recipes.runner.make_runs`.
     """
-    return make_runs(
-        runs_of(recipe, out),
-        only=only,
-        seconds=seconds,
-        other_version=other_version,
-        progress=progress,
-        failure=failure,
-    )
+    return make_runs(runs_of(recipe, out), **options)
 
 
 __all__ = [

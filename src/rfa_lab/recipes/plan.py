@@ -49,8 +49,7 @@ def states(
         tokens_per_second: the speed of training of every run; by default that of finished runs.
 
     Raises:
-        ValueError: for a speed that is not positive, an unknown name in `only`, a damaged result or run folder, or a
-            folder of another recipe.
+        ValueError: for a speed that is not positive, and as `rfa_lab.recipes.runner.Runs` for names and folders.
     """
     if tokens_per_second is not None:
         require(0 < tokens_per_second < math.inf, "tokens_per_second", tokens_per_second, "a positive number")
@@ -63,11 +62,7 @@ def states(
 
 
 def measured_on(recipe: Recipe, out: str | Path) -> str | None:
-    """The names of the devices that made the finished runs; None if there are none.
-
-    Raises:
-        ValueError: as `states`.
-    """
+    """The names of the devices that made the finished runs; None if there are none. Raises as `states`."""
     made = [result["environment"] for result in TextRuns(recipe, Path(out)).results().values()]
     names = [one.get("machine") if one.get("device") in ("cpu", None) else one["device"] for one in made]
     return " and ".join(dict.fromkeys(map(str, names))) or None
@@ -132,13 +127,7 @@ _TOKEN = 2  # bytes of a token in the cache, up to 65,536 entries
 
 
 class Requirement(NamedTuple):
-    """Something that the runs need.
-
-    Args:
-        what: "text", "tokenizer" or "disk".
-        there: whether they can begin.
-        said: what was found, in words.
-    """
+    """Text, tokenizer or disk: whether the runs can begin with it, and what was found, in words."""
 
     what: str
     there: bool
@@ -146,13 +135,7 @@ class Requirement(NamedTuple):
 
 
 def requirements(recipe: Recipe, states: list[RunState], out: Path) -> list[Requirement]:
-    """Text, tokenizer and disk of a recipe. Nothing is read, fetched or written.
-
-    Args:
-        recipe: the recipe.
-        states: of its runs and trials.
-        out: the folder of run folders and results.
-    """
+    """Text, tokenizer and disk that these runs and trials need. Nothing is read, fetched or written."""
     spec = recipe.resolved(recipe.runs[0])
     text, tokenizer = find_text(spec.data), find_tokenizer(spec.tokenizer)
     return [

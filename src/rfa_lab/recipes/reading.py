@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import yaml
 from pydantic import (
@@ -157,7 +157,7 @@ class Section(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _check_keys(cls, given: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
-        names = [name for name in cls.model_fields]
+        names = list(cls.model_fields)
         unknown = [key for key in given if key not in names] if isinstance(given, dict) else []
         faults = [_fault(f"{key}: unknown key, expected some of {', '.join(names)}") for key in unknown]
         try:
@@ -197,15 +197,7 @@ def different(values: Sequence[Any]) -> Any:
     return values
 
 
-class _Labelled(Protocol):
-    @property
-    def label(self) -> str: ...
-
-
-L = TypeVar("L", bound=_Labelled)
-
-
-def different_labels(entries: list[L]) -> list[L]:
+def different_labels(entries: list[Any]) -> list[Any]:
     """The entries. Raises `ValueError` for a label that occurs twice: it tells them and their files apart."""
     labels = [file_name(entry.label) for entry in entries]
     if twice := [label for label in labels if labels.count(label) > 1]:

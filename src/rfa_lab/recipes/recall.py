@@ -83,12 +83,7 @@ class RecallModel(Section):
 
 
 class RecallEvaluation(Section):
-    """The test of each model.
-
-    Args:
-        lengths: of the sequences, ascending.
-        sequences: their number at each length. They are the same for all models and seeds.
-    """
+    """The lengths of test sequences, and their number at each length. They are the same for all models and seeds."""
 
     lengths: Lengths
     sequences: Annotated[int, Field(ge=1, le=_MOST)]

@@ -55,12 +55,9 @@ def trials_by_run(recipe: Recipe) -> dict[str, tuple[PlannedRun, ...]]:
 def needed_trials(
     trials: Sequence[PlannedRun], rates: Sequence[float], losses: Mapping[float, float]
 ) -> tuple[PlannedRun, ...]:
-    """The trials that must be finished before the rate is chosen, as far as these losses tell.
+    """The trials of a run that must be finished before its rate is chosen, as far as the losses of finished ones tell.
 
-    Args:
-        trials: of a run, by `trials_by_run`.
-        rates: of the recipe.
-        losses: of the trials that are finished, by learning rate.
+    Those of the recipe's rates, and while the best of these is at an end, the next one beyond it.
     """
     by_rate = {trial.spec.learning_rate: trial for trial in trials}
     possible, wanted = sorted(by_rate), set(rates) & by_rate.keys()
@@ -142,7 +139,7 @@ def make_result(
         run: of the recipe.
         folder: the run folder, for `metrics.jsonl`.
         record: content of run.json.
-        evaluated: the evaluation from `rfa_lab.evaluation.full_evaluation`.
+        evaluated: from `rfa_lab.evaluation.full_evaluation`.
         tried: content of run.json of the trial of each learning rate.
     """
     evaluated = dict(evaluated)

@@ -220,11 +220,7 @@ def _difference(found: Any, wanted: Any) -> str:
 
 
 def versions_of(*made: Mapping[str, Any]) -> list[str]:
-    """The versions and commits of rfa in words that made some runs, each once.
-
-    Args:
-        made: contents of run.json or of results.
-    """
+    """The versions and commits of rfa in words, each once, that made results or what run.json tells of."""
     environments = [one for each in made for one in (each.get("environment", {}), *each.get("resumed", []))]
     named = [f"{one.get('rfa')}{f' {commit}' if (commit := one.get('commit')) else ''}" for one in environments if one]
     return list(dict.fromkeys(named))
@@ -262,7 +258,27 @@ def make_runs(
     progress: StageProgress | None = None,
     failure: Callable[[str, str], None] | None = None,
 ) -> Outcome:
-    """Make every run of a recipe that has no result yet; `rfa_lab.recipes.run_recipe` has the arguments."""
+    """Make every run that has no result yet, as `rfa_lab.recipes.run_recipe` says.
+
+    Args:
+        runs: of a recipe, in a folder.
+        only: names of runs, in which `*` matches any text; empty for all runs.
+        seconds: time after which the call saves and stops; a step of training that was begun is made. All state is in
+            the folder, which can be carried elsewhere. A run of series or of recall begins anew. None for no limit.
+        other_version: go on in a folder that another version or commit of rfa began. Results name all of them.
+        progress: called with the stage, the amount done and the total. Stages of the whole call are "runs" (the number
+            of runs), "text" and "trial_steps" (a step of each model). Stages of a run are "text", "training" and those
+            of its evaluation.
+        failure: called with the name of a failed run and the reason.
+
+    Raises:
+        ValueError: before any run. The reason is an unknown name in `only`, a damaged result or run folder, one of
+            another recipe, one of another version without `other_version`, bad data, lengths longer than the test
+            split, a model that cannot make a step here, or processes that were launched to share one run.
+        OSError: if the disk is full.
+        torch.AcceleratorError: for an error after which this process cannot use the device any more.
+        Stopped, KeyboardInterrupt: on Ctrl-C. A run that is being trained is saved first.
+    """
     if (launched := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise ValueError(
             f"processes: got {launched} that share each run, expected `rfa experiment` itself, started once for each "
@@ -347,12 +363,7 @@ def _claim(runs: Runs[Any, Any], run: Any, limit: TimeLimit) -> bool:
 
 
 def _check_versions(begun: Mapping[str, Mapping[str, Any]], out: Path) -> None:
-    """Raise `ValueError` if another version or commit of rfa began the folder.
-
-    Args:
-        begun: results and contents of run.json, by the names of runs and trials.
-        out: the folder, for the message.
-    """
+    """Raise `ValueError` if another version or commit of rfa began the folder, by results and run.json of its runs."""
     (here,) = versions_of({"environment": environment()})
     for name, made in begun.items():
         if other := [version for version in versions_of(made) if version != here]:

@@ -101,12 +101,7 @@ class SeriesContestant(Section):
 
 
 class SeriesEvaluation(Section):
-    """On what all contestants are scored.
-
-    Args:
-        series: number of series of each column. They are the same for all runs.
-        columns: what differs from the recipe's setting, by the column's name.
-    """
+    """The number of series, the same for all runs, and what differs from the recipe's setting in each column."""
 
     series: Annotated[int, Field(ge=2, le=100_000)]
     columns: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
