@@ -1,6 +1,4 @@
-"""A browser that reaches no network, and a report to look at."""
-
-import shutil
+"""A report to look at."""
 
 import matplotlib.pyplot as plt
 import pytest
@@ -10,47 +8,11 @@ from rfa_lab.report.write import write_report
 
 from .results import whole_result
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-
 
 @pytest.fixture(autouse=True)
 def _close_figures():
     yield
     plt.close("all")
-
-
-@pytest.fixture(scope="session")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def visit(browser):
-    """Open a page; whatever it says on the console, throws or asks for besides itself fails the test at its end."""
-    opened, faults = [], []
-
-    def go(path, **options):
-        page = browser.new_page(**options)
-        opened.append(page)
-        page.on("console", lambda message: faults.append(f"console: {message.text}"))
-        page.on("pageerror", lambda error: faults.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: faults.append(f"dialog: {dialog.message}"))
-        page.on("request", lambda request: request.url == path.as_uri() or faults.append(f"asked: {request.url[:99]}"))
-        page.goto(path.as_uri())
-        return page
-
-    yield go
-    for page in opened:
-        page.close()
-    assert faults == []
 
 
 @pytest.fixture(scope="session")
