@@ -107,7 +107,7 @@ def _group(preset: str) -> str:
     return exact or begins
 
 
-_SWEPT = ("m2-sc-rfa", "sc-rfa", "m3-sc-rfa")  # the paper's sweep of the damping has m3 at b = 5
+_M2, _M3 = ("m2-sc-rfa", "sc-rfa"), "m3-sc-rfa"  # the paper's sweep of the damping has m3 at b = 5
 _AS_M2 = {"zero_heads": 2}  # m3 by appendix F is "identical to M2" in this; the preset lets all heads decay
 _LEAST_SWEEP = 3  # values of b; m2 and m3 alone are no sweep
 _SIZES = {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "layer_norm_eps", "backend"}
@@ -121,8 +121,8 @@ def damping_of(run: Run) -> float | None:
     spec = run.get("spec") or {}
     model: dict[str, Any] = spec.get("model") or {}
     options = {name: value for name, value in model.items() if name not in (*_SIZES, "damping")}
-    paper_m3 = spec.get("preset") == "m3-sc-rfa" and options == _AS_M2
-    if spec.get("preset") not in _SWEPT or (options and not paper_m3) or spec.get("one_group"):
+    paper_m3 = spec.get("preset") == _M3 and options == _AS_M2
+    if spec.get("preset") not in (*_M2, _M3) or (options and not paper_m3) or spec.get("one_group"):
         return None
     return float(run["config"]["damping"])
 
@@ -152,8 +152,8 @@ def damping_by_label(runs: Iterable[Run]) -> dict[str, float]:
 def other_differences(runs: Iterable[Run]) -> str:
     """A sentence on how m3 of the sweep differs from m2 besides b; empty if one of them is missing."""
     configs = {run["spec"]["preset"]: run["config"] for run in runs if damping_of(run) is not None}
-    if len(configs) < len(_SWEPT):
+    one, other = next((configs[preset] for preset in _M2 if preset in configs), None), configs.get(_M3)
+    if one is None or other is None:
         return ""
-    one, other = (configs[preset] for preset in _SWEPT)
     names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name) and name != "damping")
-    return f"b = {other['damping']:g} is {_SWEPT[1]}, which differs in {' and '.join(names)}, too." if names else ""
+    return f"b = {other['damping']:g} is {_M3}, which differs in {' and '.join(names)}, too." if names else ""

@@ -213,6 +213,14 @@ def test_damping_of(preset, model, damping):
     assert damping_of(swept("any", preset, **model)) == damping
 
 
+@pytest.mark.parametrize("preset", ["m2-sc-rfa", "sc-rfa"])
+def test_the_sweep_says_how_m3_differs_besides_the_damping(preset):
+    runs = [swept("low", preset, 3.9, damping=0.0005), swept("m3", "m3-sc-rfa", 3.8)]
+    said = "b = 5 is m3-sc-rfa, which differs in steady_state and zero_heads, too."
+    assert said in damping_table(runs).notes
+    assert said not in damping_table(runs[:1]).notes
+
+
 def test_a_run_trained_in_one_group_is_of_no_sweep():
     other = swept("one-group", "m2-sc-rfa")
     other["spec"]["one_group"] = True
