@@ -14,7 +14,7 @@ from rfa_lab.report.contents import listed_tables
 from rfa_lab.report.layout import comma_separated, latex, markdown, text_of
 from rfa_lab.report.runs import damping_by_label, damping_of
 from rfa_lab.report.summary import facts
-from rfa_lab.report.tables import difference_table, models_table, published_results, published_table
+from rfa_lab.report.tables import damping_table, difference_table, models_table, published_results, published_table
 
 from .results import LENGTHS, near, result, whole_result
 from .test_layout import check_latex
