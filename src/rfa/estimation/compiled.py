@@ -96,11 +96,7 @@ def threads_for(parts: int, steps: int, states: int) -> int:
 
 
 def run(entry: str, problem: FilterProblem | LagsProblem | LikelihoodProblem, **tensors: Tensor | None) -> None:
-    """Run `rfa_<entry>`. Fields that are tensors must be contiguous, in float64 or int64.
-
-    Raises:
-        MemoryError: if its working memory cannot be had.
-    """
+    """Run `rfa_<entry>`. Fields that are tensors must be contiguous, in float64 or int64."""
     for name, tensor in tensors.items():
         if tensor is not None:
             assert tensor.is_contiguous(), name

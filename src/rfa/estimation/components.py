@@ -14,7 +14,7 @@ Source: Harvey (1989), chapter 9; statsmodels' `UnobservedComponents` for the na
 
 import math
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -39,16 +39,8 @@ class Level(Component):
     """
 
     name: str = "level"
-
-    @property
-    def states(self) -> dict[str, float]:
-        """One, "level"."""
-        return {"level": 1.0}
-
-    @property
-    def parameters(self) -> dict[str, ParameterKind]:
-        """`sigma2.level`."""
-        return {"sigma2.level": "variance"}
+    states: ClassVar[dict[str, float]] = {"level": 1.0}
+    parameters: ClassVar[dict[str, ParameterKind]] = {"sigma2.level": "variance"}
 
     def start(self, scale: SeriesScale) -> dict[str, float]:
         """A tenth of the change from reading to reading."""
@@ -72,16 +64,8 @@ class Trend(Component):
     """
 
     name: str = "trend"
-
-    @property
-    def states(self) -> dict[str, float]:
-        """Two, "level" and "trend", the slope per unit of time."""
-        return {"level": 1.0, "trend": 0.0}
-
-    @property
-    def parameters(self) -> dict[str, ParameterKind]:
-        """`sigma2.level` and `sigma2.trend`."""
-        return {"sigma2.level": "variance", "sigma2.trend": "variance"}
+    states: ClassVar[dict[str, float]] = {"level": 1.0, "trend": 0.0}
+    parameters: ClassVar[dict[str, ParameterKind]] = {"sigma2.level": "variance", "sigma2.trend": "variance"}
 
     def start(self, scale: SeriesScale) -> dict[str, float]:
         """A tenth of the change from reading to reading, and a hundredth of that for the slope."""
@@ -205,14 +189,11 @@ class Cycle(Component):
         """A wave of the guessed period that fades within three periods."""
         period = self.period or max(scale.span / 5, 2 * scale.gap)
         diffusion, frequency = 0.1 * scale.step_variance / scale.gap, 2 * math.pi / period
-        if not self.damped:
-            return {f"sigma2.{self.name}": diffusion, f"frequency.{self.name}": frequency}
         decay = 1 / (3 * period)
-        return {
-            f"sigma2.{self.name}": diffusion * unit_share(decay),
-            f"frequency.{self.name}": frequency,
-            f"damping.{self.name}": decay,
-        }
+        if self.damped:
+            diffusion *= unit_share(decay)
+        start = {f"sigma2.{self.name}": diffusion, f"frequency.{self.name}": frequency, f"damping.{self.name}": decay}
+        return {name: start[name] for name in self.parameters}
 
     def matrices(self, parameters: ParameterValues) -> ComponentMatrices:
         """A turn that fades, and the same noise for both states."""
@@ -266,12 +247,7 @@ def doubtful_period(period: float, steps: np.ndarray, unit: str) -> str | None:
     """What is wrong with a period that looks counted in something else than the unit of time of dates. None: nothing.
 
     So it looks where it is no usual period, but would be one if it counted readings or a shorter unit: 24 readings an
-    hour apart are a day. And where it is shorter than two readings, at any place of the series.
-
-    Args:
-        period: in units of time.
-        steps: between readings, all > 0.
-        unit: of time, one of `SECONDS`.
+    hour apart are a day. And where it is shorter than two readings, at any place of the series. `steps` are > 0.
     """
 
     def usual(seconds: float) -> str | None:
@@ -292,11 +268,7 @@ def doubtful_period(period: float, steps: np.ndarray, unit: str) -> str | None:
     return None if seen else f"{text}, and two are the least that show a pattern. time_unit gives another unit"
 
 
-@overload
-def unit_share(decay: float) -> float: ...
-@overload
-def unit_share(decay: Tensor) -> Tensor: ...
-def unit_share(decay: float | Tensor) -> float | Tensor:
-    """`(1 - exp(-2 mu)) / (2 mu)`: the variance gained over a unit of time, over Q."""
+def unit_share(decay: Any) -> Any:
+    """`(1 - exp(-2 mu)) / (2 mu)`: the variance gained over a unit of time, over Q. A number or a tensor."""
     lost = -torch.expm1(-2 * decay) if isinstance(decay, Tensor) else -math.expm1(-2 * decay)
     return lost / (2 * decay)

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .contributions import Contributions, ForwardTransitions, TransportedObservations, deviation_ratios
-from .gaussian import AffineUpdate, Gaussian, Information
+from .gaussian import AffineUpdate, Gaussian, Information, mapped
 from .matrices import identity_like, inverse, positive, symmetric, trace
 from .problem import EstimationProblem, ObservationGrid, Transitions, along_grid, each_step
 from .recursive_filter import FilterPass, backward_information, diffuse_start, kalman_pass, robust_pass
@@ -59,7 +59,7 @@ class QueryEstimate(NamedTuple):
 class LyapunovConsensus:
     """`(J_0 + sum_j w_ij N_ij)^-1 (y_0 + sum_j w_ij u_ij)`, with N_ij the precision of each observation alone."""
 
-    initial: Information  # of the initial state, J_0 and y_0
+    initial: TransportedObservations | None  # the initial state, as an observation of all states
     observations: TransportedObservations  # transported to this time
     index: int  # this time
     stationary: Float[Tensor, "b n n"] | None  # the covariance where nothing is observed
@@ -87,11 +87,8 @@ class LyapunovConsensus:
 
     def _sum(self, observations: TransportedObservations, weight: Tensor) -> Information:
         each = observations.information()
-        return Information(
-            self.initial.matrix + (weight[..., None, None] * each.matrix).sum(1),
-            self.initial.vector + (weight[..., None] * each.vector).sum(1),
-            self.initial.constant,
-        )
+        total = mapped(each.weighted(weight), lambda x: x.sum(1))
+        return total if self.initial is None else mapped(self.initial.information(), lambda x: x[:, 0]) + total
 
 
 @dataclass(frozen=True)
@@ -316,13 +313,13 @@ def dense_estimate(problem: EstimationProblem, options: EstimatorOptions) -> Que
         riccati = _riccati(problem, filtered)
         grid = filtered.with_median_noise(grid)
     later = _later_observations(grid, transitions) if smooth else None
-    initial = grid.information.zero() if problem.start is None else Information.of_state(problem.start)
+    initial = None if problem.start is None else TransportedObservations.of_state(problem.start)
     earlier, estimates = TransportedObservations.none(grid), []
     indices = grid.query_index.unique()
     wanted = set(indices.tolist())
     for k in range(grid.length):
         if k:
-            earlier, initial = forward.forward(k - 1, earlier), forward.forward(k - 1, initial)
+            earlier, initial = forward.forward(k - 1, earlier), initial and forward.forward(k - 1, initial)
         earlier = earlier.with_observation(grid, k)
         consensus: Consensus | None = None if riccati is None else next(riccati)
         if k in wanted:

@@ -14,7 +14,7 @@ Source: appendix A.3 for the first; the second goes beyond the paper (docs/theor
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -28,7 +28,7 @@ from .problem import ObservationGrid, Transitions, each_step
 _LONGEST_DECAY = 4.0  # decay over one part of a step
 _MOST_PARTS = 1024
 _LARGEST_DECAY = 200.0  # decay over one part, where 1,024 parts are not enough: exp(2 * 200) times 1e100 is finite
-_LARGEST_ROW = 1e50  # entry of H; the square of it is the largest precision of `Information.bounded`
+_LARGEST_ROW = 1e50  # entry of H: products of squares of larger ones overflow
 _LARGEST_CONTRIBUTION = 10.0  # in standard deviations: without a larger one the estimate would be unstable
 _ROUNDING = 1e-14  # relative: a few times what a product loses
 
@@ -49,6 +49,13 @@ class TransportedObservations:
     def none(cls, grid: ObservationGrid) -> "TransportedObservations":
         """Before the first observation."""
         return cls(grid.rows[:, :0], grid.values[:, :0], [])
+
+    @classmethod
+    def of_state(cls, state: Gaussian) -> "TransportedObservations":
+        """A state that is known, with a regular covariance, as an observation of itself."""
+        root = torch.linalg.cholesky(state.covariance)
+        rows = torch.linalg.solve_triangular(root, identity_like(root), upper=False)
+        return cls(rows[:, None], (rows @ state.mean[..., None])[:, None, :, 0], [])
 
     def with_observation(self, grid: ObservationGrid, index: int) -> "TransportedObservations":
         """With the observations of all series at a time index. A missing one has zero rows."""
@@ -98,7 +105,7 @@ class TransportedObservations:
         return TransportedObservations(self.rows @ matrix[:, None], self.values, self.indices)
 
     def bounded(self) -> "TransportedObservations":
-        """As `Information.bounded`."""
+        """Scaled down where the precision is so large that products would overflow. The estimate stays the same."""
         largest = self.rows.detach().abs().amax((-2, -1))
         if not bool((largest > _LARGEST_ROW).any()):
             return self
@@ -113,9 +120,6 @@ class TransportedObservations:
             return self
         rows, values = torch.where(condition[..., None, None], self.rows, 0.0), self.values
         return TransportedObservations(rows, torch.where(condition[..., None], values, 0.0), self.indices)
-
-
-T = TypeVar("T", Information, TransportedObservations)
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,7 @@ class ForwardTransitions:
         variance = each_step(sde.covariance, sde, grid, parts)
         return cls(inverse, variance, [int(count) for count in counts.tolist()], crossed)
 
-    def forward(self, index: int, known: T) -> T:
+    def forward(self, index: int, known: TransportedObservations) -> TransportedObservations:
         """Knowledge of the state at `index`, as knowledge of the state at `index + 1`."""
         for _ in range(self.counts[index]):
             known = known.substituted(self.inverse[:, index]).bounded().inflated(self.variance[:, index])
@@ -200,10 +204,7 @@ class Contributions(NamedTuple):
         return Contributions(factor[:, None] @ self.matrix, vector, self.gain_ratio)
 
     def predicted(
-        self,
-        transition: Float[Tensor, "#b n n"],
-        inverse: Float[Tensor, "#b n n"],
-        covariance: Float[Tensor, "#b n n"],
+        self, transition: Float[Tensor, "#b n n"], inverse: Float[Tensor, "#b n n"], covariance: Float[Tensor, "#b n n"]
     ) -> "Contributions":
         """One step later, to a state of a given covariance: `M -> Phi M Phi^-1`, `v -> Phi v`.
 

@@ -9,14 +9,7 @@ from torch import Tensor
 from .compiled import FilterProblem, run, threads_for
 from .gaussian import Gaussian
 from .problem import ObservationGrid, Transitions
-from .recursive_filter import (
-    Recursion,
-    diffuse_start,
-    kalman_pass,
-    overflow_error,
-    resumed_filter,
-    robust_smoother,
-)
+from .recursive_filter import Recursion, diffuse_start, kalman_pass, overflow_error, resumed_filter, robust_smoother
 from .robust_weight import SCALES, NoiseScale
 
 Carried = Gaussian | Recursion  # what the Kalman filter and the robust filter carry from one row to the next
@@ -49,16 +42,12 @@ def filter_rows(
     smooth: bool = False,
     predict: bool = False,
 ) -> FilteredRows:
-    """The Kalman filter, the robust filter, or their smoothers.
+    """The Kalman filter, the robust filter, or their smoothers. The rows of a robust one must be bounded.
 
     Args:
-        grid: the rows. Those of a robust filter are bounded.
         start: the state before the first row, or what earlier rows carry on, predicted to it. None: a diffuse start.
         compiled: whether compiled code does it, without gradients.
         predict: whether to give what is predicted too. Series must not share a covariance then.
-
-    Raises:
-        ValueError: where the covariance overflows.
     """
     if not compiled:
         return _looped(grid, transitions, start, robust, smooth)

@@ -1,13 +1,15 @@
-"""Noise and decay of a linear SDE by maximum likelihood of robust one-step predictions (`likelihood.py`)."""
+"""Maximum likelihood: the search, and noise and decay of a linear SDE by it, from robust one-step predictions."""
 
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Real
 from torch import Tensor
+
+from rfa.checks import require
 
 from .likelihood import density_function
 from .linear_sde import LinearSDE
@@ -21,8 +23,55 @@ _STEP = 1e-4  # of a parameter's logarithm: differences lose half of the digits
 _FLAT = 1e-4  # curvature in nats, by a parameter's logarithm. Less is rounding.
 
 
-class _OutOfRange(Exception):
-    """A parameter has left the range of the search."""
+class Maximum(NamedTuple):
+    """The best point that a search has seen."""
+
+    total: float  # the likelihood
+    at: Tensor
+    slope: Tensor  # along each coordinate
+    finished: bool  # False: the search left its range, or went where the likelihood cannot be computed
+
+
+class _SearchTooFar(Exception):
+    """A coordinate has left the range of the search."""
+
+
+def maximise(
+    likelihood: Callable[[Tensor], tuple[Tensor, Tensor]],
+    origin: Tensor,
+    max_steps: int,
+    *,
+    largest_change: float,
+    tolerance_grad: float,
+    tolerance_change: float = 1e-9,
+) -> Maximum:
+    """L-BFGS from `origin`, with the value and the slope that `likelihood` gives for coordinates."""
+    coordinates = origin.clone().requires_grad_()
+    seen: list[tuple[float, Tensor, Tensor]] = []
+    search = torch.optim.LBFGS(
+        [coordinates],
+        max_iter=max_steps,
+        line_search_fn="strong_wolfe",
+        tolerance_grad=tolerance_grad,
+        tolerance_change=tolerance_change,
+    )
+
+    def evaluate() -> Tensor:
+        at = coordinates.detach().clone()
+        if not bool((at - origin).abs().max() < largest_change):
+            raise _SearchTooFar
+        total, slope = likelihood(at)
+        coordinates.grad = -slope
+        seen[:] = [max([*seen, (total.item(), at, slope)], key=lambda one: one[0])]
+        return -total
+
+    evaluate()  # an error here is the caller's; a later one is the search's, which has gone too far
+    finished = True
+    try:
+        search.step(evaluate)  # type: ignore[no-untyped-call]
+    except (_SearchTooFar, ValueError, torch.linalg.LinAlgError):
+        finished = False
+    return Maximum(*seen[0], finished)
 
 
 @dataclass(frozen=True)
@@ -80,63 +129,42 @@ def fit(
     """
     free = (free,) if isinstance(free, str) else free
     unknown = set(free) - {*FREE, *WEIGHT}
-    if unknown or not free:
-        raise ValueError(f"free: got {sorted(unknown) or 'nothing'}, expected some of {', '.join((*FREE, *WEIGHT))}")
+    require(bool(free) and not unknown, "free", sorted(unknown) or "nothing", f"some of {', '.join((*FREE, *WEIGHT))}")
     robust_weight = RobustWeight.of(nu, kappa, sde.observation_size)
     weight: dict[str, Any] = {"nu": robust_weight.nu, "kappa": robust_weight.kappa}
     tuned = [name for name in WEIGHT if name in free]
     for name in tuned:
         if weight[name] is None or robust_weight.gaussian:
             raise ValueError(f"{name}: got {weight[name]} with nu = {nu}, expected finite numbers to start from")
-    if sde.batch_shape:
-        raise ValueError(f"sde: got batch dimensions {tuple(sde.batch_shape)}, expected one model for all series")
+    require(not sde.batch_shape, "sde", f"batch dimensions {tuple(sde.batch_shape)}", "one model for all series")
     if bool(real("observations", observations).isnan().all()):
         raise ValueError("observations: got nothing but missing values, expected some observations")
     names, start, build = _parameters(sde, free)
     matrices, names = len(names), names + tuned
     start = torch.cat([start, torch.tensor([float(weight[name]) for name in tuned], dtype=torch.float64)])
-    if not names:
-        raise ValueError(f"free: got {', '.join(free)}, expected positive entries there to start from")
+    require(bool(names), "free", ", ".join(free), "positive entries there to start from")
 
     densities = density_function(sde, times, observations, robust_weight, iterations, initial)
 
-    def loss(values: Tensor) -> Tensor:
+    def likelihood(logs: Tensor) -> tuple[Tensor, Tensor]:
+        logs = logs.detach().requires_grad_()
+        values = logs.exp()
         chosen = weight | dict(zip(tuned, values[matrices:], strict=True))
         density, counts = densities(build(values[:matrices]), chosen["nu"], chosen["kappa"])
-        return -torch.where(counts, density, 0.0).sum()
+        total = torch.where(counts, density, 0.0).sum()
+        return total.detach(), torch.autograd.grad(total, logs)[0]
 
     _, counts = densities(sde, nu, kappa)
-    logs = start.log().requires_grad_()
-    found: list[tuple[float, Tensor]] = []
-    search = torch.optim.LBFGS([logs], max_iter=max_steps, line_search_fn="strong_wolfe", tolerance_grad=1e-6)
-
-    def evaluate() -> Tensor:
-        search.zero_grad()
-        if not bool((logs.detach() - start.log()).abs().max() < _LARGEST_CHANGE):
-            raise _OutOfRange
-        value = loss(logs.exp())
-        value.backward()
-        found.append((value.item(), logs.detach().clone()))
-        return value
-
-    evaluate()  # an error here is the caller's; a later one is the search's, which has gone too far
-    finished = True
-    try:
-        search.step(evaluate)  # type: ignore[no-untyped-call]
-    except (_OutOfRange, ValueError, torch.linalg.LinAlgError):
-        finished = False
-    with torch.no_grad():
-        logs.copy_(min(found, key=lambda one: one[0])[1])
-    evaluate()
-    assert logs.grad is not None
-    converged = finished and bool(counts.any()) and bool(logs.grad.abs().max() < 1e-3)
-    values = logs.detach().exp()
-    errors = values * _standard_errors(_curvature(lambda at: loss(at.exp()), logs.detach()))
+    best = maximise(likelihood, start.log(), max_steps, largest_change=_LARGEST_CHANGE, tolerance_grad=1e-6)
+    converged = best.finished and bool(counts.any()) and bool(best.slope.abs().max() < 1e-3)
+    values = best.at.exp()
+    # the curvature by central differences of exact slopes: second derivatives would take ten times as long
+    steps = torch.diag(torch.full_like(values, _STEP))
+    rows = [(likelihood(best.at - step)[1] - likelihood(best.at + step)[1]) / (2 * _STEP) for step in steps]
+    errors = values * _standard_errors(symmetric(torch.stack(rows)))
     parameters, errors_by_name = (dict(zip(names, x.tolist(), strict=True)) for x in (values, errors))
     found_nu, found_kappa = parameters.get("nu", nu), parameters.get("kappa", kappa)
-    return Fit(
-        build(values[:matrices]), -loss(values).item(), parameters, errors_by_name, converged, found_nu, found_kappa
-    )
+    return Fit(build(values[:matrices]), best.total, parameters, errors_by_name, converged, found_nu, found_kappa)
 
 
 def _parameters(sde: LinearSDE, free: Collection[str]) -> tuple[list[str], Tensor, Callable[[Tensor], LinearSDE]]:
@@ -172,18 +200,6 @@ def _parameters(sde: LinearSDE, free: Collection[str]) -> tuple[list[str], Tenso
         )
 
     return names, torch.tensor(start, dtype=torch.float64), build
-
-
-def _curvature(loss: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-    """The Hessian by central differences of exact gradients. Second derivatives would take ten times as long."""
-
-    def slope(at: Tensor) -> Tensor:
-        at = at.detach().requires_grad_()
-        return torch.autograd.grad(loss(at), at)[0]
-
-    steps = torch.diag(torch.full_like(values, _STEP))
-    rows = [(slope(values + step) - slope(values - step)) / (2 * step.sum()) for step in steps]
-    return symmetric(torch.stack(rows))
 
 
 def _standard_errors(curvature: Tensor) -> Tensor:

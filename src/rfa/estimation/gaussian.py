@@ -20,7 +20,6 @@ from .matrices import identity_like, inverse, symmetric
 
 _NO_PART = 1e-7  # relative: an observation that shows less of a diffuse direction shows nothing of it
 _NO_CORRELATION = 1e-9  # relative: of two diffuse states
-_LARGEST_PRECISION = 1e100  # products of larger ones overflow
 _NO_INFORMATION = 1e-280  # precisions from here on: the square of their scale would overflow
 _ROUNDING = 1e-14  # an eigenvalue of an information matrix at a unit diagonal that comes from rounding
 _SINGULAR = 1e-13  # smallest eigenvalue over the largest, at a unit diagonal, below which a direction is unknown
@@ -183,13 +182,6 @@ class Information(NamedTuple):
         """`J = H^T H`, `y = H^T z`, `c = z^T z` of an observation with unit noise. C is not inverted."""
         return cls(rows.mT @ rows, (rows.mT @ values[..., None])[..., 0], values.square().sum(-1))
 
-    @classmethod
-    def of_state(cls, state: Gaussian) -> "Information":
-        """Of a state that is known, with a regular covariance."""
-        precision = torch.cholesky_inverse(torch.linalg.cholesky(state.covariance))
-        vector = (precision @ state.mean[..., None])[..., 0]
-        return cls(precision, vector, (vector * state.mean).sum(-1))
-
     def at(self, index: int) -> "Information":
         """At a time index, of information along a grid `(b, G)`."""
         return Information(*(part[:, index] for part in self))
@@ -219,26 +211,6 @@ class Information(NamedTuple):
         """On x, where this is information on `M x`: `M^T J M`, `M^T y`."""
         vector = (matrix.mT @ self.vector[..., None])[..., 0]
         return Information(matrix.mT @ self.matrix @ matrix, vector, self.constant)
-
-    def bounded(self) -> "Information":
-        """Scaled down where the precision is so large that products would overflow. The estimate stays the same."""
-        largest = self.matrix.detach().abs().amax((-2, -1))
-        if not bool((largest > _LARGEST_PRECISION).any()):
-            return self
-        scale = torch.where(largest > _LARGEST_PRECISION, _LARGEST_PRECISION / largest, 1.0)
-        return Information(self.matrix * scale[..., None, None], self.vector * scale[..., None], self.constant * scale)
-
-    def where(self, condition: Bool[Tensor, "*batch"]) -> "Information":
-        """Itself where a condition holds and the matrix is finite. Zero elsewhere."""
-        # for a J of less than full rank, V above 1e34 / J overflows
-        condition = condition & self.matrix.isfinite().all(-1).all(-1)
-        if bool(condition.all()):
-            return self
-        return Information(
-            torch.where(condition[..., None, None], self.matrix, 0.0),
-            torch.where(condition[..., None], self.vector, 0.0),
-            torch.where(condition, self.constant, 0.0),
-        )
 
     def solve(self, stationary: Float[Tensor, "*batch n n"] | None) -> tuple[Tensor, Tensor]:
         """Mean `J^-1 y` and covariance `J^-1`, the stationary one where J is zero.

@@ -6,11 +6,13 @@ log p(z_1 ... z_T) = sum_i log p(z_i | estimate from z_1 ... z_i-1),    each p G
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
+
+from rfa.checks import require
 
 from .compiled import FilterProblem, FirstDerivatives, can_run, different_lags, discretize, run, threads_for
 from .linear_sde import LinearSDE
@@ -64,17 +66,12 @@ class CompiledLikelihood:
             return cls(problem, values, patterns, index, *different_lags(grid.times[: grid.models]))
 
     def density(self, sde: LinearSDE) -> tuple[Tensor, Tensor]:
-        """`log p` of each row given the earlier ones, `(..., T)`, and which count.
-
-        Raises:
-            ValueError: where R is singular for what is seen, the state overflows, or R is lost to rounding.
-        """
+        """`log p` of each row given the earlier ones, `(..., T)`, and which count."""
         n, m = sde.state_size, sde.observation_size
         observation, noise = sde.observation.reshape(m, n), sde.observation_noise.reshape(m, m)
         rows, noise = without_missing(observation, noise, self.patterns)
         factor, failed = torch.linalg.cholesky_ex(noise)
-        if bool((failed > 0).any()):
-            raise ValueError("observation_noise: got a singular matrix, expected a positive definite one")
+        require(not bool((failed > 0).any()), "observation_noise", "a singular matrix", "a positive definite one")
         whiten = torch.linalg.solve_triangular(factor, identity_like(noise), upper=False)
         if len(whiten) == 1:
             values = self.values @ whiten[0].mT
@@ -98,9 +95,9 @@ class CompiledLikelihood:
         if start is None:
             first = present.to(torch.int64).argmax(-1)
             late = (first > 0).nonzero()[:, 0]  # nothing is seen at the first times
-            if len(late) and (stationary := _stationary(sde)) is not None:
+            if len(late) and (stationary := replace(self.problem, sde=sde).stationary) is not None:
                 at, lag = first[late], self.lag_index.expand(b, -1)[late, first[late] - 1]
-                spread = transition[lag] @ stationary @ transition[lag].mT + variance[lag]
+                spread = transition[lag] @ stationary[late] @ transition[lag].mT + variance[lag]
                 pattern = self.row_index[late, at]
                 own = _log_density((whiten @ rows)[pattern], values[late, at], spread) - lost[pattern]
                 density = density.index_put((late, at), own)
@@ -116,14 +113,6 @@ class CompiledLikelihood:
         found = FilterProblem(b, covariances, models, length, m, states, threads, 0, diffuse)
         found.patterns, found.lags = len(self.patterns), len(self.lags)
         return found
-
-
-def _stationary(sde: LinearSDE) -> Tensor | None:
-    """The stationary covariance, `(n, n)`, without a gradient. None where there is none."""
-    try:
-        return sde.stationary_covariance().detach().reshape(sde.state_size, sde.state_size)
-    except ValueError:
-        return None
 
 
 def _log_density(

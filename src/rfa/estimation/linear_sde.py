@@ -65,19 +65,14 @@ def turns_only(dynamics: Float[Tensor, "*batch n n"], diffusion: Float[Tensor, "
 def solve_lyapunov(
     dynamics: Float[Tensor, "*batch n n"], diffusion: Float[Tensor, "*batch n n"]
 ) -> Float[Tensor, "*batch n n"]:
-    """P with `A P + P A^T + Q = 0`, as a linear system of n^2 unknowns.
-
-    Raises:
-        ValueError: for a singular system.
-    """
+    """P with `A P + P A^T + Q = 0`, as a linear system of n^2 unknowns."""
     n = dynamics.shape[-1]
     identity = torch.eye(n, dtype=dynamics.dtype, device=dynamics.device)
     # row-major vec: vec(A P) = (A x I) vec P, vec(P A^T) = (I x A) vec P
     left = torch.einsum("...ij,kl->...ikjl", dynamics, identity) + torch.einsum("ij,...kl->...ikjl", identity, dynamics)
     right = -diffusion.flatten(-2).unsqueeze(-1)
     solved, failed = torch.linalg.solve_ex(left.reshape(*left.shape[:-4], n * n, n * n), right)
-    if bool((failed > 0).any()):
-        raise ValueError("dynamics: got a singular Lyapunov equation, expected eigenvalues with real parts < 0")
+    require(not bool((failed > 0).any()), "dynamics", "a singular Lyapunov equation", "eigenvalues with real parts < 0")
     return symmetric(solved.reshape(diffusion.shape))
 
 
@@ -170,11 +165,12 @@ class LinearSDE:
             ValueError: for lags that are no numbers, NaN or infinite, and for one over which `|A| dt` overflows, unless
                 A is diagonal.
         """
-        dt = _lags(dt)
+        lags = _lags(dt)
         if self._diagonal:
-            return torch.diag_embed(torch.exp(_times_lag(self.dynamics, dt).diagonal(dim1=-2, dim2=-1)))
-        self._longest(dt)
-        return torch.linalg.matrix_exp(_times_lag(self.dynamics, dt))
+            decayed = torch.exp(self.dynamics.diagonal(dim1=-2, dim2=-1)[..., None, :] * lags[..., None])
+            return _as_given(torch.diag_embed(decayed), dt)
+        self._longest(lags)
+        return _as_given(torch.linalg.matrix_exp(_at_each_time(self.dynamics) * lags[..., None, None]), dt)
 
     def covariance(self, dt: float | int | Real[Tensor, "*dt"]) -> Float[Tensor, "*lags n n"]:
         """`V(dt) = integral_0^dt exp(A s) Q exp(A s)^T ds`: the covariance that a known state gains over a lag.
@@ -192,17 +188,14 @@ class LinearSDE:
         Raises:
             ValueError: for lags that are negative, NaN or infinite, and as `transition`.
         """
-        dt = _lags(dt)
-        if bool((dt < 0).any()):
-            raise ValueError(f"dt: got {dt.min().item()}, expected lags >= 0")
-        return self._diagonal_covariance(dt) if self._diagonal else self._block_covariance(dt)
-
-    def _diagonal_covariance(self, dt: Tensor) -> Tensor:
+        lags = _lags(dt)
+        require(not bool((lags < 0).any()), "dt", lags.amin().item() if lags.numel() else 0.0, "lags >= 0")
+        if not self._diagonal:
+            return _as_given(self._block_covariance(lags), dt)
         decay = -self.dynamics.diagonal(dim1=-2, dim2=-1)
         rates = (decay[..., :, None] + decay[..., None, :]) / 2  # mean mu of two states: exp(-2 mu s)
-        if dt.dim():
-            return _at_each_time(self.diffusion) * accumulated_variance(_at_each_time(rates), dt[..., None, None])
-        return self.diffusion * accumulated_variance(rates, dt)
+        gained = accumulated_variance(_at_each_time(rates), lags[..., None, None])
+        return _as_given(_at_each_time(self.diffusion) * gained, dt)
 
     def _longest(self, dt: Tensor) -> float:
         """`|A| dt` of the longest lag, in the 1-norm."""
@@ -221,13 +214,14 @@ class LinearSDE:
         dynamics, diffusion = torch.broadcast_tensors(self.dynamics, self.diffusion / size)
         upper = torch.cat([-dynamics, diffusion], dim=-1)
         lower = torch.cat([torch.zeros_like(dynamics), dynamics.mT], dim=-1)
-        blocks = torch.linalg.matrix_exp(_times_lag(torch.cat([upper, lower], dim=-2), dt * 0.5**halvings))
+        short = (dt * 0.5**halvings)[..., None, None]
+        blocks = torch.linalg.matrix_exp(_at_each_time(torch.cat([upper, lower], dim=-2)) * short)
         phi = blocks[..., n:, n:].mT
         variance = phi @ blocks[..., :n, n:]
         for _ in range(halvings):
             variance = variance + phi @ variance @ phi.mT
             phi = phi @ phi
-        return symmetric(variance) * (_at_each_time(size) if dt.dim() else size)
+        return symmetric(variance) * _at_each_time(size)
 
     def stationary_covariance(self) -> Float[Tensor, "*batch n n"]:
         """P with `A P + P A^T + Q = 0`: the limit of `covariance(dt)` for long lags, `(..., n, n)`.
@@ -334,20 +328,21 @@ class LinearSDE:
             return zeros, torch.diag_embed(zeros)
 
 
-def _lags(dt: float | int | Real[Tensor, "*dt"]) -> Tensor:
+def _lags(dt: float | int | Real[Tensor, "*dt"]) -> Float[Tensor, "*lags"]:
+    """At least one dimension."""
     try:
-        dt = torch.as_tensor(dt, dtype=torch.float64)
+        lags = torch.as_tensor(dt, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"dt: got {dt!r}, expected a number or a tensor of real numbers") from error
-    if not bool(dt.isfinite().all()):
-        raise ValueError("dt: got NaN or infinite values, expected finite lags")
-    return dt
+    require(bool(lags.isfinite().all()), "dt", "NaN or infinite values", "finite lags")
+    return lags if lags.dim() else lags[None]
+
+
+def _as_given(matrices: Tensor, dt: float | int | Tensor) -> Tensor:
+    """Without the dimension of times for a lag that is a number."""
+    return matrices if isinstance(dt, Tensor) and dt.dim() else matrices.squeeze(-3)
 
 
 def _at_each_time(matrix: Tensor) -> Tensor:
     """The matrix with a dimension for times: `(..., 1, n, n)`."""
     return matrix.unsqueeze(-3)
-
-
-def _times_lag(matrix: Tensor, dt: Tensor) -> Tensor:
-    return _at_each_time(matrix) * dt[..., None, None] if dt.dim() else matrix * dt

@@ -6,39 +6,28 @@ import torch
 from jaxtyping import Bool, Float, Real
 from torch import Tensor
 
+from rfa.checks import require
+
 InitialMoments = tuple[Real[Tensor, "*#initial n"], Real[Tensor, "*#initial n n"]]  # mean and covariance
 
 _TOLERANCE = 1e-9  # relative: rounding in a covariance that the caller has computed
 
 
 def real(name: str, given: object) -> Tensor:
-    """`given` in float64.
-
-    Raises:
-        ValueError: naming the argument, unless `given` is a tensor of real numbers.
-    """
+    """`given` in float64."""
     if not isinstance(given, Tensor):
         raise ValueError(f"{name}: got {type(given).__name__}, expected a tensor")
-    if given.is_complex() or given.dtype == torch.bool:
-        raise ValueError(f"{name}: got dtype {given.dtype}, expected real numbers")
+    require(not (given.is_complex() or given.dtype == torch.bool), name, f"dtype {given.dtype}", "real numbers")
     return given.to(torch.float64)
 
 
 def check_matrix(name: str, given: Tensor, columns: int | None = None) -> None:
-    """Raise `ValueError` unless `given` is finite and has shape `(..., rows, columns)`.
-
-    Where `columns` is None, the matrix must be square.
-    """
+    """Raise `ValueError` unless `given` is finite and `(..., m, columns)`, or square where `columns` is None."""
     shape = tuple(given.shape)
-    expected_columns = shape[-1] if columns is None and len(shape) >= 2 else columns
-    fits = len(shape) >= 2 and shape[-1] == expected_columns and 0 not in shape[-2:]
-    if columns is None:
-        fits = fits and shape[-2] == expected_columns
-    if not fits:
-        expected = "(..., n, n)" if columns is None else f"(..., m, {columns})"
-        raise ValueError(f"{name}: got shape {shape}, expected {expected}")
-    if not bool(given.isfinite().all()):
-        raise ValueError(f"{name}: got NaN or infinite values, expected finite numbers")
+    expected = "(..., n, n)" if columns is None else f"(..., m, {columns})"
+    fits = len(shape) >= 2 and 0 not in shape[-2:] and shape[-1] == (shape[-2] if columns is None else columns)
+    require(fits, name, f"shape {shape}", expected)
+    require(bool(given.isfinite().all()), name, "NaN or infinite values", "finite numbers")
 
 
 def check_covariance(name: str, given: Tensor, size: int) -> None:
@@ -52,17 +41,12 @@ def check_covariance(name: str, given: Tensor, size: int) -> None:
         raise ValueError(f"{name}: got a matrix that is not symmetric, expected a covariance")
     least = torch.linalg.eigvalsh(detached)[..., 0]
     if bool((least < -_TOLERANCE * largest[..., 0, 0] * size).any()):
-        raise ValueError(
-            f"{name}: got an eigenvalue of {least.min().item():.6g}, expected a positive semi-definite matrix"
-        )
+        least = least.min().item()
+        raise ValueError(f"{name}: got an eigenvalue of {least:.6g}, expected a positive semi-definite matrix")
 
 
 def check_initial(size: int, initial: InitialMoments) -> tuple[Tensor, Tensor]:
-    """Mean `(..., size)` and covariance `(..., size, size)` of the first state, in float64.
-
-    Raises:
-        ValueError: for anything else than a finite mean and a covariance of these shapes.
-    """
+    """Mean `(..., size)` and covariance `(..., size, size)` of the first state, in float64."""
     if not isinstance(initial, tuple | list) or len(initial) != 2:
         raise ValueError(f"initial: got {type(initial).__name__}, expected a mean and a covariance")
     mean, covariance = (real("initial", part) for part in initial)
@@ -73,11 +57,7 @@ def check_initial(size: int, initial: InitialMoments) -> tuple[Tensor, Tensor]:
 
 
 def broadcast_shapes(name: str, of: str, shapes: Sequence[torch.Size]) -> torch.Size:
-    """The batch dimensions to which some broadcast.
-
-    Raises:
-        ValueError: where they do not, naming the argument.
-    """
+    """The batch dimensions to which some broadcast."""
     try:
         return torch.broadcast_shapes(*shapes)
     except RuntimeError:
@@ -156,11 +136,7 @@ def without_missing(
 def whitened(
     observation: Float[Tensor, "*#rows m n"], noise: Float[Tensor, "*#rows m m"], values: Float[Tensor, "*rows m"]
 ) -> tuple[Tensor, Tensor]:
-    """`L^-1 C` and `L^-1 z` with `R = L L^T`: the same observation with noise of unit covariance.
-
-    Raises:
-        ValueError: where R is singular.
-    """
+    """`L^-1 C` and `L^-1 z` with `R = L L^T`: the same observation with noise of unit covariance."""
     factor, failed = torch.linalg.cholesky_ex(noise)
     if bool((failed > 0).any()):
         raise ValueError(

@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rfa.checks import require
+
 from .compiled import can_run, different_lags, discretize
 from .gaussian import Gaussian, Information
 from .linear_sde import LinearSDE
@@ -54,9 +56,6 @@ class ObservationGrid:
         Args:
             queries: further times, in any order. None: the observation times.
             shared: whether all series have one model and one set of times.
-
-        Raises:
-            ValueError: where R is singular for the observed components.
         """
         length, m = observations.shape[1:]
         observation_index = torch.arange(length, device=times.device).expand_as(times)
@@ -114,11 +113,7 @@ class ObservationGrid:
         return self.rows[:, index], self.values[:, index]
 
     def bounded(self) -> "ObservationGrid":
-        """With values bounded so that their squares do not overflow. Such values are outliers in any case.
-
-        Raises:
-            ValueError: where the noise is so small that squares of H overflow.
-        """
+        """With values bounded so that their squares do not overflow. Such values are outliers in any case."""
         if bool((self.rows.detach().abs() > _LARGEST_ROW).any()):
             raise ValueError(
                 f"observation_noise: got a standard deviation of less than 1 / {_LARGEST_ROW:g} of what the states "
@@ -155,11 +150,7 @@ class Transitions:
 
     @classmethod
     def of(cls, sde: LinearSDE, grid: ObservationGrid, compiled: bool = False) -> "Transitions":
-        """Of a grid, with gradients unless they are compiled.
-
-        Raises:
-            ValueError: for a gap over which an unstable state overflows.
-        """
+        """Of a grid, with gradients unless they are compiled."""
         if compiled and sde.batch_shape.numel() == 1:
             lags, index = different_lags(grid.times[: grid.models])
             transition, variance = (x[0] for x in discretize(sde, lags))
@@ -260,11 +251,6 @@ def make_problem(
     """The problem of one call of an estimator, with its arguments.
 
     In robust smoothing, fill values among the first observations count as missing (`without_fill_values`).
-
-    Raises:
-        ValueError: for times that do not increase or are not finite, observations of another width or length, infinite
-            observations, no series at all, batch dimensions that do not broadcast, or an initial state that is not a
-            finite mean and a positive definite covariance.
     """
     mean, covariance = (None, None) if initial is None else check_initial(sde.state_size, initial)
     times, observations = real("times", times), real("observations", observations)
@@ -288,8 +274,7 @@ def make_problem(
     if mean is not None and covariance is not None:
         shapes = mean.shape[:-1], covariance.shape[:-2], shape
         shape = broadcast_shapes("initial", " of mean, covariance and series", shapes)
-    if not shape.numel():
-        raise ValueError(f"observations: got batch dimensions {tuple(shape)}, expected at least one series")
+    require(shape.numel() > 0, "observations", f"batch dimensions {tuple(shape)}", "at least one series")
     if smooth and robust:
         observations = without_fill_values(sde, times.expand(*shape, length), observations.expand(*shape, length, m))
     times, observations = flattened(times, shape, 1), flattened(observations, shape, 2)
@@ -342,5 +327,4 @@ def without_fill_values(
 def _check_times(name: str, given: Tensor) -> None:
     if not given.dim() or not given.shape[-1]:
         raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected (..., T) with at least one time")
-    if not bool(given.isfinite().all()):
-        raise ValueError(f"{name}: got NaN or infinite values, expected finite numbers")
+    require(bool(given.isfinite().all()), name, "NaN or infinite values", "finite numbers")

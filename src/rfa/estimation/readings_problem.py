@@ -51,11 +51,7 @@ class ReadingsTable:
 
     @classmethod
     def of(cls, model: StructuralModel, readings: Readings) -> "ReadingsTable":
-        """Of readings.
-
-        Raises:
-            ValueError: for `observation` of another width than the states.
-        """
+        """Of readings."""
         values = readings.used - readings.offset
         least = np.full(len(readings.sensors), np.inf)
         seen = ~np.isnan(values)
@@ -70,11 +66,7 @@ class ReadingsTable:
         return cls(model, readings, _rows(model, readings), *tensors)
 
     def problem(self, parameters: Mapping[str, float | int | Float[Tensor, " b"]]) -> "ReadingsProblem":
-        """With values of the parameters, factors as decay rates: numbers, or `(b,)` of several models.
-
-        Raises:
-            ValueError: for a reading without any noise, and a gap over which the state overflows.
-        """
+        """With values of the parameters, factors as decay rates: numbers, or `(b,)` of several models."""
         given = {name: torch.as_tensor(value, dtype=torch.float64).reshape(-1) for name, value in parameters.items()}
         b = max(len(value) for value in given.values())
         given = {name: value.expand(b) for name, value in given.items()}
@@ -101,16 +93,6 @@ class ReadingsProblem:
     variance: Float[Tensor, "b lags n n"]  # V of each different lag
     covariance: Float[Tensor, "b n n"]  # of the stationary states before the first reading, 0 elsewhere
     units: Float[Tensor, " n"]  # of the diffuse states, 0 elsewhere
-
-    @classmethod
-    def of(
-        cls,
-        model: StructuralModel,
-        parameters: Mapping[str, float | int | Float[Tensor, " b"]],
-        readings: Readings,
-    ) -> "ReadingsProblem":
-        """As `ReadingsTable.problem`."""
-        return ReadingsTable.of(model, readings).problem(parameters)
 
     def __len__(self) -> int:
         return len(self.table.values)
@@ -169,16 +151,9 @@ class ReadingsProblem:
 
 @torch.no_grad()
 def filter_readings(problem: ReadingsProblem, first: Carried, robust: bool, smooth: bool = False) -> FilteredRows:
-    """The Kalman filter or the robust filter of one series, or its smoother.
+    """The Kalman filter or the robust filter of one series and one model, or its smoother.
 
-    Args:
-        problem: of one model.
-        first: the state before the first reading, or what earlier readings carry on, predicted to it.
-        robust: which of the two.
-        smooth: whether the estimates are by all readings.
-
-    Raises:
-        ValueError: where the covariance overflows.
+    `first` is the state before the first reading, or what earlier readings carry on, predicted to it.
     """
     grid = problem.grid()
     if robust:

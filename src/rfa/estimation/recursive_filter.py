@@ -62,11 +62,7 @@ def _diffuse_scales(grid: ObservationGrid, steps: list[tuple[Tensor, Tensor]]) -
 
 
 def kalman_filter(grid: ObservationGrid, transitions: Transitions, state: Gaussian) -> list[FilteredState]:
-    """The filter at every time index, from the state before the first one.
-
-    Raises:
-        ValueError: where the covariance overflows.
-    """
+    """The filter at every time index, from the state before the first one."""
     found = []
     for k in range(grid.length):
         predicted = state.predicted(*transitions.steps[k - 1]) if k else state

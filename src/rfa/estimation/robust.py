@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
 
+from rfa.checks import require
 from rfa.ops.problem import Prior
 
 from .consensus import EstimatorOptions, QueryEstimate, Start, dense_estimate
@@ -149,8 +150,7 @@ def robust_estimate(
 
 
 def _check_choice(name: str, given: str, choices: tuple[str, ...]) -> None:
-    if given not in choices:
-        raise ValueError(f"{name}: got {given!r}, expected one of {', '.join(map(repr, choices))}")
+    require(given in choices, name, given, f"one of {', '.join(map(repr, choices))}")
 
 
 def _kalman_estimate(problem: EstimationProblem, options: EstimatorOptions) -> QueryEstimate:

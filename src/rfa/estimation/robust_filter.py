@@ -1,5 +1,6 @@
 """`RobustFilter`: components of a series, fitted, filtered, smoothed and forecast, robustly or by the Kalman filter."""
 
+import copy
 import numbers
 import warnings
 from collections.abc import Mapping
@@ -13,8 +14,8 @@ from rfa.checks import require
 from .components import Cycle, Season, doubtful_period
 from .filters import Carried, FilteredRows
 from .linear_sde import LinearSDE
-from .parameter_search import find_parameters, read_fixed, robust_fit, series_scale, standard_errors, start_parameters
-from .readings_problem import ReadingsProblem, filter_readings, irregular_names
+from .parameter_search import ParameterSearch, read_fixed, series_scale
+from .readings_problem import ReadingsProblem, ReadingsTable, filter_readings, irregular_names
 from .series import Readings, RowLabels, by_name, read_later, read_series, row_of
 from .series_estimate import Diagnostics, SeriesEstimate
 from .structural_model import Component, Regression, StructuralModel, to_factors
@@ -103,26 +104,15 @@ class RobustFilter:
         Warns:
             UserWarning: for a period that looks like a number of readings, where times are dates.
         """
-        before = dict(vars(self))
-        try:
-            return self._fit(times, values, sensor, exog, offset, noise, observation, fixed, max_steps)
-        except Exception:
-            vars(self).clear()  # a refused series leaves the filter of the one before
-            vars(self).update(before)
-            raise
+        known = {"exog": exog, "offset": offset, "noise": noise, "observation": observation}
+        found = copy.copy(self)  # a refused series leaves the filter of the one before
+        found._fit(times, values, sensor, fixed or {}, max_steps, **known)
+        vars(self).update(vars(found))
+        return self
 
     def _fit(
-        self,
-        times: Any,
-        values: Any,
-        sensor: Any,
-        exog: Any,
-        offset: Any,
-        noise: Any,
-        observation: Any,
-        fixed: Mapping[str, float | int] | None,
-        max_steps: int,
-    ) -> "RobustFilter":
+        self, times: Any, values: Any, sensor: Any, fixed: Mapping[str, float | int], max_steps: int, **known: Any
+    ) -> None:
         whole = isinstance(max_steps, numbers.Integral) and max_steps >= 1
         require(whole, "max_steps", max_steps, "a whole number >= 1")
         if values is None:
@@ -130,8 +120,7 @@ class RobustFilter:
             times, values = times.index, times
         self._given, self._axis = values, TimeAxis.of(times, self.time_unit)
         model = self.model
-        given = (times, values, sensor, exog, offset, noise, observation)
-        readings, self._index = read_series(self._axis, *given, list(model.states))
+        readings, self._index = read_series(self._axis, times, values, sensor, list(model.states), **known)
         steps = np.diff(readings.times)
         for component in model.components:
             shortest, named = component.shortest_span(), f"period of {component.name}"
@@ -146,17 +135,16 @@ class RobustFilter:
             size = tuple(float(x) for x in np.sqrt(np.nanmean(readings.exog**2, axis=0)))
             require(all(size), "exog", "a column of zeros", "columns with some values other than 0")
             model = model + Regression(readings.regressors, size)
-        known = read_fixed(model, readings.sensors, fixed or {})
-        self._all, self._fitted, self._later, self._scale = model, readings, [], series_scale(readings, self.robust)
-        self._run, self._carried = None, None
-        self._known, self._kept = known, readings
+        self._all, self._fitted, self._kept, self._later = model, readings, readings, []
+        self._run, self._carried, self._scale = None, None, series_scale(readings, self.robust)
+        self._search = ParameterSearch(
+            model, readings, self._scale, read_fixed(model, readings.sensors, fixed), max_steps
+        )
         if self.robust:
-            found, self._fitted, self._kept = robust_fit(model, readings, known, self._scale, max_steps)
+            found, self._fitted, self._kept = self._search.robust_fit()
         else:
-            start = start_parameters(model, readings.sensors, self._scale, known)
-            found = find_parameters(model, readings, known, start, max_steps)
+            found = self._search.maximum(readings, self._search.start)
         self._values, self.log_likelihood, self.converged = found
-        return self
 
     @property
     def parameters(self) -> dict[str, float]:
@@ -181,7 +169,7 @@ class RobustFilter:
         statsmodels with `cov_type="approx"`.
         """
         self._fitted_readings()
-        return standard_errors(self._all, self._kept, self._known, self._values)
+        return self._search.standard_errors(self._kept, self._values)
 
     def filter(self) -> SeriesEstimate:
         """The estimate at each reading from it and earlier readings."""
@@ -219,9 +207,9 @@ class RobustFilter:
         carried, readings = self._filtered()[1].carried, self._readings
         if isinstance(query_times, numbers.Integral) and not isinstance(query_times, bool):
             query_times = next_times(self._axis, readings.times, int(query_times))
-        named = ("query_times", query_times)
-        known = exog, offset, noise, observation, list(self.model.states)
-        later = read_later(self._axis, readings, named, None, sensor, *known)
+        known = {"exog": exog, "offset": offset, "noise": noise, "observation": observation}
+        named, states = ("query_times", query_times), list(self.model.states)
+        later = read_later(self._axis, readings, named, None, sensor, states, **known)
         return self._continued(later, carried)[0]
 
     def update(
@@ -250,9 +238,10 @@ class RobustFilter:
         last, carried = self._last, self._carried
         assert carried is not None
         states = list(self.model.states)
-        row, shown = row_of("exog", exog, last.regressors), row_of("observation", observation, states)
+        known = {"exog": row_of("exog", exog, last.regressors), "offset": offset, "noise": noise}
+        known["observation"] = row_of("observation", observation, states)
         labels = None if sensor is None else [sensor]
-        new = read_later(self._axis, last, ("time", [time]), [value], labels, row, offset, noise, shown, states)
+        new = read_later(self._axis, last, ("time", [time]), [value], labels, states, **known)
         same = (last.times == new.times[0]) & (last.sensor == new.sensor[0])
         require(not bool(same.any()), "time", time, "a time after the last reading of this sensor")
         found, self._carried = self._continued(new, carried)
@@ -301,7 +290,7 @@ class RobustFilter:
         """Filtered readings after the last one, whose row is there again without its value; and what they carry on."""
         last = self._last.selected(slice(-1, None))
         both = replace(last, values=np.full(1, np.nan)).followed_by([later])
-        problem = ReadingsProblem.of(self._all, self._values, both)
+        problem = ReadingsTable.of(self._all, both).problem(self._values)
         run = filter_readings(problem, carried, self.robust)
         return self._estimate(problem, run, begin=1), run.carried
 
@@ -309,7 +298,7 @@ class RobustFilter:
         """All readings so far, and the filter of them."""
         readings = self._readings
         if self._run is None:
-            problem = ReadingsProblem.of(self._all, self._values, readings)
+            problem = ReadingsTable.of(self._all, readings).problem(self._values)
             self._run = problem, filter_readings(problem, problem.first(self._scale), self.robust)
             self._carried = self._run[1].carried
         return self._run

@@ -1,11 +1,11 @@
-"""The robust weight: how much an observation counts, given its squared distance from the estimate.
+"""How much an observation counts: by its squared distance from an estimate, or by its innovation from a filter.
 
-    w(s) = rho'(s),    s = d^2 of m dimensions
+    estimate:  w(d^2) = rho'(d^2),    rho a bounded penalty
+    filter:    e ~ N(0, H + s I): w averages the gains over the scales s that the error of a row may have
 
-A bounded penalty rho gives distant observations little weight. Weights below 1 also make the estimate less certain: the
-calibration measures by how much, for Gaussian errors.
+Weights below 1 also make the estimate less certain: the calibration measures by how much, for Gaussian errors.
 
-Source: appendix A.3.
+Source: appendix A.3 for the first; the second goes beyond the paper (docs/theory.md).
 """
 
 import functools
@@ -17,13 +17,13 @@ import torch
 from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
+from rfa.checks import require
+
 LOWEST_LOG_WEIGHT = -69.0  # log 1e-30: a row's largest weight is at least this, so that its variance is finite
 
 Penalty = Literal["power", "welsch"]
 Number = float | int | Real[Tensor, ""]  # a tensor where a gradient is needed
-_SMALLEST_NU = (
-    1e-6  # degrees of freedom; below, all weight lies within sqrt(nu) of the estimate and is lost to rounding
-)
+_SMALLEST_NU = 1e-6  # below, all weight lies within sqrt(nu) of the estimate and is lost to rounding
 _NU, _KAPPA = f"degrees of freedom > 0, at least {_SMALLEST_NU}", "a finite exponent > 0"
 _SMALLEST_MEAN = 1e-30  # mean weight: quotients by it stay finite
 _CHI_RANGE = 12.0  # chi_m lies within that distance of sqrt(m): its deviation is about 0.7 for any m
@@ -36,27 +36,16 @@ class RobustWeight:
     power: `w = (1 + s / nu)^-kappa`, `rho = nu / (kappa - 1) (1 - (1 + s / nu)^(1 - kappa))`. With `kappa = 1` the
         weight is, up to `(nu + m) / nu`, the posterior mean of the inverse scale of a Student-t residual.
     welsch: `w = exp(-s / m)`, `rho = m (1 - exp(-s / m))`, the limit of `kappa = (nu + m) / m` for large nu.
-
-    Args:
-        nu: degrees of freedom >= 1e-6. Infinite: all weights are 1, the Gaussian case.
-        kappa: exponent > 0.
-        size: m.
-        penalty: "power" or "welsch".
-
-    Raises:
-        ValueError: for a value out of range.
     """
 
-    nu: Number
-    kappa: Number | None
-    size: int
+    nu: Number  # degrees of freedom >= 1e-6. Infinite: all weights are 1, the Gaussian case
+    kappa: Number | None  # exponent > 0
+    size: int  # m
     penalty: Penalty = "power"
 
     def __post_init__(self):
-        if not self.nu >= _SMALLEST_NU:
-            raise ValueError(f"nu: got {self.nu}, expected {_NU}")
-        if self.kappa is not None and not 0 < self.kappa < math.inf:
-            raise ValueError(f"kappa: got {self.kappa}, expected {_KAPPA}")
+        require(bool(self.nu >= _SMALLEST_NU), "nu", self.nu, _NU)
+        require(self.kappa is None or bool(0 < self.kappa < math.inf), "kappa", self.kappa, _KAPPA)
         if self.penalty not in get_args(Penalty):
             raise ValueError(
                 f"penalty: got {self.penalty!r}, expected one of {', '.join(map(repr, get_args(Penalty)))}"
@@ -64,11 +53,7 @@ class RobustWeight:
 
     @classmethod
     def of(cls, nu: object, kappa: object, size: int, penalty: Penalty = "power") -> "RobustWeight":
-        """With nu and kappa as a caller gives them.
-
-        Raises:
-            ValueError: for a value that is not a number, or out of range.
-        """
+        """With nu and kappa as a caller gives them."""
         return cls(_number("nu", nu, _NU), None if kappa is None else _number("kappa", kappa, _KAPPA), size, penalty)
 
     @property
@@ -106,10 +91,7 @@ class RobustWeight:
         """For `s ~ chi^2_k`, that is, a right model: the mean weight, and the variance over that of all weights 1.
 
         They are `E w` and `(E[w^2 s] / k) / (E w + 2 E[w' s] / k)^2`, the asymptotic variance of an M-estimator of
-        location.
-
-        Args:
-            observed: k, how many of the m components a row has. m by default.
+        location. k is how many of the m components a row has.
         """
         k = self.size if observed is None else observed
         if self.gaussian or not k:
@@ -225,17 +207,13 @@ def infer_scale(
     variance: Float[Tensor, "b m m"],
     present: Bool[Tensor, "b m"],
 ) -> ScalePosterior:
-    """The posterior of the scale of one row, by the equations of this file.
+    """The posterior of the scale of one row.
 
-    With w the Kalman gain is the mean of the gains over s. This is exact where H is a multiple of I. The larger h, the
-    less the row says of s. In the limit 1 / w would be the mean of all s, and the row would count for nothing. So h is
-    bounded.
+    With w the Kalman gain is the mean of the gains over s. This is exact where H is a multiple of I, `H = h I`. The
+    larger h, the less the row says of s. In the limit 1 / w would be the mean of all s, and the row would count for
+    nothing. So h is bounded.
 
-    Args:
-        expected: p(s).
-        innovation: e in units of the noise, 0 where a component is missing.
-        variance: H, the covariance of the prediction of e, 0 where a component is missing.
-        present: which components are observed.
+    `innovation` and H, the covariance of its prediction, are in units of the noise, and 0 where a component is missing.
     """
     observed = present.sum(-1).clamp(min=1)
     scale = _scales(innovation).expand(len(innovation), -1)

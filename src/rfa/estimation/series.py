@@ -1,6 +1,6 @@
 """What a caller gives as a series (NumPy, pandas, lists, tensors), as numbers; and results in the same kind."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,42 +18,22 @@ _LARGEST = 1e100
 
 @dataclass(frozen=True)
 class Readings:
-    """The readings of a series, one a row, in order of time.
+    """The readings of a series, one a row, in order of time."""
 
-    Args:
-        times: `(T,)`, not decreasing. Equal times are readings of several sensors.
-        values: `(T,)`, NaN where nothing was read. There `exog`, `offset`, `noise` and `observation` may be NaN too.
-        sensor: `(T,)`: which of `sensors` has read it.
-        sensors: their names. One without a name: `("",)`.
-        exog: `(T, k)`: the regressors.
-        regressors: their names.
-        offset: `(T,)`: a known part of each value.
-        noise: `(T,)`: a known variance of each reading's error, beside the sensor's.
-        observation: `(T, n)`: rows of C in the place of the model's. None: the model's.
-        gap: the median time between readings of the first series; 1 where it has one time alone. Readings that follow
-            do not change it, so that units of states stay.
-        refused: `(T,)`: True where a reading at the start is wrong, and is not used. None: all are used.
-    """
-
-    times: np.ndarray
-    values: np.ndarray
-    sensor: np.ndarray
-    sensors: tuple[str, ...]
-    exog: np.ndarray
-    regressors: tuple[str, ...]
-    offset: np.ndarray
-    noise: np.ndarray
-    observation: np.ndarray | None
-    gap: float
-    refused: np.ndarray | None = None
+    times: np.ndarray  # `(T,)`, not decreasing. Equal times are readings of several sensors
+    values: np.ndarray  # `(T,)`, NaN where nothing was read. There what is known of a reading may be NaN too
+    sensor: np.ndarray  # `(T,)`: which of `sensors` has read it
+    sensors: tuple[str, ...]  # their names. One without a name: `("",)`
+    regressors: tuple[str, ...]  # names of the columns of `exog`
+    gap: float  # the median time between readings of the first series, 1 for a single time: later ones do not change it
+    exog: np.ndarray  # `(T, k)`: the regressors
+    offset: np.ndarray  # `(T,)`: a known part of each value
+    noise: np.ndarray  # `(T,)`: a known variance of each reading's error, beside the sensor's
+    observation: np.ndarray | None  # `(T, n)`: rows of C in the place of the model's. None: the model's
+    refused: np.ndarray | None = None  # `(T,)`: True where a reading at the start is wrong, and is not used
 
     def __len__(self) -> int:
         return len(self.times)
-
-    @property
-    def _with_rows(self) -> list[str]:
-        names = ["times", "values", "sensor", "exog", "offset", "noise"]
-        return names if self.observation is None else [*names, "observation"]
 
     @property
     def used(self) -> np.ndarray:
@@ -80,16 +60,19 @@ class Readings:
 
     def selected(self, rows: Any) -> "Readings":
         """Some rows, by mask, slice or index."""
-        parts: dict[str, Any] = {name: getattr(self, name)[rows] for name in self._with_rows}
-        return replace(self, **parts, refused=self.wrong[rows])
+        return self._with_rows(lambda x: x[rows], self.wrong[rows])
 
     def followed_by(self, others: "Sequence[Readings]") -> "Readings":
         """With later readings."""
-        if not others:
-            return self
-        both = (self, *others)
-        parts: dict[str, Any] = {name: np.concatenate([getattr(x, name) for x in both]) for name in self._with_rows}
-        return replace(self, **parts)
+        return self._with_rows(lambda *each: np.concatenate(each), self.refused, others) if others else self
+
+    def _with_rows(
+        self, change: Callable[..., np.ndarray], refused: np.ndarray | None, others: "Sequence[Readings]" = ()
+    ) -> "Readings":
+        names = ("times", "values", "sensor", "exog", "offset", "noise", "observation")
+        columns = {name: [getattr(each, name) for each in (self, *others)] for name in names}
+        parts: dict[str, Any] = {name: change(*each) for name, each in columns.items() if each[0] is not None}
+        return replace(self, **parts, refused=refused)
 
     def check(self) -> None:
         """Raise `ValueError` for a series that cannot be filtered."""
@@ -113,26 +96,17 @@ class Readings:
 
 @dataclass(frozen=True)
 class RowLabels:
-    """What tells the rows of a series: their times, and an index of pandas.
+    """What tells the rows of a series: their times, and an index of pandas."""
 
-    Args:
-        axis: of the times.
-        times: as numbers, `(T,)`.
-        index: of the values, or of times that are a pandas Series. None: the rows have no other label than their time.
-    """
-
-    axis: TimeAxis
-    times: np.ndarray
-    index: Any
+    axis: TimeAxis  # of the times
+    times: np.ndarray  # as numbers, `(T,)`
+    index: Any  # of the values, or of times that are a pandas Series. None: rows have no other label than their time
 
     def aligned(self, name: str, given: Any) -> Any:
         """`given` with its rows in the order of these, where it has an index of pandas. Else it is as it was.
 
         An index that says nothing, as that of a table made of an array, is taken by position where the values have no
         index either.
-
-        Raises:
-            ValueError: for an index with other labels.
         """
         own = index_of(given)
         if own is None:
@@ -166,61 +140,57 @@ class RowLabels:
         )
         return given
 
-    def per_reading(self, name: str, given: Any, seen: np.ndarray) -> np.ndarray:
-        """A number for each reading, `(T,)`: one number for all, or one for each. None is 0.
+    def known(
+        self,
+        seen: np.ndarray,
+        states: Sequence[str],
+        regressors: Sequence[str] | None = None,
+        *,
+        exog: Any,
+        offset: Any,
+        noise: Any,
+        observation: Any,
+    ) -> dict[str, Any]:
+        """What a caller knows of each reading beside its value, by its name. It is finite where a reading is `seen`.
 
-        It is finite where a reading is `seen`.
+        Columns of `observation` are in the order of `states`, those of `exog` in that of `regressors` where given.
         """
+        exog = exog if regressors is None else by_name("exog", exog, regressors)
+        rows = None if observation is None else by_name("observation", observation, states)
+        found: dict[str, Any] = {
+            "exog": np.zeros((len(seen), 0)) if exog is None else self._table("exog", exog, seen),
+            "offset": self._column("offset", offset, seen),
+            "noise": self._column("noise", noise, seen),
+            "observation": None if rows is None else self._table("observation", rows, seen),
+        }
+        require(not bool((found["noise"] < 0).any()), "noise", "a negative variance", "variances >= 0")
+        return found
+
+    def _column(self, name: str, given: Any, seen: np.ndarray) -> np.ndarray:
+        """A number for each reading, `(T,)`: one number for all, or one for each. None is 0."""
         length = len(self.times)
-        if given is None:
-            return np.zeros(length)
-        found = as_numbers(name, self.aligned(name, given))
+        found = as_numbers(name, 0.0 if given is None else self.aligned(name, given))
         fits = found.shape in ((), (length,))
         require(fits, name, f"shape {found.shape}", f"a number, or {length} of them, one for each reading")
         _check_finite(name, found if found.ndim == 0 else found[seen], found)
         return np.broadcast_to(found, (length,)).copy()
 
-    def variances(self, given: Any, seen: np.ndarray) -> np.ndarray:
-        """The known noise of each reading, `(T,)`."""
-        found = self.per_reading("noise", given, seen)
-        require(not bool((found < 0).any()), "noise", "a negative variance", "variances >= 0")
-        return found
-
-    def table(self, name: str, given: Any, seen: np.ndarray) -> np.ndarray:
-        """A table with a row for each reading, `(T, k)`, finite where a reading is `seen`. None has no columns."""
-        length = len(self.times)
-        if given is None:
-            return np.zeros((length, 0))
+    def _table(self, name: str, given: Any, seen: np.ndarray) -> np.ndarray:
+        """A table with a row for each reading, `(T, k)`."""
         found = as_numbers(name, self.aligned(name, given))
         found = found[:, None] if found.ndim == 1 else found
-        require(found.ndim == 2 and len(found) == length, name, f"shape {found.shape}", f"({length}, k), a row each")
+        fits = found.ndim == 2 and len(found) == len(seen)
+        require(fits, name, f"shape {found.shape}", f"({len(seen)}, k), a row each")
         _check_finite(name, found[seen], found)
         return found
 
 
 def read_series(
-    axis: TimeAxis,
-    times: Any,
-    values: Any,
-    sensor: Any,
-    exog: Any,
-    offset: Any,
-    noise: Any,
-    observation: Any,
-    states: Sequence[str],
+    axis: TimeAxis, times: Any, values: Any, sensor: Any, states: Sequence[str], **known: Any
 ) -> tuple[Readings, Any]:
-    """The readings that a caller gives, in rows. A table `(T, m)` becomes m readings at each time.
+    """The readings that `RobustFilter.fit` is given, and the index of their rows where the values are of pandas.
 
-    Args:
-        axis: of the times.
-        times, values, sensor, exog, offset, noise, observation: of `RobustFilter.fit`.
-        states: names of the columns of `observation`.
-
-    Returns:
-        The readings, and the index of their rows where the values are of pandas, else None.
-
-    Raises:
-        ValueError: for what `RobustFilter.fit` names.
+    A table `(T, m)` becomes m readings at each time. `states` are the columns of `observation`.
     """
     labels = RowLabels(axis, axis.numbers("times", times), index_of(times))
     values = labels.aligned("values", values)
@@ -231,35 +201,28 @@ def read_series(
     numbers, length = labels.times, len(labels.times)
     require(len(table) == length, "values", f"{len(table)} rows", f"{length}, one for each time")
     seen = ~np.isnan(table if table.ndim == 2 else table[:, None]).all(axis=1)
+    rows = {"times": numbers, "sensor": np.zeros(length, dtype=int), **labels.known(seen, states, **known)}
     sensors: tuple[str, ...] = ("",)
-    which = np.zeros(length, dtype=int)
-    regressors_table = labels.table("exog", exog, seen)
-    regressors = column_names(exog) or _numbered("x", regressors_table.shape[1])
-    known, variances = labels.per_reading("offset", offset, seen), labels.variances(noise, seen)
-    rows = (
-        None if observation is None else labels.table("observation", by_name("observation", observation, states), seen)
-    )
+    regressors = column_names(known["exog"]) or _numbered("x", rows["exog"].shape[1])
     if table.ndim == 2 and table.shape[1] != 1:
         require(sensor is None, "sensor", "labels beside a table of values", "one column of values with labels")
         m = table.shape[1]
         sensors = column_names(values) or _numbered("", m)
-        numbers, which = np.repeat(numbers, m), np.tile(np.arange(m), length)
-        known, variances = np.repeat(known, m), np.repeat(variances, m)
-        regressors_table = np.repeat(regressors_table, m, axis=0)
-        rows = None if rows is None else np.repeat(rows, m, axis=0)
+        rows = {name: None if x is None else np.repeat(x, m, axis=0) for name, x in rows.items()}
+        rows["sensor"] = np.tile(np.arange(m), length)
         index = None if index is None else index.repeat(m)
     elif sensor is not None:
         given = as_array(labels.aligned("sensor", sensor)).reshape(-1)
         require(not any(label != label for label in given), "sensor", "a missing label", "a label for each reading")
         names = np.asarray([str(label) for label in given])
         require(len(names) == length, "sensor", f"{len(names)} labels", f"{length}, one for each reading")
-        found, which = np.unique(names, return_inverse=True)
+        found, rows["sensor"] = np.unique(names, return_inverse=True)
         sensors = tuple(found.tolist())
     for name, each in (("sensor", sensors), ("exog", regressors)):
         require(len(set(each)) == len(each), name, f"the names {', '.join(each)}", "a name of its own for each column")
-    flat, steps = table.reshape(-1), np.diff(numbers)
+    steps = np.diff(numbers)
     gap = float(np.median(steps[steps > 0])) if (steps > 0).any() else 1.0
-    readings = Readings(numbers, flat, which, sensors, regressors_table, regressors, known, variances, rows, gap)
+    readings = Readings(values=table.reshape(-1), sensors=sensors, regressors=regressors, gap=gap, **rows)
     readings.check()
     return readings, index
 
@@ -270,17 +233,10 @@ def read_later(
     times: tuple[str, Any],
     values: Any,
     sensor: Any,
-    exog: Any,
-    offset: Any,
-    noise: Any,
-    observation: Any,
     states: Sequence[str],
+    **known: Any,
 ) -> Readings:
-    """Readings after others, or times at which a reading is asked for. `times` has the name of the argument.
-
-    Raises:
-        ValueError: for times before the last reading, an unknown sensor, and what `RobustFilter.fit` names.
-    """
+    """Readings after others, or times at which a reading is asked for. `times` has the name of the argument."""
     name, given = times
     found = axis.numbers(name, given)
     length, last = len(found), earlier.times[-1]
@@ -301,17 +257,12 @@ def read_later(
     require(len(labels) in (1, length), "sensor", f"{len(labels)} labels", f"one, or {length}")
     which = np.resize([earlier.sensors.index(label) for label in labels], length)
     seen = np.full(length, values is None) | ~np.isnan(read)  # of a time that is asked for all must be known
-    table = rows.table("exog", by_name("exog", exog, earlier.regressors), seen)
-    width = earlier.exog.shape[1]
-    require(table.shape[1] == width, "exog", f"{table.shape[1]} columns", f"{width}, as in fit")
-    shown = (
-        None if observation is None else rows.table("observation", by_name("observation", observation, states), seen)
-    )
-    given_rows = earlier.observation is not None
-    require((shown is not None) == given_rows, "observation", shown, "rows of C exactly where fit had them")
-    known, variances = rows.per_reading("offset", offset, seen), rows.variances(noise, seen)
-    names = earlier.sensors, table, earlier.regressors
-    return Readings(found, read, which, *names, known, variances, shown, earlier.gap)
+    parts = rows.known(seen, states, earlier.regressors, **known)
+    columns, width, shown = parts["exog"].shape[1], earlier.exog.shape[1], parts["observation"]
+    require(columns == width, "exog", f"{columns} columns", f"{width}, as in fit")
+    same = (shown is None) == (earlier.observation is None)
+    require(same, "observation", shown, "rows of C exactly where fit had them")
+    return replace(earlier, times=found, values=read, sensor=which, refused=None, **parts)
 
 
 def row_of(name: str, given: Any, names: Sequence[str]) -> Any:
@@ -328,11 +279,7 @@ def row_of(name: str, given: Any, names: Sequence[str]) -> Any:
 
 
 def by_name(name: str, given: Any, names: Sequence[str]) -> Any:
-    """A table of pandas with its columns in the order of `names`. What has no names is as it was.
-
-    Raises:
-        ValueError: for other names.
-    """
+    """A table of pandas with its columns in the order of `names`. What has no names is as it was."""
     own = column_names(given)
     if not own or own == tuple(names) or _unnamed(given):
         return given

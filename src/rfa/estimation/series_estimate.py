@@ -161,13 +161,7 @@ class SeriesEstimate:
         times = drawable(self.times)
         (line,) = axes.plot(times, mean, linewidth=1.2, label=label)
         axes.fill_between(
-            times,
-            lower,
-            upper,
-            color=line.get_color(),
-            alpha=0.2,
-            linewidth=0,
-            label=f"{probability:.0%} of readings",
+            times, lower, upper, color=line.get_color(), alpha=0.2, linewidth=0, label=f"{probability:.0%} of readings"
         )
         if not np.isnan(values).all():
             axes.plot(times, values, ".", color="0.35", markersize=3, label="reading")

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -139,11 +139,7 @@ class StructuralModel:
         parameters: Mapping[str, float | int | Float[Tensor, "*models"]],
         observation_noise: float | int | Float[Tensor, "*models"] = 1.0,
     ) -> LinearSDE:
-        """The linear SDE. Its states have the order of `states`.
-
-        Args:
-            parameters: a value for each name, a number or `(...)` for several models.
-            observation_noise: R, a variance.
+        """The linear SDE, with a value for each parameter and the variance R. Its states have the order of `states`.
 
         Raises:
             ValueError: for a parameter without a value.
@@ -168,14 +164,9 @@ class StructuralModel:
         return LinearSDE(dynamics, diffusion, row, noise.expand(shape)[..., None, None])
 
     def initial(self, sde: LinearSDE, gap: float) -> tuple[Float[Tensor, "*models n n"], Float[Tensor, " n"]]:
-        """What is known before the first reading.
+        """What is known before the first reading: the covariance of stationary states, and the unit of diffuse ones.
 
-        Args:
-            sde: of this model.
-            gap: the median time between readings.
-
-        Returns:
-            The covariance of stationary states, 0 elsewhere; the unit of each diffuse state, 0 elsewhere.
+        Both are 0 elsewhere. `gap` is the median time between readings.
         """
         blocks, units = list[Tensor](), list[float]()
         place = 0
@@ -197,26 +188,18 @@ class StructuralModel:
 
 @dataclass(frozen=True)
 class Regression(Component):
-    """Coefficients that do not change, with a diffuse start. `RobustFilter.fit` adds it for `exog`.
+    """Coefficients that do not change, with a diffuse start. `RobustFilter.fit` adds it for `exog`."""
 
-    Args:
-        regressors: their names. The states are `beta.NAME`.
-        sizes: the root mean square of each regressor.
-    """
-
-    regressors: tuple[str, ...]
-    sizes: tuple[float, ...]
+    regressors: tuple[str, ...]  # their names; the states are `beta.NAME`
+    sizes: tuple[float, ...]  # the root mean square of each
     name: str = "regression"
+
+    parameters: ClassVar[dict[str, ParameterKind]] = {}  # coefficients are states
 
     @property
     def states(self) -> dict[str, float]:
         """One for each regressor. How much of it a reading shows is the regressor itself."""
         return {f"beta.{name}": 0.0 for name in self.regressors}
-
-    @property
-    def parameters(self) -> dict[str, ParameterKind]:
-        """None: coefficients are states."""
-        return {}
 
     def start(self, scale: SeriesScale) -> dict[str, float]:
         """Nothing."""

@@ -16,19 +16,12 @@ SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0, "week"
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """How times become numbers: as they are, or dates as units of time since an origin.
+    """How times become numbers: as they are, or dates as units of time since an origin."""
 
-    Args:
-        unit: of dates: one of "second", "minute", "hour", "day", "week", "year" (365.2425 days).
-        origin: the date of number 0, in UTC where dates have a zone. None: times are numbers.
-        tick: nanoseconds to which dates are rounded: numbers in float64 are not exact.
-        kind: an empty index of pandas of the caller's kind; the zone of dates that are not in pandas; or None.
-    """
-
-    unit: str
-    origin: np.datetime64 | None = None
-    tick: int = 1000
-    kind: Any = None
+    unit: str  # of dates, one of `SECONDS`; a year has 365.2425 days
+    origin: np.datetime64 | None = None  # the date of number 0, in UTC where dates have a zone. None: no dates
+    tick: int = 1000  # nanoseconds to which dates are rounded: numbers in float64 are not exact
+    kind: Any = None  # an empty index of the caller's kind; the zone of dates that are not in pandas; or None
 
     @classmethod
     def of(cls, times: Any, unit: str) -> "TimeAxis":
@@ -48,12 +41,7 @@ class TimeAxis:
         return self.kind if isinstance(self.kind, tzinfo) else getattr(self.kind, "tz", None)
 
     def numbers(self, name: str, times: Any) -> np.ndarray:
-        """Times as numbers, `(T,)`.
-
-        Raises:
-            ValueError: for numbers where dates are expected or the reverse, the same of dates with a time zone, and for
-                times that are not finite.
-        """
+        """Times as numbers, `(T,)`."""
         dates = as_dates(times)
         if (dates is None) != (self.origin is None):
             given, expected = ("numbers", "dates") if dates is None else ("dates", "numbers")
@@ -108,17 +96,9 @@ class TimeAxis:
 
 
 def next_times(axis: TimeAxis, times: np.ndarray, count: int) -> Any:
-    """The next times of a series, as the caller's.
+    """The next times of a series, as the caller's; `times` are the series' as numbers.
 
     Steps are the frequency of the caller's index, else those of the calendar, else equal ones.
-
-    Args:
-        axis: of the times.
-        times: of the series, as numbers.
-        count: how many.
-
-    Raises:
-        ValueError: without a frequency.
     """
     require(count > 0, "query_times", count, "a number of steps >= 1, or times")
     times = np.unique(times)
@@ -250,11 +230,7 @@ def drawable(times: Any) -> Any:
 
 
 def as_numbers(name: str, given: Any) -> np.ndarray:
-    """Real numbers in float64, NaN for what is missing.
-
-    Raises:
-        ValueError: for text, dates, truth values or complex numbers.
-    """
+    """Real numbers in float64, NaN for what is missing."""
     if isinstance(given, Tensor):
         given = given.detach().cpu().numpy()
     found = as_array(given)

@@ -20,7 +20,7 @@ EYE = matrix([[1.0, 0.0], [0.0, 1.0]])
 
 
 def rotating(decay=0.3, frequency=2.0, process=0.5, measurement=0.5) -> LinearSDE:
-    """The rotating process of docs/record/filters.md in its real form."""
+    """The rotating process of docs/filtering-benchmark.md in its real form."""
     dynamics = matrix([[-decay, -frequency], [frequency, -decay]])
     return LinearSDE(dynamics, process / 2 * EYE, EYE, measurement / 2 * EYE)
 

@@ -17,19 +17,6 @@ MODELS = {"rotating": rotating, "coupled": coupled, "trend": trend}
 QUERIES = matrix([-1.0, 0.5, 3.3, 100.0])
 
 
-@pytest.fixture
-def in_torch(monkeypatch):
-    """Calls a function where there is no compiler."""
-
-    def call(function, *given, **options):
-        with monkeypatch.context() as without:
-            without.setattr(compiled, "library", lambda: None)
-            return function(*given, **options)
-
-    assert compiled.library() is not None
-    return call
-
-
 def series(sde: LinearSDE, length: int, batch=(), outliers=None):
     times = irregular_times(length)
     seen = with_gaps(sde.simulate(times, torch.Generator().manual_seed(1), outliers, sample_shape=batch).observations)
@@ -67,18 +54,6 @@ def test_recursive_as_in_torch(in_torch, name, direction, known, batch, queries)
     found = recursive_estimate(sde, times, seen, **options)
     assert_equal(found, in_torch(recursive_estimate, sde, times, seen, **options), 1e-8)
     assert (found.weights < 0.1).any()
-
-
-def test_a_challenger_takes_over(in_torch):
-    """A quiet level jumps from 0 to 100 between readings with a noise of 1."""
-    sde = LinearSDE(*(matrix([[x]]) for x in (0.0, 1e-4, 1.0, 1.0)))
-    times = torch.arange(40, dtype=torch.float64)
-    seen = torch.randn(40, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    seen[20:] += 100
-    found = recursive_estimate(sde, times, seen)
-    assert found.mean[20, 0] < 5  # one far reading is an outlier
-    assert abs(found.mean[-1, 0] - 100) < 2
-    assert_equal(found, in_torch(recursive_estimate, sde, times, seen), 1e-8)
 
 
 def test_series_with_models_of_their_own(in_torch):
@@ -131,21 +106,6 @@ def test_gradient_of_the_likelihood_as_in_torch(in_torch, name, known, batch):
     given = sde, *series(sde, 20, batch), start(sde, known), None
     expected = in_torch(likelihood_and_gradient, *given)
     assert_equal(likelihood_and_gradient(*given), expected)
-
-
-def test_gradient_by_finite_differences():
-    sde = coupled()
-    times, seen = series(sde, 12)
-    times, seen = times[1:], seen[1:]
-
-    def total(dynamics, noise):
-        model = LinearSDE(dynamics, sde.diffusion, sde.observation, noise @ noise.mT)
-        weight = RobustWeight(math.inf, None, 2)
-        density, counts = likelihood.density_function(model, times, seen, weight, 1, None)(model, math.inf, None)
-        return torch.where(counts, density, 0.0).sum()
-
-    inputs = [x.clone().requires_grad_() for x in (sde.dynamics, torch.linalg.cholesky(sde.observation_noise))]
-    assert torch.autograd.gradcheck(total, inputs, eps=1e-6, atol=1e-5, rtol=1e-5, nondet_tol=1e-12)
 
 
 def test_the_public_likelihood_has_the_gradient(in_torch):
@@ -223,15 +183,3 @@ def test_fit_as_in_torch(in_torch):
     # at the maximum a parameter is found to the root of the likelihood's digits
     assert found.parameters == pytest.approx(expected.parameters, rel=1e-4)
     assert found.standard_errors == pytest.approx(expected.standard_errors, rel=1e-3)
-
-
-def test_threads_for_long_work_alone(monkeypatch):
-    """And no more than there are parts."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    work = {(9, 500, 6): 1, (9, 10_000, 6): 4, (2, 100_000, 6): 2}
-    assert {given: compiled.threads_for(*given) for given in work} == work
-
-
-def test_bad_direction():
-    with pytest.raises(ValueError, match=r"^direction: got 'back', expected one of 'filter', 'smooth'$"):
-        recursive_estimate(rotating(), matrix([0.0]), matrix([[0.0, 0.0]]), direction="back")

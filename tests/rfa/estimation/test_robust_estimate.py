@@ -5,7 +5,7 @@ import math
 import pytest
 import scipy.stats
 import torch
-from cover import cover, slow
+from cover import cover
 
 from rfa.estimation import LinearSDE
 
@@ -57,7 +57,7 @@ def test_the_papers_estimator(name, passes):
     start=["query", "leave_one_out"],
 )
 def test_the_objective_never_rises(penalty, direction, prior, start):
-    sde, times = rotating(), irregular_times(30)
+    sde, times = coupled(), irregular_times(30)
     observations = sde.simulate(times, torch.Generator().manual_seed(1), (0.2, 10.0), sample_shape=(3,)).observations
     found = papers_estimate(
         sde, times, with_gaps(observations), nu=6.0, prior=prior, start=start, direction=direction, penalty=penalty,
@@ -66,25 +66,6 @@ def test_the_objective_never_rises(penalty, direction, prior, start):
     assert found.objective.shape == (9, 3)
     assert (found.objective.diff(dim=0) <= 1e-9 * found.objective[0].abs()).all()
     assert (found.objective[0] - found.objective[-1] > 0).all()
-
-
-def test_outliers_are_found_and_rejected():
-    sde, times = rotating(), torch.arange(100, dtype=torch.float64) * 0.1
-    states, observations = sde.simulate(times, torch.Generator().manual_seed(2))
-    bad = torch.tensor([20, 45, 70])
-    observations[bad] += 15.0
-    found = papers_estimate(
-        sde, times, observations, prior="riccati", nu=16.0, kappa=2.0, iterations=5, start="leave_one_out"
-    )
-    kalman = papers_estimate(sde, times, observations, prior="riccati")
-    own = found.weights.diagonal()
-    assert own[bad].max() < 0.01
-    assert own.median() > 0.7
-    error, worse = ((x.mean - states).square().sum(-1) for x in (found, kalman))
-    assert error[10:].mean() < 0.3 * worse[10:].mean()
-    assert (
-        found.covariance[bad].diagonal(dim1=-2, dim2=-1) > found.covariance[bad - 1].diagonal(dim1=-2, dim2=-1)
-    ).all()
 
 
 def test_coverage_of_intervals():
@@ -130,63 +111,6 @@ def test_query_times_in_any_order_and_at_observations():
         assert found.covariance.isfinite().all()
 
 
-LEVEL_AND_SLOPE = (
-    torch.tensor([[0.0, 1.0], [0.0, 0.0]]),
-    0.1 * torch.eye(2),
-    torch.tensor([[1.0, 0.0]]),
-    torch.tensor([[0.1]]),
-)
-
-
-@cover(
-    1,
-    belief=[{"nu": 4.0}, {"nu": 16.0}, {"nu": 16.0, "kappa": 2.0}, {"penalty": "welsch"}],
-    direction=["filter", "smooth"],
-    start=["query", "leave_one_out"],
-)
-def test_far_outliers_leave_numbers(belief, direction, start):
-    """Weights below rounding, of sources that each see a part of the state."""
-    sde = LinearSDE(*LEVEL_AND_SLOPE)
-    times = torch.arange(16.0)
-    simulated = sde.simulate(times, torch.Generator().manual_seed(0))
-    observations = simulated.observations.expand(3, -1, -1).clone()
-    observations[:, 9, 0] = torch.tensor([1e2, 1e4, 1e6])
-    estimate = papers_estimate(
-        sde, times, observations, prior="riccati", iterations=5, start=start, direction=direction, **belief
-    )
-    assert estimate.mean.isfinite().all()
-    assert estimate.objective.isfinite().all()
-    assert not estimate.covariance.isnan().any()
-    for lone in range(3):  # each as it would be alone, whatever the others lose to rounding
-        alone = papers_estimate(
-            sde, times, observations[lone], prior="riccati", iterations=5, start=start, direction=direction, **belief
-        )
-        torch.testing.assert_close(estimate.mean[lone], alone.mean, equal_nan=True)
-        torch.testing.assert_close(estimate.covariance[lone], alone.covariance, equal_nan=True)
-    if direction == "filter":  # what comes before the outlier knows nothing of it
-        assert (estimate.mean - simulated.states)[:, 1:9, 0].abs().max() < 1.0
-
-
-@cover(1, direction=["filter", "smooth"], start=["query", "leave_one_out"], size=[1, 2, 3])
-def test_the_objective_never_rises_for_coupled_states(size, start, direction):
-    g = torch.Generator().manual_seed(size)
-    for _ in range(5):
-        spread = torch.randn(size, size, generator=g)
-        sde = LinearSDE(
-            torch.randn(size, size, generator=g) - torch.eye(size),
-            spread @ spread.mT + 0.1 * torch.eye(size),
-            torch.randn(1, size, generator=g),
-            torch.tensor([[0.3]]),
-        )
-        times = torch.rand(14, generator=g).cumsum(0)
-        observations = torch.randn(14, 1, generator=g) + 8 * (torch.rand(14, 1, generator=g) < 0.2)
-        options = {"nu": 16.0, "kappa": 2.0, "iterations": 8, "start": start, "direction": direction}
-        estimate = papers_estimate(sde, times, observations, prior="riccati", **options)
-        assert (estimate.objective.diff() <= 1e-9 * estimate.objective[:-1]).all()
-        assert (estimate.objective >= 0).all()
-        assert estimate.mean.isfinite().all()
-
-
 def test_series_of_a_batch_do_not_meet():
     sde = coupled()
     times = torch.stack([irregular_times(12, seed) for seed in range(3)])
@@ -218,24 +142,6 @@ def test_one_series_with_three_starts_has_three_estimates(nu):
             alone = papers_estimate(sde, times, observations, initial=own, **options)
             torch.testing.assert_close(found.mean[k], alone.mean, rtol=1e-8, atol=1e-8)
             torch.testing.assert_close(found.covariance[k], alone.covariance, rtol=1e-8, atol=1e-8)
-
-
-@slow
-def test_no_nan_from_legal_extremes():
-    """Long gaps, states without noise, huge numbers, one observation, weights that all underflow."""
-    still = LinearSDE(matrix([[-1.0, 0.0], [0.0, -0.01]]), torch.zeros(2, 2), torch.eye(2), torch.eye(2))
-    gaps = matrix([0.0, 1.0, 2000.0, 2001.0, 1e7])
-    observations = matrix([[1.0, 2.0], [1e8, -1e8], [3.0, math.nan], [0.0, 0.0], [1.0, 1.0]])
-    for sde in (still, rotating(), rotating(decay=5.0)):
-        for prior in ("lyapunov", "riccati"):
-            for penalty, direction in (("power", "filter"), ("welsch", "smooth")):
-                found = papers_estimate(
-                    sde, gaps, observations, prior=prior, nu=3.0, penalty=penalty, direction=direction, iterations=2
-                )
-                for part in found:
-                    assert not part.isnan().any(), (prior, penalty, direction)
-    alone = papers_estimate(rotating(), matrix([3.0]), matrix([[1.0, 2.0]]), nu=3.0)
-    torch.testing.assert_close(alone.mean[0], matrix([1.0, 2.0]))
 
 
 def test_diffuse_start_of_several_states_seen_through_one():
@@ -275,21 +181,26 @@ TIMES = torch.arange(5, dtype=torch.float64)
         ({"times": TIMES[:0]}, r"times: got shape \(0,\)"),
         ({"observations": torch.zeros(5, 3)}, r"observations: got shape \(5, 3\), expected \(..., 5, 2\)"),
         ({"observations": torch.zeros(2, 5, 2), "times": torch.stack([TIMES] * 3)}, "batch dimensions"),
-        ({"query_times": TIMES * torch.inf}, "query_times: got NaN or infinite"),
+        ({"query_times": TIMES * torch.inf}, "query_times: got .NaN or infinite"),
         ({"nu": 0.0}, "nu: got 0.0, expected degrees of freedom > 0"),
         ({"nu": 1e-300}, "nu: got 1e-300, expected degrees of freedom > 0, at least 1e-06"),
         ({"kappa": -1.0}, "kappa: got -1.0"),
         ({"prior": "flat"}, "prior: got 'flat'"),
+        ({"direction": "back"}, "direction: got 'back', expected one of 'filter', 'smooth'$"),
+        (
+            {"sde": rotating(measurement=1e-100), "nu": 4.0},
+            "observation_noise: got a standard deviation .* another unit",
+        ),
         ({"iterations": 0}, "iterations: got 0"),
         ({"initial": (torch.zeros(2), torch.zeros(2, 2))}, "initial: got a singular covariance"),
         ({"initial": (torch.zeros(3), torch.eye(2))}, "initial: got a mean of shape"),
         ({"initial": torch.zeros(2)}, "initial: got Tensor, expected a mean and a covariance"),
         ({"initial": (torch.zeros(5, 2), torch.eye(2)), "observations": torch.zeros(3, 5, 2)}, "initial: got batch"),
         ({"initial": (torch.zeros(2), torch.eye(2).expand(4, 2, 2)), "times": TIMES.expand(3, 5)}, "initial: got"),
-        ({"observations": torch.zeros(0, 5, 2)}, r"observations: got batch dimensions \(0,\), expected at least one"),
+        ({"observations": torch.zeros(0, 5, 2)}, r"observations: got .batch dimensions \(0,\)., expected at least one"),
     ],
 )
 def test_bad_input(given, message):
-    legal = {"times": TIMES, "observations": torch.zeros(5, 2)}
+    legal = {"sde": rotating(), "times": TIMES, "observations": torch.zeros(5, 2)}
     with pytest.raises(ValueError, match=message):
-        papers_estimate(rotating(), **(legal | given))
+        papers_estimate(**(legal | given))
