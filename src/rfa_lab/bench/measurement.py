@@ -131,9 +131,8 @@ def in_turns(
 ) -> dict[str, list[float]]:
     """Seconds of a call of each contestant, in each round.
 
-    All contestants run in one process, after a warm-up. Every second round has the opposite order, so that neither a
-    drift of the machine nor the cache content of the previous contestant favours one of them. On CUDA the device's own
-    clock is used.
+    All run in one process, after a warm-up. Every second round has the opposite order, so that neither a drift of the
+    machine nor the cache content of the one before favours a contestant. On CUDA the device's own clock is used.
     """
     calls = {name: _calls_per_turn(contestant, device) for name, contestant in contestants.items()}
     seconds: dict[str, list[float]] = {name: [] for name in contestants}

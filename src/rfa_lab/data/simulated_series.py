@@ -46,11 +46,8 @@ def damped_oscillator(
 ) -> LinearSDE:
     """A damped rotation in the plane whose first component is read.
 
-    Args:
-        decay: mu, per unit of time.
-        frequency: omega, in radians per unit of time.
-        process: sigma^2 of each component, variance per unit of time.
-        noise: variance of a reading's error.
+    Decay is per unit of time, frequency in radians per unit of time; process is the variance of each component per unit
+    of time, noise the variance of a reading's error.
     """
     rotation = torch.tensor([[-decay, -frequency], [frequency, -decay]], dtype=torch.float64)
     eye = torch.eye(2, dtype=torch.float64)

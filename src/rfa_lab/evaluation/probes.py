@@ -22,11 +22,9 @@ _WORDS = (r" [a-z]{3,}", r"[A-Za-z]", r"(?s).*")  # tokens for keys: the first p
 
 
 class Trial(NamedTuple):
-    """One trial.
+    """Tokens with the key at a distance and again at the end; the same with another key at the distance (`control`).
 
-    ids: tokens with the key at a distance and again at the end.
-    control: the same tokens, with another key at the distance.
-    candidates: first tokens of keys among which the model chooses; the right one comes first.
+    `candidates` are first tokens of keys among which the model chooses; the right one comes first.
     """
 
     ids: np.ndarray

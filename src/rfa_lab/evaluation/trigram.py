@@ -132,11 +132,6 @@ def trigram_losses(
     """The losses of the targets of windows, in nats, in order: arrays `(windows, targets)`.
 
     A token sees the tokens of its window only: of the second token of a window the context is one token.
-
-    Args:
-        trigram: trained.
-        stream: token ids.
-        chosen: windows of the stream.
     """
     for targets, group in itertools.groupby(chosen, lambda window: window.targets):
         limits = np.array([(window.start, window.stop) for window in group])

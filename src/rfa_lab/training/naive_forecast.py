@@ -20,14 +20,10 @@ _MOST = 512  # windows from which errors are learned
 
 
 class NaiveForecast(NamedTuple):
-    """A naive forecast with its errors.
+    """The last value, or the value a `period` before; with its errors in training.
 
-    Fields:
-        words: "last value", or "value one 1D before".
-        period: of the season in the unit of the series; 0 for the last value.
-        middle: the median of each channel in training, for one that a series has not shown yet.
-        leads: upper ends of the bins of the lead.
-        deviations: root mean square errors of training, for each bin and channel.
+    `middle` is the median of each channel, for one that a series has not shown yet. `deviations` are root mean square
+    errors for each bin of the lead and each channel, `leads` the upper ends of the bins.
     """
 
     words: str

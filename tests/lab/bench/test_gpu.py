@@ -75,14 +75,6 @@ def test_the_commands_are_understood(table, monkeypatch, tmp_path, tiny):
     assert ran == {"bench", "experiment", "pytest", "fuzz", "captured", "kernel_times"}
 
 
-def test_the_list(gpu, capsys):
-    assert gpu.main(["--list"]) == 0
-    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert names[:3] == ["tests", "fuzz", "captured"]
-    assert gpu.main(["novel"]) == 2
-    assert "got novel, expected some of tests, fuzz" in capsys.readouterr().err
-
-
 @pytest.fixture
 def run(gpu, monkeypatch, tmp_path):
     """`make gpu` with stages of one's own: a name and its commands, each a line of Python."""

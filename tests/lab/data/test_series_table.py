@@ -58,31 +58,15 @@ def test_dates(written, dates, format, unit, times):
         (GOOD, {"time": "when"}, r"^time: got 'when', expected a column of .*: time, a, b"),
         (GOOD, {"values": ["c"]}, r"^values: got 'c', expected a column"),
         (GOOD, {"values": ["time"]}, r"^values: got \['time'\], expected columns other than those of times"),
-        (
-            "time,a\n0,1\n2,1\n1,1\n",
-            {"sort": False},
-            r"^time: got '1' before an earlier one \(row 4 of .* in order \(or --sort\)",
-        ),
-        (
-            "time,a\n0,1\n0,2\n",
-            {},
-            r"^time: got '0' twice with different values \(rows 2 and 3 of .* --duplicates mean",
-        ),
+        ("time,a\n0,1\n2,1\n1,1\n", {"sort": False}, r"^time: got '1' before an earlier one \(row 4 of .* \(or --sort"),
+        ("time,a\n0,1\n0,2\n", {}, r"^time: got '0' twice with different values \(rows 2 and 3 of .* --duplicates"),
         ("time,a\n1,1\n0,1\n1,1\n", {"duplicates": "refuse"}, r"^time: got '1' twice \(rows 2 and 4"),
         ("time,a\n0,1\n,2\n", {}, r"^time: row 3 of .* has none"),
         ("time,a\n0,1\nsoon,2\n", {}, r"^time: got '0' in row 2|^time: got 'soon' in row 3"),
         ("time,a\n0,1\ninf,2\n", {}, r"^time: row 3 of .* is infinite"),
-        (
-            "time,a\n0,1\n1,cold\n",
-            {},
-            r"^values: got 'cold' in row 3 of .* expected a number up to 1e\+30, or an empty cell .* \(a\)",
-        ),
+        ("time,a\n0,1\n1,cold\n", {}, r"^values: got 'cold' in row 3 of .* a number up to 1e\+30, .* \(a\)"),
         ("time,a\n0,1\n1,9.97e36\n", {}, r"^values: got '9.97e36' in row 3"),
-        (
-            "time,a,s\n0,1,x\n0,2,x\n",
-            {"sensor": "s"},
-            r"^time: got '0' twice .*rows 2 and 3 .* keep one row of a sensor",
-        ),
+        ("time,a,s\n0,1,x\n0,2,x\n", {"sensor": "s"}, r"^time: got '0' twice .*2 and 3 .* keep one row of a sensor"),
         ("time,a,s\n0,1,x\n0,2,\n", {"sensor": "s"}, r"^sensor: row 3 of .* has none"),
         ("time,a,b\n0,,\n1,,\n", {}, r"^values: 'a' has no reading"),
         ("time,a\n0,1\n\n\n1,cold\n", {}, r"^values: got 'cold' in row 5"),
@@ -200,6 +184,9 @@ def test_durations_that_are_none(written, given):
         numbers.duration("horizon", "24h")
 
 
+MIDNIGHT = "2024-01-01T00:00:00"
+
+
 def iso(dates, unit="s"):
     return np.array(dates, f"datetime64[{unit}]")
 
@@ -207,32 +194,20 @@ def iso(dates, unit="s"):
 @pytest.mark.parametrize(
     ("stamps", "dates", "said"),
     [
-        (["202311", "202312", "202401"], ["2023-11-01", "2023-12-01", "2024-01-01"], "YYYYMM"),
+        (["202311", "202312", "202401"], ["2023-11", "2023-12", "2024-01"], "YYYYMM"),
         (["2023364", "2023365", "2024001"], ["2023-12-30", "2023-12-31", "2024-01-01"], "YYYYDDD"),
         (["19580329", "19580405"], ["1958-03-29", "1958-04-05"], "YYYYMMDD"),
         (["2023123122", "2023123123", "2024010100"], ["2023-12-31T22", "2023-12-31T23", "2024-01-01T00"], "YYYYMMDDHH"),
         (["2023123123", "2023123124", "2024010101"], ["2023-12-31T23", "2024-01-01T00", "2024-01-01T01"], "YYYYMMDDHH"),
         (["202312312359", "202401010000"], ["2023-12-31T23:59", "2024-01-01T00:00"], "YYYYMMDDHHMM"),
         (["1704067200", "1704070800"], ["2024-01-01T00", "2024-01-01T01"], "epoch stamps in s"),
-        (
-            ["1704067200.25", "1704067200.5"],
-            ["2024-01-01T00:00:00.250", "2024-01-01T00:00:00.500"],
-            "epoch stamps in s",
-        ),
-        (["1704067200001", "1704067200002"], ["2024-01-01T00:00:00.001", "2024-01-01T00:00:00.002"], "stamps in ms"),
-        (
-            ["1704067200000001", "1704067200000003"],
-            ["2024-01-01T00:00:00.000001", "2024-01-01T00:00:00.000003"],
-            "stamps in us",
-        ),
-        (
-            ["1704067200000000001", "1704067200000000003"],
-            ["2024-01-01T00:00:00.000000001", "2024-01-01T00:00:00.000000003"],
-            "stamps in ns",
-        ),
+        (["1704067200.25", "1704067200.5"], [f"{MIDNIGHT}.250", f"{MIDNIGHT}.500"], "epoch stamps in s"),
+        (["1704067200001", "1704067200002"], [f"{MIDNIGHT}.001", f"{MIDNIGHT}.002"], "stamps in ms"),
+        (["1704067200000001", "1704067200000003"], [f"{MIDNIGHT}.000001", f"{MIDNIGHT}.000003"], "stamps in us"),
+        (["1704067200000000001", "1704067200000000003"], [f"{MIDNIGHT}.{1:09}", f"{MIDNIGHT}.{3:09}"], "stamps in ns"),
         (["31.01.2024 06:00", "01.02.2024 06:00"], ["2024-01-31T06", "2024-02-01T06"], "%d.%m.%Y %H:%M"),
         (["1/31/2024", "02/01/2024"], ["2024-01-31", "2024-02-01"], "%m/%d/%Y"),
-        (["202311.0", "202312.0", "202401.0"], ["2023-11-01", "2023-12-01", "2024-01-01"], "YYYYMM"),
+        (["202311.0", "202312.0", "202401.0"], ["2023-11", "2023-12", "2024-01"], "YYYYMM"),
     ],
 )
 def test_spellings_of_dates_are_recognised_and_said(written, stamps, dates, said):

@@ -116,13 +116,6 @@ def test_a_second_ctrl_c_stops_at_once(corpus, tmp_path):
     assert resume(tmp_path / "run")["steps"] == 8
 
 
-def test_a_finished_run_is_left_as_it_is(finished):
-    before = contents(finished)
-    record = resume(finished, progress=lambda *_: pytest.fail("it went on"))
-    assert record == json.loads(before["run.json"])
-    assert contents(finished) == before
-
-
 def test_changed_data_are_refused(tmp_path):
     corpus = write_corpus(tmp_path / "corpus")
     with pytest.raises(Stopped):
