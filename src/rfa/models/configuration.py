@@ -65,7 +65,7 @@ class DecoderConfig(PreTrainedConfig):
     causal: bool = True
 
     attention: AttentionConfig = FilterAttentionConfig()
-    refuses_idle_fields: ClassVar[bool] = False  # flat names without an effect; files of older versions have them
+    refuses_idle_fields: ClassVar[bool] = False  # flat names without an effect
 
     def __post_init__(self, **kwargs):
         if self.intermediate_size is None:
@@ -134,9 +134,9 @@ class DecoderConfig(PreTrainedConfig):
                 a newer version.
         """
         given = dict(config_dict)
-        if "attention" not in given and (flat := {name: given.pop(name) for name in FLAT_NAMES & given.keys()}):
+        if "attention" not in given and (flat := _take_flat(given)):
             given["attention"] = from_record(flat)
-        given |= {name: kwargs.pop(name) for name in FLAT_NAMES & kwargs.keys()}
+        given |= _take_flat(kwargs)
         return super().from_dict(given, **kwargs)
 
     def save_pretrained(self, save_directory: str | PathLike[str], *args: Any, **kwargs: Any) -> None:
@@ -165,6 +165,11 @@ def _name_adapter_targets() -> None:
             targets.setdefault(model_type, ["query_projection", "value_projection"])
 
 
+def _take_flat(given: dict[str, Any]) -> dict[str, Any]:
+    """Remove the flat names of attention's fields and return them."""
+    return {name: given.pop(name) for name in [*given] if name in FLAT_NAMES}
+
+
 def _nested(cls: type[DecoderConfig], given: dict[str, Any]) -> dict[str, Any]:
     """The constructor's arguments, with attention as an object of its class."""
     given = dict(given)
@@ -172,7 +177,7 @@ def _nested(cls: type[DecoderConfig], given: dict[str, Any]) -> dict[str, Any]:
     attention = given.get("attention")
     if attention is not None and not isinstance(attention, AttentionConfig):
         given["attention"] = read_attention(attention)
-    flat = {name: given.pop(name) for name in [*given] if name in FLAT_NAMES}
+    flat = _take_flat(given)
     start = cls.start_of_attention(given)
     if flat:
         start = change(start, flat)

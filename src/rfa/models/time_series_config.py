@@ -91,7 +91,6 @@ class RFATimeSeriesConfig(DecoderConfig):
 
     def validate_architecture(self) -> None:
         """Check that the values fit together. `strict` calls this."""
-        check_range("channels", self.channels, 1, _MOST_CHANNELS)
         check_range("time_features", self.time_features, 0, 2**20)
         for name in ("typical_gap", "span"):
             require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "a positive finite number")

@@ -190,24 +190,6 @@ def tokens_after(ids):
     return torch.cat([ids, ids[:, :1]], 1)
 
 
-@pytest.mark.parametrize("number", [0, -2, -100, 3])
-def test_crop_is_that_of_transformers(number):
-    """Of transformers' own cache: the numbers that it refuses, and the tokens that remain."""
-    own, theirs, ids = FilterCache(), DynamicCache(), tokens()
-    states = torch.zeros(2, 4, 9, 16)
-    theirs.update(states, states, 0)
-    with torch.no_grad():
-        small("m2-sc-rfa")(ids, past_key_values=own)
-    if number > 0:
-        for cache in (own, theirs):
-            with pytest.raises(ValueError, match=str(number)):
-                cache.crop(number)
-    else:
-        own.crop(number)
-        theirs.crop(number)
-        assert own.get_seq_length() == theirs.get_seq_length()
-
-
 @cover(1, name=RELATIVE, given=[{}, {"attention_mask": PADDED[:, :5]}, {"times": TIMES.expand(2, -1)}])
 def test_beams_with_a_cache_are_beams_without(name, given):
     model, ids = small(name), tokens(length=5)

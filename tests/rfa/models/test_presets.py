@@ -302,16 +302,6 @@ def test_real_slow_modes_turn_at_least_once_in_training_or_not_at_all(name):
         np.testing.assert_array_equal(after, np.where(slow, 0, before))
 
 
-def test_slow_modes_without_effect_are_refused():
-    with pytest.raises(ValueError, match="slow_modes: got 'real', expected nothing: it has no effect in b2-alibi"):
-        preset("b2-alibi", slow_modes="real")
-    for name in LEARNED:
-        with pytest.raises(ValueError, match="slow_modes: got 'real', expected 'rotate' where frequencies are learned"):
-            preset(name, slow_modes="real")
-    with pytest.raises(ValueError, match="slow_modes: got 'slow'"):
-        preset("b1-rope", slow_modes="slow")
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_shapes_come_out_without_data(name):
     """On the device "meta", and under `FakeTensorMode`, in which tools plan memory and placement."""

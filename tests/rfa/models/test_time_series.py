@@ -130,12 +130,6 @@ def test_padded_and_packed_series_are_series_alone(preset):
     assert_same(padded.loss, -likelihood.mean())
 
 
-def test_states_that_turn_by_columns_take_no_packed_series():
-    times, values, _ = data()
-    with pytest.raises(ValueError, match="segment_ids: got 'segments', expected none with frequencies='as_released'"):
-        network("b1-rope-as-released")(times, values, segment_ids=torch.zeros(values.shape[:2], dtype=torch.long))
-
-
 def test_the_clock_of_time_features_starts_anew_in_each_packed_series():
     times, values, _ = data()
     model = network("c1-nope", time_features=3)

@@ -94,13 +94,3 @@ def test_prompts_in_front_of_a_cache(tuning, name, padded):
     whole = tuned.generate(**options, use_cache=False, return_dict_in_generate=True, output_logits=True)
     for one, other in zip(cached.logits, whole.logits, strict=True):
         assert_same(one, other)
-
-
-def test_keys_of_prompts_are_refused_by_name():
-    """Prefix tuning makes keys of its own, which have no place in time."""
-    peft = pytest.importorskip("peft")
-    model, ids = small("m2-sc-rfa"), tokens(2, 6)
-    tuned = peft.get_peft_model(model, peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
-    for call in (tuned, partial(tuned.generate, max_new_tokens=2)):
-        with pytest.raises(ValueError, match=r"past_key_values: got DynamicCache .* expected a FilterCache"):
-            call(input_ids=ids)
