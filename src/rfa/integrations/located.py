@@ -171,9 +171,9 @@ def _located(tokens: NewTokens, mask: Mask | None, given: Mapping[str, Any], bef
     positions = checked_positions(
         tokens.batch, tokens.length, keys, tokens.device, places, None, flags.key_mask, segment_ids
     )
-    known = segment_ids is not None and readable(segment_ids)
-    packed = known and bool((segment_ids != segment_ids[:, :1]).any())
-    return Located(positions, places, packed)
+    if segment_ids is None or not readable(segment_ids):
+        return Located(positions, places, packed=False)
+    return Located(positions, places, packed=bool((segment_ids != segment_ids[:, :1]).any()))
 
 
 def _says_nothing(position_ids: object, tokens: NewTokens) -> bool:
