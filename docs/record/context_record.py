@@ -22,7 +22,7 @@ from rfa.forecasting.style import save
 from rfa_lab.recipes import load_recipe
 from rfa_lab.recipes.run_result import trial_loss, trials_by_run
 from rfa_lab.report.figures.curves import loss_over_position
-from rfa_lab.report.layout import Cell, NumberCell, Table, first_number, interval_cell, markdown, replace_between
+from rfa_lab.report.layout import Cell, NumberCell, Table, first_number, markdown, replace_between
 from rfa_lab.report.measurements import (
     TRIGRAM_LABEL,
     Retrieval,
@@ -32,6 +32,7 @@ from rfa_lab.report.measurements import (
     trigram_of,
 )
 from rfa_lab.report.runs import by_label, perplexity_by_length
+from rfa_lab.report.statistics import interval_cell
 from rfa_lab.report.tables import difference_table
 from rfa_lab.results import read_results
 

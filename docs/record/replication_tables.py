@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from rfa.files import write_text_whole
 from rfa.forecasting.style import lengths_axis, looks, plain_numbers, save, styled
 from rfa_lab.report.figures.curves import draw_reference, draw_series, limits
-from rfa_lab.report.layout import Cell, NumberCell, Table, interval_cell, markdown, replace_between
+from rfa_lab.report.layout import Cell, NumberCell, Table, markdown, replace_between
 from rfa_lab.report.measurements import (
     TRIGRAM_LABEL,
     copying_gain,
@@ -28,7 +28,7 @@ from rfa_lab.report.measurements import (
     trigram_of,
 )
 from rfa_lab.report.runs import Run, by_label, perplexity_by_length
-from rfa_lab.report.statistics import mean_and_interval
+from rfa_lab.report.statistics import interval_cell, mean_and_interval
 from rfa_lab.report.tables import difference_cell, gain_cell
 from rfa_lab.results import read_planned, read_results
 

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .statistics import mean_and_interval
-
 _MINUS, _DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
 _LATEX = {letter: "\\" + letter for letter in "&%$#_{}"} | {
     _DASH: "--",
@@ -54,14 +52,6 @@ class NumberCell:
 
 
 Cell = NumberCell | str | None
-
-
-def interval_cell(values: Sequence[float], digits: int = 2, **form: Any) -> NumberCell | None:
-    """The mean of values and half of its 95 % interval by Student's t, which a single value has not; None for none."""
-    if not values:
-        return None
-    mean = mean_and_interval(values)
-    return NumberCell(mean.value, mean.half, digits=digits, **form)
 
 
 def first_number(row: Sequence[Cell], column: int, missing: float = math.inf) -> float:

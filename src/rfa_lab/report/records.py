@@ -24,12 +24,11 @@ from .layout import (
     Table,
     comma_separated,
     first_number,
-    interval_cell,
     markdown,
     markdown_text,
     with_best,
 )
-from .statistics import mean_and_interval
+from .statistics import interval_cell, mean_and_interval
 
 Results = Sequence[Mapping[str, Any]]
 _INTERVAL = "mean over seeds ± half of its 95% t interval"

@@ -12,10 +12,12 @@ needs("scipy")
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
+
+from .layout import NumberCell
 
 LossByBook = Mapping[str, tuple[float, float]]  # at one context length: sum of losses in nats, number of scored tokens
 LEVEL = 0.95  # of every interval
@@ -48,6 +50,14 @@ def mean_and_interval(values: Sequence[float]) -> Mean:
     if count > 1:
         half = float(t_quantile(count) * np.std(values, ddof=1)) / math.sqrt(count)
     return Mean(float(np.mean(values)), half)
+
+
+def interval_cell(values: Sequence[float], digits: int = 2, **form: Any) -> NumberCell | None:
+    """The mean of values and half of its 95 % interval, which a single value does not have; None for no values."""
+    if not values:
+        return None
+    mean = mean_and_interval(values)
+    return NumberCell(mean.value, mean.half, digits=digits, **form)
 
 
 def t_quantile(count: int) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .layout import Cell, NumberCell, Table, interval_cell, with_best
+from .layout import Cell, NumberCell, Table, with_best
 from .measurements import (
     TRIGRAM_LABEL,
     RunPairs,
@@ -33,7 +33,7 @@ from .runs import (
     perplexity_by_length,
     train_lengths,
 )
-from .statistics import mean_and_interval, proportion_interval, verdict
+from .statistics import interval_cell, mean_and_interval, proportion_interval, verdict
 from .summary import distinct_values
 
 
