@@ -103,9 +103,9 @@ class TextRuns(Runs[Recipe, PlannedRun]):
 
     def prepare(self, finished: Sequence[PlannedRun], waiting: Sequence[PlannedRun], limit: TimeLimit) -> None:
         """Check text and machine, and make the trigram of the text."""
-        if not self.recipe.keep_models:
-            for run in finished:  # a process may have been killed before it deleted them
-                _delete_weights(self.folder(run))
+        trials = [trial for run in waiting for trial, record in self.tried(run) if record is not None]
+        for run in (*trials, *(() if self.recipe.keep_models else finished)):  # a process may have been killed before
+            _delete_weights(self.folder(run))
         if waiting or lacks_trigram(self.recipe, self.out):
             text = self._check_text(waiting, limit)
             self._check_machine(waiting, limit)

@@ -122,16 +122,6 @@ def test_stopped_and_gone_on(tmp_path, out, evaluated):
     assert read_result(out / "results" / f"{NAMES[1]}.json")["dynamics"]["steps"] == [1, 2, 3, 4]
 
 
-def test_another_recipe_in_the_same_folder(tmp_path, out, evaluated):
-    run_recipe(load_recipe(write_recipe(tmp_path)), out, only=[NAMES[0]])
-    before = contents(out)
-    other = load_recipe(write_recipe(tmp_path, name="other", runs=[{"presets": ["b2-alibi"], "seeds": [0]}]))
-    for look in (run_recipe, states):
-        with pytest.raises(ValueError, match="the folder of the recipe tiny, expected one of other"):
-            look(other, out)
-    assert contents(out) == before
-
-
 def test_a_text_that_changed_between_runs(tmp_path, out, evaluated):
     planned = load_recipe(write_recipe(tmp_path))
     run_recipe(planned, out, only=[NAMES[0]])

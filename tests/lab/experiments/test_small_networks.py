@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from rfa.files import held
 from rfa_lab.recipes import load_recipe, recall, run_recipe
 from rfa_lab.recipes.series_contestants import FILTERS, build_network, network_predictor, score
 from rfa_lab.report.records import SCORES
@@ -240,14 +239,6 @@ def test_a_network_whose_answers_are_not_finite_leaves_a_result(series):
     network.head.bias.data.fill_(float("nan"))
     found = score(network_predictor(network), setting, 6)
     assert {found[part][name] for part in found for name in ("mse", "nll", "crps")} == {None}
-
-
-def test_a_run_of_another_process_is_left_to_it(rfa, small, tmp_path):
-    out = tmp_path / "out"
-    with held(out / ".claims" / "recall-b1-rope-seed0.lock"):
-        status, said, _ = rfa("experiment", small, "--out", out)
-    assert (status, "recall-b1-rope-seed0: another process is making this run" in said) == (0, True)
-    assert ("7 runs done" in said, len(results(out))) == (True, 7)
 
 
 def test_results_of_another_commit_are_refused_unless_told_otherwise(rfa, small, tmp_path):
