@@ -241,6 +241,20 @@ def test_a_network_whose_answers_are_not_finite_leaves_a_result(series):
     assert {found[part][name] for part in found for name in ("mse", "nll", "crps")} == {None}
 
 
+def test_a_run_that_another_process_finished_meanwhile_stays(small, tmp_path):
+    recipe, only = load_recipe(small), ["recall-b1-rope-seed0"]
+    run_recipe(recipe, tmp_path / "there", only=only)
+    made, kept = (tmp_path / folder / "results" / f"{only[0]}.json" for folder in ("there", "here"))
+
+    def finish_elsewhere(stage, done, total):
+        if (stage.name, done) == ("runs", 0):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_bytes(made.read_bytes())
+
+    assert run_recipe(recipe, tmp_path / "here", only=only, progress=finish_elsewhere).done == tuple(only)
+    assert kept.read_bytes() == made.read_bytes()  # it says how many seconds it took
+
+
 def test_results_of_another_commit_are_refused_unless_told_otherwise(rfa, small, tmp_path):
     """An unknown commit is another one too."""
     out, name = tmp_path / "out", "recall-b1-rope-seed0"
