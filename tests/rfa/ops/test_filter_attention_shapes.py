@@ -5,7 +5,7 @@ from cover import cover
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from .problems import PRIORS, WEIGHTS, assert_matches_oracle, attend, irregular_times, problem
+from .problems import PRIORS, WEIGHTS, assert_matches_oracle, irregular_times, problem
 
 
 @st.composite
@@ -75,16 +75,3 @@ def test_lengths_across_usual_block_sizes(causal, prior, backend):
     mask = torch.rand(1, 131, generator=torch.Generator().manual_seed(0)) < 0.9
     assert_matches_oracle(inputs, backend, causal=causal, prior=prior, key_mask=mask)
     assert_matches_oracle(inputs, backend, causal=causal, prior=prior, times=irregular_times(3, 131))
-
-
-@cover(1, prior=PRIORS, causal=[True, False])
-def test_no_keys(causal, prior, backend):
-    inputs = problem(5, queries=3, keys=0)
-    leaves = [x.requires_grad_() for x in inputs.values()]
-    asked = torch.tensor([0.0, 1.0, 2.5], dtype=torch.float64)
-    output, log_precision = attend(inputs, backend, prior=prior, causal=causal, query_times=asked)
-    assert torch.equal(output, torch.zeros(2, 2, 3, 6, dtype=torch.float64))
-    assert torch.equal(log_precision, torch.full((2, 2, 3), -torch.inf, dtype=torch.float64))
-    if output.requires_grad:
-        gradients = torch.autograd.grad(output.sum(), leaves, allow_unused=True)
-        assert all(g is None or bool((g == 0).all()) for g in gradients)

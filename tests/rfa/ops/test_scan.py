@@ -7,7 +7,7 @@ from nn.by_hand import positive
 from rfa.ops.cumulative import linear_scan
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 8, 13])
+@pytest.mark.parametrize("length", [0, 1, 8, 13])
 def test_linear_scan(length):
     generator = torch.Generator().manual_seed(0)
     factor = positive(generator, 3, 1, length, low=0.0)

@@ -6,6 +6,7 @@ from cover import cover
 
 from rfa.ops.prior import lag_tables
 from rfa.ops.problem import Options, Parameters
+from rfa.ops.triton.lag_tables import lag_tables as by_kernel
 
 from .fused_problems import DEVICE, needs_triton
 
@@ -46,7 +47,7 @@ def found_by(function, options, length, heads=6, **given):
 
 
 @cover(
-    2,
+    1,
     weight=["student_t", "exponential"],
     prior=["lyapunov", "riccati"],
     gate=[True, False],
@@ -55,8 +56,6 @@ def found_by(function, options, length, heads=6, **given):
     dtype=[torch.float32, torch.float64],
 )
 def test_numbers_and_gradients_are_those_of_pytorch(weight, prior, gate, in_bias, horizon, dtype):
-    from rfa.ops.triton.lag_tables import lag_tables as by_kernel
-
     options = Options(True, weight, True, prior, gate, in_bias, False)
     expected = found_by(lag_tables, options, 300, dtype=dtype, horizon=horizon)
     actual = found_by(by_kernel, options, 300, dtype=dtype, horizon=horizon)
@@ -65,8 +64,6 @@ def test_numbers_and_gradients_are_those_of_pytorch(weight, prior, gate, in_bias
 
 @pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
 def test_one_head_and_few_lags(prior):
-    from rfa.ops.triton.lag_tables import lag_tables as by_kernel
-
     options = Options(True, "student_t", True, prior, True, False, False)
     assert_equal(found_by(by_kernel, options, 5, heads=1), found_by(lag_tables, options, 5, heads=1))
 
@@ -81,8 +78,6 @@ def assert_equal(actual, expected):
 
 @cover(1, name=NAMES, gate=[True, False])
 def test_what_is_no_number_is_not_hidden(name, gate):
-    from rfa.ops.triton.lag_tables import lag_tables as by_kernel
-
     options = Options(True, "student_t", True, "lyapunov", gate, False, False)
     broken = parameters()[1][name].detach().clone()
     broken[2] = torch.nan
@@ -96,8 +91,6 @@ def test_what_is_no_number_is_not_hidden(name, gate):
 
 
 def test_variances_below_the_smallest_have_no_gradient():
-    from rfa.ops.triton.lag_tables import lag_tables as by_kernel
-
     options = Options(True, "student_t", True, "lyapunov", True, False, False)
     zeros = dict.fromkeys(("process_noise", "key_noise", "query_noise", "noise_floor"), torch.zeros(6))
     for each in (lag_tables, by_kernel):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import cover
 from scripts import script
 
 from .fused_problems import needs_triton, triton_attention
@@ -46,8 +47,7 @@ def hold(fuzz, drawn, monkeypatch):
     assert fuzz.faults(drawn, ("triton",)) == []
 
 
-@pytest.mark.parametrize("timed", [False, True])
-@pytest.mark.parametrize("weight", ["student_t", "exponential"])
+@cover(1, timed=[False, True], weight=["student_t", "exponential"])
 def test_rows_with_one_large_weight(fuzz, timed, weight, monkeypatch):
     """`E <dout, v> - <dout, out>` is 1e-4 of either; taken from a rounded estimate, 1e-3 of gradients was wrong."""
     options = {"weight": weight, "causal": False}
@@ -88,8 +88,7 @@ def test_a_state_beyond_float16_once_it_is_turned(fuzz):
     assert all(given[name].grad.isfinite().all() for name in ("query", "key", "value"))
 
 
-@pytest.mark.parametrize("weight", ["student_t", "exponential"])
-@pytest.mark.parametrize("name", ["query", "key", "value"])
+@cover(1, weight=["student_t", "exponential"], name=["query", "key", "value"])
 def test_what_is_no_number_is_not_hidden(fuzz, name, weight):
     """A maximum of NaN and zero is zero: estimates held numbers as if nothing had been there."""
     drawn = case(fuzz, timed=True, options={"weight": weight})

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from cover import cover, slow, some
+from cover import cover, some
 
 from rfa.ops.kernel import kernel_inputs
 from rfa.ops.positions import Positions
 from rfa.ops.prior import UNIT, LagTables
-from rfa.ops.triton import fused_attention, query_gradients
+from rfa.ops.triton import fused_attention
 
 from ..problems import irregular_times, problem
 from .fused_problems import DEVICE, errors, needs_triton, one_head, rounded, triton_attention
@@ -79,15 +79,6 @@ def test_scores_with_free_tables(score, causal):
         found[5][2] /= unit  # of w, in order one
     for one, other in zip(actual, expected, strict=True):  # float32: 40 terms of order 1 to 10
         torch.testing.assert_close(one.double(), other.double(), rtol=2e-5, atol=2e-5)
-
-
-@slow
-def test_long_lag_tables_are_summed_in_turns(monkeypatch):
-    inputs, prior, positions = states(70, 70), table_prior(70), by_position(70, 70)
-    whole = gradients(run, inputs, prior, positions, False)
-    monkeypatch.setattr(query_gradients, "_PARTIAL_SUMS", 1)  # one block of queries at a time
-    for one, other in zip(gradients(run, inputs, prior, positions, False), whole, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)  # the same numbers, added in another order
 
 
 @pytest.mark.parametrize("irregular", some([True, False], 1))
