@@ -1,4 +1,4 @@
-// The scale of each measurement error, as noise_scale.py has it: the error of a row comes from N(0, s R).
+// The scale of each measurement error, as robust_weight.py has it: the error of a row comes from N(0, s R).
 #pragma once
 #include <array>
 
