@@ -94,9 +94,9 @@ def test_resume_and_overwrite(rfa, corpus, tmp_path):
     assert RunFolder(out).read()["steps"] == 4
 
 
-@pytest.mark.parametrize("lengths", [["--lengths", "8", "--lengths", "16", "32"]])
-def test_evaluate(rfa, run, tmp_path, lengths):
-    arguments = [*lengths, "--protocol", "matched", "--max-tokens", "300", "--by-position", "--json", "new/result.json"]
+def test_evaluate(rfa, run, tmp_path):
+    arguments = ["--lengths", "8", "--lengths", "16", "32", "--protocol", "matched", "--max-tokens", "300"]
+    arguments += ["--by-position", "--json", "new/result.json"]
     status, out, _ = rfa("evaluate", run, *arguments)
     assert status == 0
     result = json.loads((tmp_path / "new" / "result.json").read_text())
@@ -118,11 +118,7 @@ def test_generate(rfa, run):
     ("arguments", "says"),
     [
         (["--prompt", "caf\udce9"], "prompt: got 'caf\\udce9', expected text that UTF-8 can write"),
-        (["--max-new-tokens", "0"], "max_new_tokens: got 0, expected at least 1"),
-        (["--temperature", "nan"], "temperature: got nan"),
         (["--temperature", "1e-9"], "temperature: got 1e-09, expected 0 or at least 1e-06"),
-        (["--top-k", "-1"], "top_k: got -1, expected at least 0"),
-        (["--seed", "-1"], "seed: got -1, expected at least 0"),
         (["--seed", str(2**64)], f"seed: got {2**64}, expected at most {2**64 - 1}"),
     ],
 )
@@ -181,25 +177,15 @@ def test_help(rfa, command):
         (["--preset", "m9"], ["preset: got 'm9'", "b1-rope", "m2-sc-rfa"]),
         (["--tokenizer", "bpe:10"], ["bpe:10", "257"]),
         (["--set", "colour=red"], ["colour", "not a field", "damping"]),
-        (["--set", "damping"], []),  # Typer's or ours: one line
         (["--set", "=3"], ["--set: got '=3'", "field=value"]),
         (["--set", "damping=-1"], ["damping: got -1"]),
-        (["--set", "vocab_size=7"], ["vocab_size: got 7"]),
         (["--preset", "b1-rope", "--set", "damping=3"], ["damping: got 3", "no effect in b1-rope"]),
         (["--tokenizer", f"bpe:{10**20}"], ["expected at most bpe:10000000"]),
-        (["--length", "1"], ["length: got 1"]),
         (["--length", "100000"], ["training split: got", "100000"]),
-        (["--max-steps", "0"], ["max_steps: got 0"]),
         (["--lr", "1e-320"], ["learning_rate: got 1e-320, expected at least 1e-12"]),
-        *(
-            ([option, HUGE], [f"{option[2:].replace('-', '_')}: got {HUGE}, expected at most"])
-            for option in ("--length", "--accumulate", "--log-steps")
-        ),
-        (["--set", f"hidden_size={4 * 10**10}"], ["hidden_size: got 40000000000, expected at most"]),
+        (["--length", HUGE], [f"length: got {HUGE}, expected at most"]),
         (["--set", "damping=" + 99_999 * "["], ["damping: got [[[[", "expected a value of the model"]),
-        (["--tokenizer", "bpe:\u0663\u0660\u0660"], ["tokenizer: got"]),
         (["--seed", "-1"], ["seed: got -1"]),
-        (["--valid-tokens", "3"], ["valid_tokens: got 3"]),
         (["--split", "page"], ["split_by: got 'page'"]),
         (["stray"], ["stray"]),
     ],
@@ -212,9 +198,7 @@ def test_bad_options_of_train(fails, corpus, arguments, says):
     ("data", "says"),
     [
         ("nowhere", ["data: got 'nowhere'", "stdlib", "wikitext-103"]),
-        ("", ["data: got an empty name", "stdlib"]),
         ("wikitext-103", ["hub: tried 'Salesforce/wikitext'", "without the hub, use `stdlib`"]),
-        ("babylm-2025", ["hub: tried 'BabyLM-community/BabyLM-2025-Strict'", "without the hub, use `stdlib`"]),
         ("empty.txt", ["empty.txt", "is empty"]),
         ("folder", ["folder", "no text"]),
         ("short.txt", ["training split: got", "expected at least 16"]),
@@ -287,8 +271,8 @@ def test_json_replaces_a_file_and_never_a_folder(rfa, run, tmp_path):
     assert contents(run) == before
 
 
-@pytest.mark.parametrize("name", ["[b]run[/b]"])
-def test_names_are_no_markup(rfa, corpus, tmp_path, name):
+def test_names_are_no_markup(rfa, corpus):
+    name = "[b]run[/b]"
     status, out, _ = rfa("train", "--data", corpus, *SMALL, "--out", name)
     assert status == 0
     assert out.startswith(f"{name}: validation perplexity")

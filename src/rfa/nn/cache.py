@@ -114,9 +114,7 @@ class FilterCache(Cache):
 
         Args:
             batch, length, device: of the new tokens.
-            times: of all keys, `(keys,)` or `(batch, keys)`, those in the cache as before; 0, 1, 2, ...
-            key_mask: `(batch, keys)`, True for those that take part.
-            segment_ids: `(batch, keys)`, attend within equal ids only.
+            times, key_mask, segment_ids: of all keys, as of a layer; times of those in the cache are as before.
             layer_index: the tokens follow those that this layer holds.
 
         Raises:

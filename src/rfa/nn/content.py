@@ -38,17 +38,8 @@ Rates = Float[Tensor, "batch heads keys rates"]
 class ContentDynamics(PositiveParameters):
     """Decay, process noise and frequencies of each token, `softplus(W x + b)`, and the noises of each head.
 
-    W begins at zero and b at the given dynamics, so that at first no token differs from another. Frequencies come in
-    conjugate pairs `(w, -w)`, of which the map gives the positive half. All in full precision.
-
-    Args:
-        hidden_size: d_model.
-        frequency: `(heads, modes)`, the initial frequencies of all tokens; pairs `(w, -w)` with w >= 0.
-        decay: `(heads,)`; at least 1e-6.
-        steady_state: initial `sigma^2 / (2 mu)`.
-
-    Raises:
-        ValueError: for shapes or values that do not fit.
+    W begins at zero and b at the given dynamics, so that at first no token differs from another; decays are raised to
+    1e-6. Frequencies come in conjugate pairs `(w, -w)` with w >= 0, of which the map gives the positive half.
     """
 
     def __init__(self, hidden_size: int, frequency: Tensor, decay: Tensor, steady_state: float):

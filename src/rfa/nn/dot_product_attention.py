@@ -25,14 +25,10 @@ from .state_options import TokenLogits
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
-    """ALiBi's slopes `2^(-8 h / H)`, h = 1 .. H (Press et al. 2022).
+    """ALiBi's slopes `2^(-8 h / H)`, h = 1 .. H, in nats per unit of time (Press et al. 2022).
 
-    Args:
-        heads: number of heads H. Where it is not a power of two, the published rule: the slopes of the power of
-            two below it, then every other slope of the power of two above it.
-
-    Returns:
-        Slopes in nats per unit of time.
+    Where H is no power of two, the published rule: the slopes of the power of two below it, then every other slope of
+    the power of two above it.
     """
     power = 2 ** math.floor(math.log2(heads))
     slopes = 2.0 ** (-8 / power * torch.arange(1, power + 1, dtype=torch.float32))
@@ -88,9 +84,6 @@ class LogarithmicBias(PositiveParameters):
 
     Without decay the Lyapunov prior of the robust filter has this form: `-beta log(sigma^2 tau + eta^2 + sigma_0^2)`
     has `r1 = beta` and `r2 = sigma^2 / (eta^2 + sigma_0^2)`, up to a constant.
-
-    Args:
-        num_heads: H.
 
     Source: Chi et al. 2022 (arXiv:2205.09921), the logarithmic kernel.
     """
@@ -248,9 +241,8 @@ class DotProductAttention(Attention):
         check_turned_values(rotate_values, turns=frequency is not None and rotary_map == "complex")
         self.rotate_values, self.rotary_map = rotate_values, rotary_map
         turned = frequency is not None and rotary_map == "complex" and not rotate_values
-        require(
-            yarn is None or turned, "yarn", yarn, "frequencies, rotary_map='complex' and rotate_values=False with it"
-        )
+        needed = "frequencies, rotary_map='complex' and rotate_values=False with it"
+        require(yarn is None or turned, "yarn", yarn, needed)
         fixed = self.clock is None or (rotary_map == "complex" and yarn is None and window is None)
         require(fixed, "clock", "content", "'times' with a window, yarn or rotary_map='as_released'")
         require(window is None or window >= 1, "window", window, "None or a number >= 1")
@@ -266,12 +258,8 @@ class DotProductAttention(Attention):
         require(self.gated_heads == num_heads or mixed, "gated_heads", "some", "1 without forget gates or a clock")
         if gates == "channel":
             check_channel_gates(frequency is None and decay is None and self.clock is None, backend)
-        biases = [
-            slopes is not None and gates not in ("forget", "gain"),
-            gates is not None,
-            window is not None,
-            logarithmic,
-        ]
+        sloped = slopes is not None and gates not in ("forget", "gain")
+        biases = [sloped, gates is not None, window is not None, logarithmic]
         require(sum(biases) < 2, "slopes, gates, window, logarithmic", biases, "one of them")
         self.logarithmic = LogarithmicBias(num_heads) if logarithmic else None
         lone = window is None or (decay is None and not rotate_values)
@@ -289,9 +277,8 @@ class DotProductAttention(Attention):
             start = torch.zeros(self.gated_heads, device="cpu")
             if slopes is not None:
                 check_rates("slopes", slopes, num_heads)
-                require(
-                    not readable(slopes) or bool((slopes > 0).all()), "slopes", slopes, "positive numbers with gates"
-                )
+                rises = not readable(slopes) or bool((slopes > 0).all())
+                require(rises, "slopes", slopes, "positive numbers with gates")
                 gated = slopes[num_heads - self.gated_heads :]
                 start = -torch.log(torch.expm1(gated))  # 1 / (1 + exp(-b)) = exp(-slope)
             if gates == "channel":
@@ -338,14 +325,8 @@ class DotProductAttention(Attention):
         """Scaled dot-product attention of whole sequences."""
         apart = own is not None
         scale = None if self.yarn is None else self.yarn.scale(positions)
-        plain = self._plain(positions, apart)
-        if (
-            self.window is not None
-            or scale is not None
-            or plain
-            or self.rotary_map == "as_released"
-            or self.gates == "channel"
-        ):
+        turned_first = self.window is not None or self.rotary_map == "as_released" or self.gates == "channel"
+        if turned_first or scale is not None or self._plain(positions, apart):
             of_keys, of_queries = positions.times_of_heads()
             query = self._turn(query, of_queries, scale)  # an absent key has no time, but its query has
             key_scale = scale[:, :1].expand(-1, key.shape[2]) if apart and scale is not None else scale
@@ -354,15 +335,8 @@ class DotProductAttention(Attention):
         frequency = self.geometry.frequency
         if frequency is not None and not self.rotate_values:
             frequency = -frequency  # RoPE turns forwards
-        return decayed_dot_product_attention(
-            query,
-            key,
-            value,
-            positions=positions,
-            frequency=frequency,
-            rotate_values=self.rotate_values,
-            **self._biases(log_gate),
-        )
+        turns = {"frequency": frequency, "rotate_values": self.rotate_values, **self._biases(log_gate)}
+        return decayed_dot_product_attention(query, key, value, positions=positions, **turns)
 
     def estimate_with_cache(
         self,
@@ -432,13 +406,8 @@ class DotProductAttention(Attention):
             causal = True if self.causal and query.shape[2] == key.shape[2] else False  # noqa: SIM210
             return scaled_dot_product_attention(query, key, value, twice, is_causal=causal, dropout_p=dropout)
         if self.window is not None:
-            options: dict[str, Any] = {
-                "window": self.window,
-                "causal": self.causal,
-                "dropout": dropout,
-                "second_derivatives": twice,
-            }
-            return windowed_attention(query, key, value, positions=positions, **options)
+            options: dict[str, Any] = {"window": self.window, "causal": self.causal, "dropout": dropout}
+            return windowed_attention(query, key, value, positions=positions, second_derivatives=twice, **options)
         return decayed_dot_product_attention(query, key, value, positions=positions, **self._biases(log_gate))
 
     def _turn(self, x: Tensor, times: Tensor, scale: Tensor | None = None) -> Tensor:

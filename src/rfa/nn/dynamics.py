@@ -88,9 +88,7 @@ def _rate_of_steady_state(decay: Tensor) -> Tensor:
 
 
 class LearnedNoise(nn.Module):
-    """`TimeDependentNoise` of each head. Amplitudes and rates go through softplus, so that the variance stays positive.
-
-    It must be part of a module that keeps full precision.
+    """`TimeDependentNoise` of each head, with amplitudes and rates through softplus, in a module of full precision.
 
     Args:
         process_noise: `(heads,)`, the initial white part, variance per unit of time; each part starts at a tenth.

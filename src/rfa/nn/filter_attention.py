@@ -174,17 +174,12 @@ class RobustFilterAttention(Attention):
     def robust_weights(
         self, hidden_states: Float[Tensor, "batch length hidden"], positions: Positions
     ) -> Float[Tensor, "batch heads queries keys"]:
-        """How far each key agrees with each query, by `rfa.ops.reference.robust_weights`.
+        """How far each key agrees with each query: 1 where it does, 0 for a key that is not seen.
+
+        Posterior routing, whose weights are Gaussian, raises `ValueError`.
 
         Args:
-            hidden_states: the tokens, already normalised.
-            positions: of the tokens.
-
-        Returns:
-            Numbers between 0 and 1: 1 for a key that agrees with the query; 0 for a key that is not seen.
-
-        Raises:
-            ValueError: for posterior routing, whose weights are Gaussian.
+            hidden_states, positions: of the tokens, already normalised.
         """
         require(self.aggregation == "consensus", "aggregation", self.aggregation, "'consensus' for robust weights")
         hidden_states = finite_where_absent(hidden_states, positions)
@@ -253,17 +248,12 @@ def precision_gain(log_precision: Tensor, query_noise: Tensor, tempering: Tensor
 
     The query counts as a measurement of variance gamma^2, the context as one of precision `s_i^p`. With `p = 1` the
     transported observations count as independent. Smaller values discount their common part, and `p -> 0` leaves the
-    constant gain `gamma^2 / (1 + gamma^2)`.
+    constant gain `gamma^2 / (1 + gamma^2)`. Source: appendix E.2.
 
     Args:
-        log_precision: log s_i, `(batch, heads, queries)`; -inf where a query sees no key.
+        log_precision: log s_i, `(batch, heads, queries)` as the gain; -inf, where the gain is 0, for no key.
         query_noise: gamma^2, `(heads,)`, variance.
         tempering: p > 0, `(heads,)`.
-
-    Returns:
-        `(batch, heads, queries)` between 0 and 1, in the dtype of `log_precision`; 0 where a query sees no key.
-
-    Source: appendix E.2.
     """
     dtype = log_precision.dtype
     log_noise = query_noise.to(dtype).clamp(min=torch.finfo(dtype).tiny).log()[:, None]

@@ -86,9 +86,6 @@ class StateScale(PositiveParameters):
     score is `s_h^2` times `sqrt(2 d)` times a cosine. For the robust filter `s_h` is the scale of all distances, which
     the noises are compared with.
 
-    Args:
-        num_heads: H.
-
     Source: Henry et al. 2020 (arXiv:2010.04245), who divide by the Euclidean norm and learn one scale.
     """
 

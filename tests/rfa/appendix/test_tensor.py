@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from cover import cover
-from ops.anisotropic import PER_MODE, last_finite, loops, race, tensor_problem, transport_errors, widened
+from ops.anisotropic import PER_MODE, loops, tensor_problem, widened
 from ops.oracle import as_array
 from ops.problems import EXACT, PARAMETERS, SINGLE, STATES, WEIGHTS, irregular_times, located, problem
 from ops.test_filter_attention_values import STRUCTURE, TIMING, structure_options, timing_options
@@ -68,36 +68,6 @@ def test_agreeing_modes_are_the_isotropic_operator(weight, causal, timing, struc
             torch.testing.assert_close(output, expected, rtol=ROUNDING, atol=ROUNDING)
             every = expected_log[..., None].expand(*expected_log.shape, modes)
             torch.testing.assert_close(log_precision, every, rtol=ROUNDING, atol=ROUNDING)
-
-
-def test_gradients_of_agreeing_modes_are_the_isotropic_ones():
-    inputs = problem(3, keys=7)
-    leaves = {n: x.clone().requires_grad_() for n, x in inputs.items()}
-    others = {n: x.clone().requires_grad_() for n, x in inputs.items()}
-    times = irregular_times(3, 7)
-    one = attend(widened(leaves), times=times)
-    two = robust_filter_attention(**others, times=times, return_log_precision=True, backend="reference")
-    ((one[0] ** 2).sum() + one[1].sum() / 3).backward()
-    ((two[0] ** 2).sum() + two[1].sum()).backward()
-    for name, leaf in leaves.items():
-        torch.testing.assert_close(leaf.grad, others[name].grad, rtol=1e-10, atol=1e-11)  # sums of a few hundred terms
-
-
-def test_without_content_each_mode_is_a_head_of_its_own():
-    """q = k = 0: nothing couples the modes, and each one is an isotropic head with one mode."""
-    inputs = tensor_problem(4, batch=1, heads=2, keys=6)
-    inputs["query"].zero_(), inputs["key"].zero_()
-    output, log_precision = attend(inputs)
-    states = {n: torch.stack(inputs[n].chunk(2, -1), -1).transpose(2, 3).flatten(1, 2) for n in STATES}
-    single = {n: inputs[n].flatten() for n in PER_MODE}
-    shared = {n: inputs[n].repeat_interleave(3) for n in ("noise_floor", "robustness", "inverse_temperature")}
-    by_head, log_by_head = robust_filter_attention(
-        **states, **single, **shared, frequency=inputs["frequency"].reshape(6, 1), return_log_precision=True,
-        backend="reference",
-    )  # fmt: skip
-    expected = by_head.unflatten(1, (2, 3)).permute(0, 1, 3, 4, 2).flatten(3)
-    torch.testing.assert_close(output, expected, rtol=ROUNDING, atol=ROUNDING)
-    torch.testing.assert_close(log_precision, log_by_head.unflatten(1, (2, 3)).mT, rtol=ROUNDING, atol=ROUNDING)
 
 
 @cover(1, rotate_values=[True, False], causal=[True, False], weight=WEIGHTS)
@@ -192,28 +162,6 @@ def test_far_lags_large_inputs_and_extreme_parameters_stay_finite(weight, causal
             assert_finite({**inputs, name: torch.full_like(inputs[name], value)}, **options)
     noiseless = {n: torch.zeros_like(x) if "noise" in n else x for n, x in inputs.items()}
     assert_finite(noiseless, **options)
-
-
-@pytest.mark.parametrize(("dtype", "far"), [(torch.float32, 40.0), (torch.float64, 350.0)])
-def test_the_stationary_frame_loses_digits(dtype, far):
-    """Both exponents are rounded to `eps mu t / 2`, whatever the lag; a pair's, to its lag's share of that."""
-    eps = torch.finfo(dtype).eps
-    frame, direct = transport_errors(far, dtype)
-    assert eps * far / 8 < frame < eps * (far + 4)  # and four roundings of exponentials and their product
-    assert direct < eps
-    assert race(far, dtype)[0] < eps * far  # what is left of it in an average over keys
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_stationary_frame_overflows_half_way_to_the_end_of_the_range(dtype):
-    """Squares of `exp(mu t)` meet the end of the range at `mu t = log(max) / 2`: 44.4 and 354.9."""
-    half = math.log(torch.finfo(dtype).max) / 2
-    found = last_finite(dtype, 2.5 * half)
-    assert half - 4 < found < half + 2  # states of size e^2 or less; the largest one decides
-    for reach in (half + 6, 3 * half):
-        frame, direct = race(reach, dtype)
-        assert not math.isfinite(frame)
-        assert direct < 50 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("size", [1.0, 1e3])

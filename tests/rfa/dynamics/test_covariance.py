@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.integrate import solve_ivp
-from scipy.linalg import expm
 
 from rfa.dynamics import accumulated_variance, covariance, steady_state_variance
 
@@ -119,20 +118,6 @@ def test_covariance_solves_the_lyapunov_equation(parameters):
     np.testing.assert_allclose(actual, solution.y[0] + floor, rtol=1e-9)  # solve_ivp's accumulated error
 
 
-@pytest.mark.parametrize("parameters", PARAMETERS)
-def test_covariance_is_van_loans(parameters):
-    """The real process A = [[-mu, -w], [w, -mu]], Q = sigma^2/2 I, R = eta^2/2 I has covariance Sigma/2 I."""
-    mu, sigma2, eta2, floor = parameters
-    a = np.array([[-mu, -1.9], [1.9, -mu]])
-    block = np.block([[-a, sigma2 / 2 * np.eye(2)], [np.zeros((2, 2)), a.T]])
-    for tau in (0.2, 1.3, 4.0):
-        e = expm(block * tau)
-        transition = e[2:, 2:].T
-        total = transition @ e[:2, 2:] + eta2 / 2 * transition @ transition.T + floor / 2 * np.eye(2)
-        actual = covariance(*(torch.tensor(p, dtype=torch.float64) for p in (*parameters, tau)))
-        np.testing.assert_allclose(actual.item() / 2 * np.eye(2), total, rtol=0, atol=1e-11)  # expm's error at e^8
-
-
 def test_steady_state():
     decay = torch.tensor([0.5, 2.0, 1e-8, 0.0, 0.0], dtype=torch.float64)
     noise = torch.tensor([0.3, 0.0, 0.2, 0.4, 0.0], dtype=torch.float64)
@@ -141,18 +126,6 @@ def test_steady_state():
     torch.testing.assert_close(steady, expected, rtol=1e-14, atol=0)  # one quotient
     late = noise[:2] * accumulated_variance(decay[:2], torch.tensor(1e3, dtype=torch.float64))
     torch.testing.assert_close(late, steady[:2], rtol=1e-14, atol=0)
-
-
-def test_function_transforms():
-    """`torch.func` sees through the accumulated variance: grad, and vmap over lags."""
-    decay, lags = torch.tensor(0.3, dtype=torch.float64), torch.linspace(0, 5, 7, dtype=torch.float64)
-    mapped = torch.func.vmap(accumulated_variance, in_dims=(None, 0))(decay, lags)
-    torch.testing.assert_close(mapped, accumulated_variance(decay, lags), rtol=1e-15, atol=0)
-    slope = torch.func.grad(accumulated_variance, argnums=1)(decay, lags[3])
-    torch.testing.assert_close(slope, torch.exp(-2 * decay * lags[3]), rtol=1e-14, atol=0)  # phi' = exp(-2 mu tau)
-    decays = torch.tensor([0.0, 1e-6, 0.1], dtype=torch.float64)  # d phi / d mu at a lag of 1 is -1 at mu = 0
-    slopes = torch.func.vmap(torch.func.grad(accumulated_variance), in_dims=(0, None))(decays, torch.tensor(1.0))
-    torch.testing.assert_close(slopes[:2], torch.tensor([-1.0, -1.0], dtype=torch.float64), rtol=2e-6, atol=0)
 
 
 def test_phi_of_long_lags_has_no_derivative_by_the_lag():

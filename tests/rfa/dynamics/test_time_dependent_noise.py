@@ -48,12 +48,6 @@ def rate(white, parts, s):
     return white + sum(a * math.exp(-kappa * s) * (1 + math.cos(nu * s + psi)) for a, kappa, nu, psi in parts)
 
 
-def exponentials(white, parts):
-    """`(c_j, g_j)` of `q(s) = Re sum_j c_j exp(g_j s)`."""
-    pairs = [((a, -kappa), (a * np.exp(1j * psi), -kappa + 1j * nu)) for a, kappa, nu, psi in parts]
-    return [(white, 0.0), *(each for pair in pairs for each in pair)]
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_closed_form_is_the_integral(name):
     mu, white, tau, parts = CASES[name]
@@ -61,31 +55,6 @@ def test_closed_form_is_the_integral(name):
     expected, _ = integrate.quad(lambda s: math.exp(-2 * mu * (tau - s)) * rate(white, parts, s), 0, tau, **exact)
     # quad's own error is 1e-12; beside it a few roundings
     np.testing.assert_allclose(float(variance(*tensors(*CASES[name]))), expected, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name != "no lag"])
-def test_closed_form_is_the_solution_of_the_lyapunov_equation(name):
-    """`dV/dtau = -2 mu V + Re sum_j c_j exp(g_j tau)` from 0, integrated numerically at several lags."""
-    mu, white, tau, parts = CASES[name]
-    terms, lags = exponentials(white, parts), np.linspace(0, tau, 7)
-
-    def slope(s, v):
-        return -2 * mu * v + sum((c * np.exp(g * s)).real for c, g in terms)
-
-    solved = integrate.solve_ivp(slope, (0, tau), [0.0], method="DOP853", t_eval=lags, rtol=1e-11, atol=1e-13)
-    decay, floor, _, *noise = tensors(*CASES[name])
-    found = time_dependent_variance(decay, floor, TimeDependentNoise(*noise), torch.from_numpy(lags))
-    np.testing.assert_allclose(found.numpy(), solved.y[0], rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", ["all parts", "a damped wave", "a wave that dies first", "five parts"])
-def test_the_paper_s_sum_of_exponentials(name):
-    """`Re sum_j c_j (exp(g_j tau) - exp(-2 mu tau)) / (2 mu + g_j)`, literally, away from its poles."""
-    mu, white, tau, parts = CASES[name]
-    mu += 1e-3  # "five parts" has a pole
-    terms = exponentials(white, parts)
-    expected = sum(c * (np.exp(g * tau) - np.exp(-2 * mu * tau)) / (2 * mu + g) for c, g in terms).real
-    np.testing.assert_allclose(float(variance(*tensors(mu, white, tau, parts))), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "no lag"])

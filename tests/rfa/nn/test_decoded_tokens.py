@@ -10,7 +10,6 @@ from cover import cover
 from rfa.nn import FilterCache, RobustFilterAttention
 from rfa.ops import prior
 from rfa.ops.backends import compiled_decoding
-from rfa.ops.cpu import operator
 from rfa.ops.cpu import operator as compiled
 
 from .by_hand import perturb
@@ -107,29 +106,6 @@ def test_each_number_in_half_precision(dtype):
     assert torch.equal(keys, (key.float() * factor).to(dtype))
 
 
-@pytest.mark.parametrize("dtype", HALF)
-def test_a_cache_in_half_precision_is_not_converted(dtype, monkeypatch):
-    """The operator reads it as it lies, and finds the same bits as in its copy in float32."""
-    seen, run = [], operator.run_kernel
-    monkeypatch.setattr(operator, "run_kernel", lambda *call: (seen.append(call), run(*call)))
-    layer, x = build().to(dtype), torch.randn(2, 70, HEADS * MODES).to(dtype)
-    mask = torch.arange(70)[None] >= torch.tensor([[0], [5]])
-    cache = FilterCache()
-    layer(x[:, :69], past_key_values=cache, key_mask=mask[:, :69])
-    del seen[:]
-    layer(x[:, 69:], past_key_values=cache, key_mask=mask)
-    (given,) = (given for entry, given in seen if entry == "decode")
-    held = cache.layers[0]
-    assert (given.key.data, given.value.data) == (held.keys.data_ptr(), held.values.data_ptr())
-    out = torch.empty(2, HEADS, 1, 2 * MODES)
-    given.set(out=operator.Strided.of(out))
-    run("decode", given)
-    first, given.number = out.clone(), 0
-    given.set(key=held.keys.float(), value=held.values.float())
-    run("decode", given)
-    assert torch.equal(first, out)
-
-
 def test_it_follows_changes_of_the_cache(decoded):
     """Fewer tokens, other rows, and tokens of another way in between."""
     layer, plain = build(), build(backend="reference")
@@ -189,20 +165,6 @@ def test_a_token_that_lies_in_a_longer_projection(longer, decoded):
         outputs.append(torch.cat(parts, 2))
     torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
     assert len(decoded) == 10
-
-
-def test_a_stored_cache_is_not_much_larger_than_its_states():
-    """Of 60 tokens, with the spare room and the tables of the prior; phases are made again."""
-    layer, x, cache = build(), torch.randn(2, 64, HEADS * MODES), FilterCache()
-    for part in (x[:, :58], x[:, 58:59], x[:, 59:60]):
-        layer(part, past_key_values=cache)
-    held = cache.layers[0]
-    stored = pickle.dumps(cache)
-    assert len(stored) < 3 * (held.keys.nbytes + held.values.nbytes)
-    expected = layer(x)[:, 60:]
-    for each in (pickle.loads(stored), copy.deepcopy(cache), cache):
-        found = torch.cat([layer(part, past_key_values=each) for part in x[:, 60:].split(1, 1)], 1)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 OTHERS = {
