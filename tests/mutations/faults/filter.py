@@ -85,7 +85,7 @@ KERNELS = [
              "a whole block is seen though its last keys lie ahead",
              "rfa/ops/test_filter_attention_shapes.py rfa/ops/cpu/test_random.py"),
     Mutation("rfa/ops/cpu/kernels/lag_tables.h", ": n - middle_, task_.p.lags - 1)", ": n - middle_, task_.p.lags - 2)",
-             "the longest lag of a table", "rfa/ops/test_filter_attention_values.py"),
+             "the gradient of the longest lag of a table", "rfa/ops/test_filter_attention_gradients.py"),
     Mutation("rfa/ops/cpu/kernels/product_path.h", "(CAUSAL ? 2 : 1) * KEY_BLOCK", "1 * KEY_BLOCK",
              "gates of keys have no gradient", "rfa/models/test_controls.py"),
     Mutation("rfa/ops/cpu/kernels/key_chunks.h", "+ chunk.variance * (1.0 - chunk.square) +", "+",
