@@ -71,7 +71,7 @@ def test_padding_with_masked_garbage(side, causal, prior, backend):
     assert_same(attend({**inputs, **padded}, backend, **options), expected, backend, ROUNDING)
 
 
-@cover(prior=PRIORS, timed=[True, False])
+@cover(1, prior=PRIORS, timed=[True, False])
 def test_the_future_changes_nothing_before_it(timed, prior, backend):
     inputs = problem(9, keys=6)
     options = {"prior": prior, **({"times": irregular_times(9, 6)} if timed else {})}
@@ -104,7 +104,7 @@ def test_packed_sequences_are_separate_sequences(timed, causal, prior, backend):
         assert_same(tuple(x[:, :, start:stop] for x in packed), alone, backend, ROUNDING)
 
 
-@cover(prior=PRIORS, asked=[False, True])
+@cover(1, prior=PRIORS, asked=[False, True])
 def test_whole_numbers_of_any_size_keep_their_differences(asked, prior, backend):
     """Nanoseconds since 1970 (1.8e18): a float64 would make neighbours equal, and let a query see its future."""
     inputs, steps = problem(20, keys=7), 10 * torch.arange(7)

@@ -28,7 +28,7 @@ def assert_untouched(clean, poisoned, place):
         torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-5 * max(scale, 1e-6), msg=name)
 
 
-@cover(turned=["by the kernel", "by autograd"], timed=[False, True], bad=BAD, name=["query", "key", "value"])
+@cover(1, turned=["by the kernel", "by autograd"], timed=[False, True], bad=BAD, name=["query", "key", "value"])
 def test_earlier_queries(name, bad, timed, turned, backend):
     """Causality holds for what is no number too."""
     inputs = problem(0, batch=1, heads=1, keys=LENGTH, dtype=torch.float32)
@@ -46,7 +46,7 @@ def test_earlier_queries(name, bad, timed, turned, backend):
         assert bool(log_precision[0, 0, seeing].isnan().all())
 
 
-@cover(prior=PRIORS, weight=WEIGHTS, name=["key", "value"])
+@cover(1, prior=PRIORS, weight=WEIGHTS, name=["key", "value"])
 def test_other_segments(name, weight, prior, backend):
     """Not causal: what hides the poison is the segment, which changes within its block."""
     inputs = problem(1, batch=1, heads=1, keys=LENGTH, dtype=torch.float32)
