@@ -123,7 +123,7 @@ def test_a_step_names_the_backend_that_its_layers_run(monkeypatch, preset):
     ran = asked["backends"]
     assert asked["setting"] == ran
     assert named == (ran[0][0] if ran else "none")
-    plain = {"b1-rope", "b1-rope-as-released", "c1-nope", "c2-window", "c3-yarn", "c5-rope-innovation"}
+    plain = {"rope", "b1-rope", "b1-rope-as-released", "c1-nope", "c2-window", "c3-yarn", "c5-rope-innovation"}
     assert (named == "none") == (preset in plain)  # PyTorch's own attention
     assert all(channels == (24, 24) for *_, channels in ran)
 
