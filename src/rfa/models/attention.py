@@ -236,8 +236,8 @@ class AttentionConfig(CheckedFields):
         """Whether modes come in conjugate pairs, so that their number must be even."""
         return self.frequencies.kind in ("paired_rope", "partitioned") or self.decay.kind != "none"
 
-    def has_head_dynamics(self) -> bool:
-        """Whether the layer has parameters of the SDE for each head."""
+    def has_sde_parameters(self) -> bool:
+        """Whether the layer learns dynamics or noises, which an optimiser treats apart."""
         return True
 
     def is_relative(self) -> bool:
@@ -437,10 +437,6 @@ class ContentAttentionConfig(AttentionConfig):
         require(not self.taps, "taps", True, "False with dynamics='content'")
         self.check_slow_modes(learned=True)
         require(self.rotate_values, "rotate_values", False, "True with dynamics='content'")
-
-    def has_head_dynamics(self) -> bool:
-        """Whether the layer has parameters of the SDE for each head. Its SDE is that of each token."""
-        return False
 
     def has_precision(self) -> bool:
         """Whether the sum of a query's weights is the precision of its estimate, as in the isotropic filter."""

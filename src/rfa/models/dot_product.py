@@ -101,7 +101,7 @@ class DotProductAttentionConfig(AttentionConfig):
         """Whether scores depend on differences of times alone. Not with the map of the paper's code."""
         return self.frequencies.kind != "as_released"
 
-    def has_head_dynamics(self) -> bool:
+    def has_sde_parameters(self) -> bool:
         """Whether the layer has parameters of the SDE. Only learned slopes are such parameters."""
         return self.prior == "riccati"
 

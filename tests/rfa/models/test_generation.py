@@ -10,6 +10,7 @@ from transformers import DynamicCache, StaticCache, set_seed
 
 from rfa.models.packing import CACHE_NAME
 from rfa.nn import FilterCache
+from rfa.nn.cache_layer import Buffer
 
 from .small import PATHS, RELATIVE, assert_same, small, tokens
 
@@ -93,7 +94,7 @@ def test_a_cache_of_fixed_size_is_no_cache(name, use_cache):
     assert cache.get_max_length() == 5 + NEW - 1
     for layer in cache.layers:
         assert layer.get_max_length() == 5 + NEW - 1
-        assert {buffer._storage.shape[2] for buffer in layer._buffers()} == {5 + NEW - 1}
+        assert {held._storage.shape[2] for held in vars(layer).values() if isinstance(held, Buffer)} == {5 + NEW - 1}
     with pytest.raises(ValueError, match=r"past_key_values: got 10 tokens, expected at most 9, its max_length"):
         model(ids[:, :1], past_key_values=cache)
 

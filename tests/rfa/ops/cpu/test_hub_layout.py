@@ -89,7 +89,7 @@ def test_the_library_finds_it_and_its_digests(variant, monkeypatch):
 )
 def test_what_cannot_be_built_is_said_in_one_line(tmp_path, machine, said):
     program = f"import platform, runpy, sys\n{machine}\nrunpy.run_path(sys.argv.pop(1), run_name='__main__')"
-    command = [sys.executable, "-c", program, ROOT / "kernels" / "build.py", tmp_path / "out"]
+    command = [sys.executable, "-c", program, ROOT / "packaging" / "hub_kernel.py", tmp_path / "out"]
     environment = {**os.environ, "CXX": "no-compiler-of-this-name"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert (done.returncode, done.stderr.count("\n"), done.stderr[: len(said)]) == (2, 1, said)
