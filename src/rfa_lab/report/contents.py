@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from rfa_lab.evaluation import MAP_LENGTHS
 
-from .figures import comparison, curves, heads, theory
+from .figures import comparison, curves, heads
 from .layout import Table
 from .measurements import copying_gain, trigram_of, trigram_positions
 from .runs import (
@@ -125,8 +125,8 @@ _CHOICE = (
 def listed_figures(runs: Sequence[Run]) -> list[ListedFigure]:
     """The figures that belong to these results, in their order on the page.
 
-    Measurements come first, then the theory, and at the end an appendix of all models if these are too many for one
-    panel. The names of its figures end with `APPENDIX`.
+    At the end is an appendix of all models if these are too many for one panel. The names of its figures end with
+    `APPENDIX`.
     """
     over_length = [_over_length(protocol) for protocol in protocols(runs)]
     over_others = _over_others(runs)
@@ -138,7 +138,7 @@ def listed_figures(runs: Sequence[Run]) -> list[ListedFigure]:
         over_length, over_others = (
             [each._replace(caption=f"{each.caption} {_CHOICE}") for each in of] for of in (over_length, over_others)
         )
-    return [*over_length, *compared, *over_others, *_head_parameters(runs), *_maps(runs), *THEORY, *appendix]
+    return [*over_length, *compared, *over_others, *_head_parameters(runs), *_maps(runs), *appendix]
 
 
 def _over_length(protocol: str) -> ListedFigure:
@@ -290,31 +290,3 @@ def _draw_first_seeds(entry: str, before: str, draw: Callable[..., Figure], runs
             if run.get(before) is not None:
                 first[f"{run['label']}\n{heads.BEFORE_DECAY}"] = run[before]
     return draw(first, lengths[0])
-
-
-_THEORY = (
-    (
-        "trajectory",
-        "A simulated latent trajectory, its noisy measurements, and all of them transported to each of five times "
-        "(the paper's fig. 1).",
-        theory.transported_measurements,
-    ),
-    (
-        "transport",
-        "The transport between two times as a product of what each time needs alone.",
-        theory.transport_factorization,
-    ),
-    ("rotate", "Rotate, aggregate, rotate back: attention in one frame.", theory.rotate_aggregate_counter_rotate),
-    ("regimes", "Bias and gate in the diffusive and the integrative regime.", theory.diffusive_and_integrative),
-    ("decay", "Bias and gate over the decay.", theory.bias_and_gate_over_decay),
-    (
-        "spectra",
-        "Eigenvalues of RFA's and SC-RFA's dynamics by head, at b = 1 and with decay in every head.",
-        theory.eigenvalue_spectra,
-    ),
-    ("time-scales", "How SC-RFA's heads part the time scales among them.", theory.temporal_scale_separation),
-)
-THEORY = tuple(
-    ListedFigure(f"theory-{name}", f"{caption} Computed from the closed forms, without any run.", _without_runs(draw))
-    for name, caption, draw in _THEORY
-)

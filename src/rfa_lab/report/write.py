@@ -60,8 +60,8 @@ def write_report(
     The same runs give the same files, byte for byte. Other files in the folder stay. An empty file `.rfa-output` marks
     the folder, so that `rfa train` does not take the tables for text.
 
-    Without runs the report shows the paper's published numbers and its theory. The page lists what is `missing` by name
-    and reason. `progress` is called with the number of tables and figures made so far, and their total number.
+    Without runs the report shows the paper's published numbers. The page lists what is `missing` by name and reason.
+    `progress` is called with the number of tables and figures made so far, and their total number.
     """
     left_out = dict(missing or {})
     planned, drawn = listed_tables(runs), listed_figures(runs)

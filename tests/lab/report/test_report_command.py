@@ -15,7 +15,6 @@ from training.runs import MODEL, contents, messages
 from rfa_lab.data.corpora import load_documents
 from rfa_lab.recipes import load_recipe, run_recipe
 from rfa_lab.report import write
-from rfa_lab.report.contents import THEORY
 from rfa_lab.results import read_result, read_results
 
 from .results import whole_result, write_results
@@ -23,7 +22,7 @@ from .results import whole_result, write_results
 TABLES = ["table1-blocks", "differences-blocks", "table1-matched", "differences-matched", "paper-table1"]
 TABLES += ["probe-passkey", "probe-repeat", "probe-accuracy", "attention", "runs"]
 FIGURES = ["length-blocks", "differences-blocks", "length-matched", "differences-matched"]
-FIGURES += ["training", "position", "retrieval", "attention", "attention-near", *(listed.name for listed in THEORY)]
+FIGURES += ["training", "position", "retrieval", "attention", "attention-near"]
 FILES = {"index.html", ".rfa-output", *(f"tables/{name}.{form}" for name in TABLES for form in ("md", "tex", "csv"))}
 FILES |= {f"figures/{name}.{form}" for name in FIGURES for form in ("png", "pdf")}
 RUNS = [whole_result("m2-sc-rfa", maps=True), whole_result("b1-rope")]
@@ -87,11 +86,10 @@ def test_what_is_no_record_is_refused(rfa, tmp_path):
         assert "expected result files as `rfa experiment RECIPE --out DIR` leaves them" in err
 
 
-def test_without_results_what_the_paper_says_is_left(tmp_path, one_of_theory):
-    written = one_of_theory(write.write_report, [], tmp_path / "report")
-    assert (len(written.tables), len(written.figures)) == (3, 1)
-    made = {f"figures/{THEORY[0].name}.{form}" for form in ("png", "pdf")}
-    made |= {f"tables/paper-table{k}.{form}" for k in (1, 2, 3) for form in ("md", "tex", "csv")}
+def test_without_results_what_the_paper_says_is_left(tmp_path):
+    written = write.write_report([], tmp_path / "report")
+    assert (len(written.tables), len(written.figures)) == (3, 0)
+    made = {f"tables/paper-table{k}.{form}" for k in (1, 2, 3) for form in ("md", "tex", "csv")}
     written = contents(tmp_path / "report")
     assert set(written) == made | {"index.html", ".rfa-output"}
     assert b"28.48" in written["tables/paper-table1.md"]  # the paper's RoPE
@@ -194,12 +192,12 @@ def test_the_trigram_or_what_is_wrong_with_its_file(rfa, out, monkeypatch, chang
         assert reason in err
 
 
-def test_what_runs_lack_is_named_and_the_rest_drawn(rfa, tmp_path, one_of_theory):
+def test_what_runs_lack_is_named_and_the_rest_drawn(rfa, tmp_path):
     bare = {"curve": [], "by_position": None, "passkey": None}
     second = {**whole_result("m2-sc-rfa"), **bare}
     second["evaluations"] = {"blocks": second["evaluations"]["blocks"]}
     out = write_results(tmp_path / "out", [{**whole_result("b1-rope"), **bare}, second])
-    status, said, _ = one_of_theory(rfa, "report", "out")
+    status, said, _ = rfa("report", "out")
     assert status == 0  # nothing is damaged
     missing = dict(line.removeprefix("rfa: missing: ").split(": ", 1) for line in said.splitlines()[:-2])
     assert missing["figure training"] == "no run has validations"
@@ -218,7 +216,6 @@ def test_what_runs_lack_is_named_and_the_rest_drawn(rfa, tmp_path, one_of_theory
     assert "Without evaluations by matched: m2-sc-rfa-seed0." in page
     drawn = {path.stem for path in (out / "report" / "figures").iterdir()}
     without = {"training", "position", "retrieval", "attention", "attention-near"}
-    without |= {listed.name for listed in THEORY[1:]}
     assert drawn == set(FIGURES) - without
 
 
@@ -261,7 +258,7 @@ EVALUATION = {"lengths": [16, 128], "protocols": {"blocks": 300, "matched": 128}
 
 
 @slow
-def test_a_tiny_experiment_is_reported_whole(tmp_path, one_of_theory):
+def test_a_tiny_experiment_is_reported_whole(tmp_path):
     letters = random.Random(0)
     for split in ("train", "valid", "test"):
         (tmp_path / "corpus" / split).mkdir(parents=True)
@@ -276,7 +273,7 @@ def test_a_tiny_experiment_is_reported_whole(tmp_path, one_of_theory):
     found = read_results(tmp_path / "out")
     assert found.missing == {}
     assert [run["maps"] is None for run in found.runs] == [True, False, True]
-    written = one_of_theory(write.write_report, found.runs, tmp_path / "report", found.missing)
+    written = write.write_report(found.runs, tmp_path / "report", found.missing)
     assert written.missing == {}
     tables = {"table1", "differences"}
     assert {f"{name}-{protocol}" for name in tables for protocol in ("blocks", "matched")} < set(written.tables)

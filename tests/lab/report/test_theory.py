@@ -10,11 +10,11 @@ import scipy.linalg
 import scipy.special
 from cover import slow
 from matplotlib.text import Text
+from scripts import script
 
 from rfa.forecasting.style import COLUMN, PAGE
 from rfa.models import PRESETS
 from rfa_lab.report.contents import APPENDIX, listed_figures
-from rfa_lab.report.figures import theory
 
 from .results import whole_result
 from .test_heads import learned, maps
@@ -24,7 +24,9 @@ LONG = ("x2-riccati-alibi rope-no-innovation", "c7-rope-alibi-innovation no-inno
 MANY += [whole_result(label, seed) for label in LONG for seed in range(3)]  # the most seeds: they are drawn
 MAPPED = [{**whole_result(label), "maps": maps(8, 16)} for label in ("b1-rope", "b2-alibi", "m1-rfa", "m2-sc-rfa")]
 MAPPED[-1]["dynamics"] = learned()["dynamics"]
-PRINTED = {
+theory = script("docs/theory_figures.py")
+PRINTED = dict(theory.FIGURES)
+PRINTED |= {
     each.name: partial(each.draw, runs)
     for runs in (MAPPED, MANY)
     for each in listed_figures(runs)

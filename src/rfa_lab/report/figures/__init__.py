@@ -1,1 +1,1 @@
-"""Figures in one style: the theory from its closed forms, and measurements from result files."""
+"""Figures of measurements in one style, from result files."""

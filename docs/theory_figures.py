@@ -1,5 +1,6 @@
-"""Figures of the theory: how states move in time, and the closed forms of the dynamics. They need no results."""
+"""Draw docs/figures/theory-*.png, how states move in time and the closed forms: `python docs/theory_figures.py`."""
 
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -10,7 +11,7 @@ from matplotlib.patches import FancyArrowPatch
 
 from rfa.dynamics import bias, decay_kernel, gate, partitioned_frequencies, rope_frequencies, rotation, spectral_decay
 from rfa.estimation import LinearSDE
-from rfa.forecasting.style import COLOURS, COLUMN, MARKERS, PAGE, letter, shades, styled
+from rfa.forecasting.style import COLOURS, COLUMN, MARKERS, PAGE, letter, save, shades, styled
 
 DECAY, FREQUENCY, PROCESS_NOISE, KEY_NOISE = 0.06, 0.6, 0.05, 0.3  # of the simulated path
 LENGTH, TARGETS, _DURATION = 60, 5, 16.0  # numbers of measurements and of target times, and units of time
@@ -240,3 +241,18 @@ def temporal_scale_separation() -> Figure:
     figure.legend(*left.get_legend_handles_labels(), loc="outside right center")
     letter((left, right))
     return figure
+
+
+FIGURES = {
+    "trajectory": transported_measurements,
+    "transport": transport_factorization,
+    "rotate": rotate_aggregate_counter_rotate,
+    "regimes": diffusive_and_integrative,
+    "decay": bias_and_gate_over_decay,
+    "spectra": eigenvalue_spectra,
+    "time-scales": temporal_scale_separation,
+}
+
+if __name__ == "__main__":
+    for name, draw in FIGURES.items():
+        save(draw(), Path(__file__).parent / "figures" / f"theory-{name}.png", dots=200)
