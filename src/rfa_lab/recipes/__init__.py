@@ -43,19 +43,7 @@ def runs_of(recipe: BaseRecipe, out: str | Path) -> Runs[Any, Any]:
 
 
 def run_recipe(recipe: BaseRecipe, out: str | Path, **options: Any) -> Outcome:
-    """Make every run of a recipe that has no result yet: train or resume it, evaluate it, and write the result.
-
-    Several processes may share a recipe and a folder. A process skips a run that another one is making, and checks it
-    again later. It ends when every run is done, is made by another process, or has failed here. After a failure the
-    other runs are still made. A run whose learning rate others choose comes after them.
-
-    With text each model first makes a step on this machine, so that a model that cannot run here is found at once.
-
-    Args:
-        recipe: the recipe.
-        out: the folder of run folders and results.
-        options: `only`, `seconds`, `other_version`, `progress` and `failure` of `rfa_lab.recipes.runner.make_runs`.
-    """
+    """Make every run of a recipe that has no result in a folder yet, with the options of `runner.make_runs`."""
     return make_runs(runs_of(recipe, out), **options)
 
 

@@ -197,11 +197,15 @@ def different(values: Sequence[Any]) -> Any:
     return values
 
 
+def check_names(names: Sequence[str]) -> None:
+    """Raise `ValueError` for a name of files that occurs twice."""
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{twice[0]}: named {names.count(twice[0])} times, expected once (a label tells them apart)")
+
+
 def different_labels(entries: list[Any]) -> list[Any]:
-    """The entries. Raises `ValueError` for a label that occurs twice: it tells them and their files apart."""
-    labels = [file_name(entry.label) for entry in entries]
-    if twice := [label for label in labels if labels.count(label) > 1]:
-        raise ValueError(f"{twice[0]}: named {labels.count(twice[0])} times, expected once (a label tells them apart)")
+    """The entries. Raises `ValueError` for a label that occurs twice."""
+    check_names([file_name(entry.label) for entry in entries])
     return entries
 
 

@@ -26,6 +26,7 @@ from .reading import (
     Seeds,
     built,
     check_each,
+    check_names,
     checked_fields,
     different_labels,
     file_name,
@@ -153,9 +154,7 @@ class RecallRecipe(BaseRecipe):
 
     @model_validator(mode="after")
     def _different_names(self) -> Self:
-        names = [run.name for run in self.runs]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"models: {twice[0]}: the name of two runs, expected labels that tell them apart")
+        check_names([run.name for run in self.runs])
         return self
 
     @property

@@ -20,6 +20,7 @@ from .reading import (
     Section,
     Seeds,
     check_each,
+    check_names,
     checked_fields,
     different,
     file_name,
@@ -34,7 +35,7 @@ class PlannedRun:
     Args:
         spec: as written in the recipe; its paths are relative to the recipe's folder.
         suffix: distinguishes the run from other runs of the same preset.
-        trial: whether it is a trial of its learning rate (`rfa_lab.recipes.rates`), which has no result itself.
+        trial: whether it is a trial of its learning rate (`run_result.py`), which has no result itself.
         rates: learning rates that its model tries, to take the best; at most one where there is no choice.
     """
 
@@ -163,11 +164,7 @@ class Recipe(BaseRecipe):
             return ()
         training, rates = info.data["training"], info.data["rates"]
         runs = [run for of in check_each(enumerate(entries), lambda entry: entry.runs(training, rates)) for run in of]
-        names = [run.name for run in runs]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(
-                f"{twice[0]}: named {names.count(twice[0])} times, expected once (a label tells runs apart)"
-            )
+        check_names([run.name for run in runs])
         return tuple(runs)
 
     @field_validator("evaluation")

@@ -5,7 +5,6 @@
 <out>/.claims/<run>.lock     locked by the process that makes the run, until that process ends
 """
 
-import json
 import os
 import re
 import time
@@ -21,7 +20,8 @@ import torch
 from rfa.environment import environment
 from rfa.files import held
 from rfa.progress import Stage, StageProgress
-from rfa_lab.results import Planned, read_planned, write_planned, write_result
+from rfa_lab.results import Planned, write_planned, write_result
+from rfa_lab.results.records import read_run, recipe_of
 from rfa_lab.training import OutOfTime, Stopped
 
 from .reading import BaseRecipe
@@ -138,9 +138,7 @@ class Runs(ABC, Generic[RecipeType, RunType]):
         Raises:
             ValueError: for a damaged result or list of runs, or a folder of another recipe.
         """
-        planned = read_planned(self.out)
-        name = planned["name"] if planned else _recipe_of(self.out / "results")
-        if name not in (self.recipe.name, None):
+        if (name := recipe_of(self.out)) not in (self.recipe.name, None):
             raise ValueError(
                 f"out: got {self.out}, the folder of the recipe {name}, expected one of {self.recipe.name}"
             )
@@ -190,24 +188,9 @@ class UnsavedRuns(Runs[RecipeType, RunType]):
         path = self.path(run)
         if not path.is_file():
             return None
-        try:
-            result = json.loads(path.read_text("utf-8"))
-            if not isinstance(result["environment"], dict):
-                raise TypeError
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise ValueError(f"result: {path} is damaged; delete it, and it is made again") from None
+        result = read_run(path, self.recipe.kind)
         self.check_same(path, result, {"format": self.form, "spec": self.spec(run)})
         return result
-
-
-def _recipe_of(results: Path) -> str | None:
-    """The recipe that the first result names; None if there is none that can be read."""
-    for path in sorted(results.glob("*.json")):
-        try:
-            return str(json.loads(path.read_text(encoding="utf-8"))["recipe"])
-        except (ValueError, KeyError, TypeError, OSError, RecursionError):
-            continue  # it is refused where it is needed
-    return None
 
 
 def _difference(found: Any, wanted: Any) -> str:
@@ -258,7 +241,11 @@ def make_runs(
     progress: StageProgress | None = None,
     failure: Callable[[str, str], None] | None = None,
 ) -> Outcome:
-    """Make every run that has no result yet, as `rfa_lab.recipes.run_recipe` says.
+    """Make every run that has no result yet: train or resume it, evaluate it, and write the result.
+
+    Several processes may share a folder. A process skips a run that another one is making, and checks it again later.
+    It ends when every run is done, is made by another process, or has failed here. After a failure the other runs are
+    still made. A run whose learning rate others choose comes after them.
 
     Args:
         runs: of a recipe, in a folder.
@@ -318,6 +305,7 @@ def _make_waiting(
     while waiting and going:
         states: list[str] = []
         for run in waiting:
+            limit.where = f"before {run.name}"
             limit.report(Stage("runs"), total - len(waiting) + states.count("done"), total)
             try:
                 states.append(_advance(runs, run, limit))

@@ -102,7 +102,7 @@ class TextRuns(Runs[Recipe, PlannedRun]):
         return [trial for trial, record in self.tried(run) if record is None]
 
     def prepare(self, finished: Sequence[PlannedRun], waiting: Sequence[PlannedRun], limit: TimeLimit) -> None:
-        """Check text and machine, and make the trigram of the text."""
+        """Check the text, make a step of each model on this machine, and make the trigram of the text."""
         trials = [trial for run in waiting for trial, record in self.tried(run) if record is not None]
         for run in (*trials, *(() if self.recipe.keep_models else finished)):  # a process may have been killed before
             _delete_weights(self.folder(run))

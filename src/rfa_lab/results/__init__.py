@@ -23,7 +23,7 @@ from .files import (
     write_result,
 )
 from .folder import Results, read_results, record_folder, results_folder, unfinished_runs
-from .schema import RESULT_FORMAT, check_result
+from .schema import RESULT_FORMAT
 
 __all__ = [
     "PLANNED",
@@ -32,7 +32,6 @@ __all__ = [
     "Planned",
     "Results",
     "check_maps",
-    "check_result",
     "read_evaluation",
     "read_maps",
     "read_planned",

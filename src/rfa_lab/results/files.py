@@ -3,7 +3,7 @@
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ from pydantic import TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
 import rfa.version
+from rfa.checks import check_fields
 from rfa.files import write_text_whole
 from rfa.models.flat import flat_record
 
-from .schema import RESULT_FORMAT, check_evaluation, check_result, check_trigram
+from .schema import EVALUATION_SCHEMA, RESULT_FORMAT, RESULT_SCHEMA, TRIGRAM_SCHEMA
 
 PLANNED = "recipe.json"
 TRIGRAM = "trigram.json"  # beside the results; no run has this name, because runs are named by their seed
@@ -27,13 +28,7 @@ def read_result(path: str | Path) -> dict[str, Any]:
     Raises:
         ValueError: if the file is not complete, is no result, or was written by an incompatible version.
     """
-
-    def check(result: dict[str, Any]) -> None:
-        if "config" in result:  # the report reads the flat form of older files
-            result["config"] = flat_record(result["config"])
-        check_result(result)
-
-    return _read_checked(Path(path), check)
+    return _read_checked(Path(path), RESULT_SCHEMA)
 
 
 def read_evaluation(path: str | Path) -> dict[str, Any]:
@@ -42,7 +37,7 @@ def read_evaluation(path: str | Path) -> dict[str, Any]:
     Raises:
         ValueError: as `read_result`.
     """
-    return _read_checked(Path(path), check_evaluation)
+    return _read_checked(Path(path), EVALUATION_SCHEMA)
 
 
 def read_trigram(folder: Path) -> dict[str, Any] | None:
@@ -52,15 +47,17 @@ def read_trigram(folder: Path) -> dict[str, Any] | None:
         ValueError: as `read_result`.
     """
     path = folder / TRIGRAM
-    return _read_checked(path, check_trigram) if path.exists() else None
+    return _read_checked(path, TRIGRAM_SCHEMA) if path.exists() else None
 
 
-def _read_checked(path: Path, check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _read_checked(path: Path, schema: TypeAdapter[Any]) -> dict[str, Any]:
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
         written = result["format"]
         if written == RESULT_FORMAT:
-            check(result)
+            if "config" in result:  # the report reads the flat form of older files
+                result["config"] = flat_record(result["config"])
+            check_fields(schema, result)
             # raises for half of a surrogate pair, which JSON can contain but UTF-8 cannot
             json.dumps(result, ensure_ascii=False).encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -30,6 +30,7 @@ class SeriesResult(TypedDict):
     """A result of series: scores by setting and part, or the fault by which training stopped."""
 
     __pydantic_config__ = _CONFIG  # type: ignore[misc]
+    environment: NotRequired[dict[str, Any]]
     recipe: str
     label: str
     seed: int
@@ -61,6 +62,7 @@ class RecallResult(TypedDict):
     """A result of recall: scores by length and over training. The task becomes part of file names."""
 
     __pydantic_config__ = _CONFIG  # type: ignore[misc]
+    environment: NotRequired[dict[str, Any]]
     recipe: str
     title: str
     task: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.=+ -]{0,99}$")]
@@ -83,16 +85,34 @@ def record_kind(folder: str | Path) -> str | None:
     Returns:
         "series" or "recall"; None for language models, and where neither a result nor the list of runs says it.
     """
-    for path in _files_of(folder):
-        result = _json_of(path)
-        if result is not None:
-            found = result if isinstance(result, dict) else {}
-            return "series" if "scores" in found else "recall" if found.get("kind") == "recall" else None
+    if (result := _first_result(folder)) is not None:
+        return "series" if "scores" in result else "recall" if result.get("kind") == "recall" else None
     try:
         planned = read_planned(record_folder(folder))
     except ValueError:
         return None
     return planned.get("kind") if planned else None
+
+
+def recipe_of(folder: str | Path) -> str | None:
+    """The name of the recipe that made a folder: by its list of runs, else by its first result that can be read.
+
+    Raises:
+        ValueError: if the list of runs is damaged.
+    """
+    made = read_planned(record_folder(folder))
+    return made["name"] if made else (_first_result(folder) or {}).get("recipe")
+
+
+def read_run(path: Path, kind: str) -> dict[str, Any]:
+    """A result file. Raises `ValueError` if it is damaged."""
+    result = _json_of(path)
+    try:
+        check_fields(_SCHEMAS[kind][0], result)
+    except ValueError as error:
+        expected = f"expected that of a recipe of {kind}; delete it, and it is made again"
+        raise ValueError(f"result: {path} is damaged ({error}), {expected}") from None
+    return dict(result)
 
 
 def read_record(folder: str | Path, kind: Literal["series", "recall"]) -> list[dict[str, Any]]:
@@ -101,14 +121,10 @@ def read_record(folder: str | Path, kind: Literal["series", "recall"]) -> list[d
     Raises:
         ValueError: for a file that is damaged, files of several recipes, two of one run, or no file.
     """
-    schema, named_by = _SCHEMAS[kind]
+    named_by = _SCHEMAS[kind][1]
     results: dict[tuple[Any, ...], dict[str, Any]] = {}
     for path in _files_of(folder):
-        result = _json_of(path)
-        try:
-            check_fields(schema, result)
-        except ValueError as error:
-            raise ValueError(f"result: {path} is damaged ({error}), expected that of a recipe of {kind}") from None
+        result = read_run(path, kind)
         key = (*(result[name] for name in named_by), result["seed"])
         if key in results:
             names = ", ".join(key[:-1])
@@ -128,6 +144,12 @@ def _json_of(path: Path) -> Any:
         return json.loads(path.read_text("utf-8"))
     except (ValueError, OSError, RecursionError):
         return None
+
+
+def _first_result(folder: str | Path) -> dict[str, Any] | None:
+    """The first file of a folder that can be read; empty if it is no result."""
+    contents = map(_json_of, _files_of(folder))
+    return next((result if isinstance(result, dict) else {} for result in contents if result is not None), None)
 
 
 def _files_of(folder: str | Path) -> list[Path]:

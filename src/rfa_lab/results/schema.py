@@ -6,8 +6,6 @@ from typing import Annotated, Any, cast
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
-from rfa.checks import check_fields
-
 RESULT_FORMAT = 1  # of result files, and of what `rfa evaluate --json` writes
 _CONFIG = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 _LARGEST = 2**63 - 1  # of NumPy's integers
@@ -254,21 +252,6 @@ class TrigramResult(TypedDict):
     passkey: dict[str, TrigramProbe] | None
 
 
-_RESULT: TypeAdapter[Result] = TypeAdapter(Result)
-_EVALUATION: TypeAdapter[EvaluationResult] = TypeAdapter(EvaluationResult)
-_TRIGRAM: TypeAdapter[TrigramResult] = TypeAdapter(TrigramResult)
-
-
-def check_result(result: Any) -> None:
-    """Raise `ValueError` with the first fault and the number of the others."""
-    check_fields(_RESULT, result)
-
-
-def check_evaluation(result: Any) -> None:
-    """As `check_result`, for what `rfa evaluate --json` writes."""
-    check_fields(_EVALUATION, result)
-
-
-def check_trigram(result: Any) -> None:
-    """As `check_result`, for the file of the trigram."""
-    check_fields(_TRIGRAM, result)
+RESULT_SCHEMA: TypeAdapter[Result] = TypeAdapter(Result)
+EVALUATION_SCHEMA: TypeAdapter[EvaluationResult] = TypeAdapter(EvaluationResult)
+TRIGRAM_SCHEMA: TypeAdapter[TrigramResult] = TypeAdapter(TrigramResult)

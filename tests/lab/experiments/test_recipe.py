@@ -227,7 +227,7 @@ def test_faults_of_series(tmp_path, old, new, message):
         (
             "label: by time, questions: 2, values: 4, lag: 3.5}\nmodels:",
             "label: recall by, questions: 2, values: 4, lag: 3.5}\nmodels:\n  - {preset: b1-rope, label: by b1-rope}",
-            "recipe: models: recall-by-b1-rope-seed0: the name of two runs",
+            "recipe: recall-by-b1-rope-seed0: named 2 times",
         ),
         ("preset: b1-rope", "preset: b1", "models[0]: preset: got 'b1'"),
         (

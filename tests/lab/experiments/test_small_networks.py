@@ -169,6 +169,18 @@ def test_a_limit_of_time_keeps_finished_runs(rfa, small, tmp_path, monkeypatch):
     assert (status, "stopped" in said, len(results(out)), len(steps)) == (0, False, 8, 5 + 6 * 2)
 
 
+def test_a_limit_of_time_between_two_runs(small, tmp_path, monkeypatch):
+    now, recipe = [1000.0], load_recipe(small)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def passes(stage, done, total):
+        now[0] += 3600 * ((stage.name, done) == ("runs", 1))
+
+    outcome = run_recipe(recipe, tmp_path, seconds=60, progress=passes)
+    first, second, *_ = [run.name for run in recipe.runs]
+    assert (outcome.done, outcome.stopped) == ((first,), f"before {second}")
+
+
 def test_a_run_that_diverges_is_recorded(rfa, small, tmp_path, monkeypatch):
     def far_too_fast(model, rate, one_group):
         return make_optimizer(model, rate * (1e36 if model.config.attention.kind == "dot_product" else 1), one_group)
