@@ -198,6 +198,8 @@ class AttentionConfig(CheckedFields):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        share = getattr(self, "gated_heads", 1.0)
+        require(0 < share <= 1, "gated_heads", share, "a share above 0, at most 1")
         check_backend(self.backend)
 
     def build(self, hidden_size: int, heads: int, train_length: int, **options: Any) -> Attention:

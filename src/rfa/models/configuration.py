@@ -1,6 +1,7 @@
 """The configurations of the decoder: its sizes and its attention, and what the language model adds."""
 
 import functools
+import json
 import re
 import sys
 from os import PathLike
@@ -17,7 +18,7 @@ from rfa.nn.checks import check_dropout
 from rfa.version import __version__
 
 from .attention import AttentionConfig, FilterAttentionConfig, check_type
-from .flat import FLAT_NAMES, change, from_record, read_attention
+from .flat import FLAT_NAMES, change, from_flat, read_attention
 from .remote_code import write_remote_code
 
 VERSION = "rfa_version"  # the field of a file that holds the version of the package that wrote it
@@ -135,9 +136,14 @@ class DecoderConfig(PreTrainedConfig):
         """
         given = dict(config_dict)
         if "attention" not in given and (flat := _take_flat(given)):
-            given["attention"] = from_record(flat)
+            given["attention"] = from_flat(flat)
         given |= _take_flat(kwargs)
         return super().from_dict(given, **kwargs)
+
+    @classmethod
+    def from_json_file(cls, json_file: str | PathLike[str]) -> Any:
+        """The configuration of a file, as by `from_dict`."""
+        return cls.from_dict(json.loads(Path(json_file).read_text(encoding="utf-8")))
 
     def save_pretrained(self, save_directory: str | PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Write config.json, and beside it the files that `auto_map` names, if the configuration has this entry."""

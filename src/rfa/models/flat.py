@@ -58,17 +58,15 @@ def change(attention: AttentionConfig | None, changes: Mapping[str, Any]) -> Att
     Raises:
         ValueError: for a name that the kind does not have, or values that do not fit together.
     """
-    held = {} if attention is None else flatten(attention)
-    flat = {**DEFAULTS, **held, **changes}
+    flat = {**DEFAULTS, **({} if attention is None else flatten(attention)), **changes}
     kind = _kind(flat)
+    if isinstance(attention, DotProductAttentionConfig) and kind is FilterAttentionConfig:
+        flat = {**flat, "initial_slopes": _start_of_dot_products(attention.prior), **changes}
     served = flatten(kind()).keys()
     for name in (name for name in changes if name not in served):
         expected = f"nothing: it has no effect in {kind.kind} attention, which takes {', '.join(sorted(served))}"
         require(False, name, changes[name], expected)
-    own = {"steady_state", "initial_slopes"}  # dot products start their slopes themselves
-    for name in sorted(held.keys() - served - own):
-        require(held[name] == DEFAULTS[name], name, held[name], f"{DEFAULTS[name]!r} for {kind.kind} attention")
-    return _build(kind, flat)
+    return from_flat(flat)
 
 
 def read_attention(given: object) -> AttentionConfig:
@@ -86,14 +84,26 @@ def read_attention(given: object) -> AttentionConfig:
     return KINDS[str(kind)].from_dict(fields, "attention")
 
 
-def from_record(flat: Mapping[str, Any]) -> AttentionConfig:
-    """The attention of a result's flat record. Names that its kind does not have are ignored.
+def from_flat(flat: Mapping[str, Any]) -> AttentionConfig:
+    """The attention of a flat record or file, which may have names that its kind does not have, with neutral values.
 
     Raises:
-        ValueError: for values that do not fit together.
+        ValueError: for values that do not fit together, or another value for a name that the kind does not have.
     """
     flat = {**DEFAULTS, **flat}
-    return _build(_kind(flat), flat)
+    kind = _kind(flat)
+    neutral = dict(DEFAULTS)
+    if kind is DotProductAttentionConfig:  # it has no steady state, and starts some slopes itself
+        start = None if flat["initial_slopes"] is None else _start_of_dot_products(flat["prior"])
+        neutral |= {"steady_state": flat["steady_state"], "initial_slopes": start}
+    for name in sorted(FLAT_NAMES - flatten(kind()).keys()):
+        require(flat[name] == neutral[name], name, flat[name], f"{neutral[name]!r} for {kind.kind} attention")
+    return _build(kind, flat)
+
+
+def _start_of_dot_products(prior: object) -> str | None:
+    """The value of a filter's `initial_slopes` that corresponds to dot products with this prior."""
+    return "alibi" if prior in ("riccati", "content_riccati") else None
 
 
 def flat_record(record: Any) -> Any:

@@ -291,7 +291,7 @@ def ring_filter_attention(
 
     Source: Liu et al. 2023 (arXiv:2310.01889), for a filter.
     """
-    parameters = Parameters(**dynamics)
+    parameters = Parameters(**dynamics, source_rate=None)
     options = Options(causal, weight, rotate_values, prior, gate, query_noise_in_bias, True)
     marks: Marks = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids}
 
@@ -352,7 +352,7 @@ def whole_sequence(
         _check_marks(alike, device, marks)
     except ValueError as error:  # the others must hear of it: they would wait for this process
         refused = error
-    _check_alike(alike, marks, group, refused)
+    _check_alike(alike, device, marks, group, refused)
     return group, rank, dist.get_world_size(group), _whole_positions(alike, device, marks, group, contiguous)
 
 
@@ -366,11 +366,14 @@ def _check_marks(sizes: dict[str, Any], device: torch.device, marks: Marks) -> N
         check_flags(name, marks[name], batch, length, device, integer=True)
 
 
-def _check_alike(alike: dict[str, Any], marks: Marks, group: dist.ProcessGroup, refused: ValueError | None) -> None:
+def _check_alike(
+    alike: dict[str, Any], device: torch.device, marks: Marks, group: dist.ProcessGroup, refused: ValueError | None
+) -> None:
     """Raise on all processes where one was refused or where their shards differ: else some would wait for others."""
     kinds = {n: "none" if x is None else f"{x.dtype} {list(x.shape[:-1])}" for n, x in marks.items()}
     said: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(said, None if refused is not None else {**alike, **kinds}, group=group)
+    with torch.cuda.device(device if device.type == "cuda" else -1):  # NCCL sends objects by the current device
+        dist.all_gather_object(said, None if refused is not None else {**alike, **kinds}, group=group)
     if refused is not None:
         raise refused
     for rank, each in enumerate(said):

@@ -21,7 +21,7 @@ from rfa.models import (
     RoutingAttentionConfig,
     preset,
 )
-from rfa.models.flat import FLAT_NAMES, change, flat_record, flatten, from_record, read_attention
+from rfa.models.flat import DEFAULTS, FLAT_NAMES, change, flat_record, flatten, from_flat, read_attention
 from rfa.models.saved_files import read_config
 from rfa.nn.dynamics import bank
 
@@ -39,7 +39,7 @@ KIND = {
 def test_forms_of_a_preset(name):
     attention = PRESETS[name]
     assert read_attention(json.loads(json.dumps(attention.to_dict()))) == attention
-    assert from_record(flatten(attention)) == attention
+    assert from_flat(flatten(attention)) == attention
     assert change(attention, {}) == attention
     config = preset(name, **SIZES)
     assert config == copy.deepcopy(config) == RFAConfig(attention=attention, **SIZES)
@@ -79,6 +79,48 @@ def test_saved_and_read(attention, tmp_path):
         assert read(tmp_path).attention == config.attention
 
 
+READERS = {
+    "transformers": AutoConfig.from_pretrained,
+    "ours": read_config,
+    "one file": lambda folder: RFAConfig.from_json_file(folder / "config.json"),
+}
+
+
+def write_flat(folder, attention, **fault):
+    """A file of an older version: a value for every flat name, and the precision by its older name."""
+    record = {**SIZES, "model_type": "rfa", "torch_dtype": "bfloat16", **DEFAULTS, **flatten(attention), **fault}
+    (folder / "config.json").write_text(json.dumps(record), "utf-8")
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.parametrize("attention", [*KIND.values(), PRESETS["x2-riccati-alibi"], PRESETS["x3-rotation-riccati"]])
+def test_a_file_of_flat_names(attention, read, tmp_path):
+    attention = dataclasses.replace(attention, decay=DecayRates(kind=attention.decay.kind, damping=0.2))
+    write_flat(tmp_path, attention)
+    config = read(tmp_path)
+    assert config.attention == attention
+    assert config.dtype == torch.bfloat16
+    assert {size: getattr(config, size) for size in SIZES} == SIZES
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("b1-rope", {"gate": False}),
+        ("b1-rope", {"initial_slopes": "alibi"}),
+        ("x3-rotation-riccati", {"decay": "spectral"}),
+        ("m2-sc-rfa", {"aggregation": "routing", "gate": False}),
+        ("m2-sc-rfa", {"aggregation": ["routing"]}),
+    ],
+    ids=str,
+)
+def test_a_damaged_file_of_flat_names(name, fault, tmp_path):
+    write_flat(tmp_path, PRESETS[name], **fault)
+    for read in READERS.values():
+        with pytest.raises(ValueError, match=rf"^{list(fault)[-1]}: got "):
+            read(tmp_path)
+
+
 def test_overrides_while_loading(tmp_path):
     preset("m2-sc-rfa", **SIZES).save_pretrained(tmp_path)
     config = AutoConfig.from_pretrained(tmp_path, backend="reference", damping=0.2, vocab_size=7)
@@ -100,8 +142,12 @@ def test_flat_names_choose_the_kind():
     assert preset("b4-sc-rope", damping=0.2, prior="alibi").attention == dataclasses.replace(
         PRESETS["b4-sc-rope"], decay=DecayRates(damping=0.2, zero_heads=0), prior="alibi"
     )
+    start = preset("x3-rotation-riccati", score="exponential").attention
+    assert (start.prior, start.initial_slopes) == ("riccati", "alibi")  # where these dot products start too
     with pytest.raises(ValueError, match=r"^gate: got False, expected True for dot_product attention"):
         preset("m2.3-no-gate", score="dot_product", prior="flat")
+    with pytest.raises(ValueError, match=r"^initial_slopes: got 'alibi', expected None for dot_product attention"):
+        preset("x2-riccati-alibi", score="dot_product", prior="alibi")
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ import torch
 from cover import cover
 from shapes import only_our_own_checks
 
-from rfa.appendix import CoupledFilterAttention
 from rfa.dynamics import rotary_frequencies
 from rfa.nn import (
     ContentFilterAttention,
+    CoupledFilterAttention,
     DotProductAttention,
     FilterCache,
     HeadDynamics,
