@@ -70,7 +70,7 @@ def series_comparison_table(results: Mapping[str, Any]) -> Table:
 def states_table(title: str, states: Sequence[Any], device: str | None = None) -> Table:
     """A table of the runs of a recipe (`rfa_lab.recipes.RunState`): progress, tokens, and the time left if known.
 
-    The device is the one on which the time was measured or is expected.
+    The device is the one on which the time was measured.
     """
     table = Table(title=Text(title))
     for column in ("run", "state", "tokens", "time left"):

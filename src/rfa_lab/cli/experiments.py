@@ -25,9 +25,6 @@ def experiment(
     tokens_per_second: Annotated[
         float | None, typer.Option(help="With --dry-run: the speed of training, for the hours.", metavar="N")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="With --dry-run: the name of the device with this speed.", metavar="NAME")
-    ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Names of runs; * stands for anything.", metavar="RUN ...")
     ] = None,
@@ -50,16 +47,11 @@ def experiment(
     seconds = None if time_limit is None else seconds_of(time_limit)
     with _all_faults():
         planned = load_recipe(recipe, data)
-    speed = {"--tokens-per-second": tokens_per_second, "--device": device}
-    if given := [option for option, value in speed.items() if value is not None]:
-        if planned.kind != "text":
-            raise ValueError(
-                f"{given[0]}: got it with a recipe of {planned.kind}, expected none: its runs take minutes"
-            )
-        if not dry_run:
-            raise ValueError("--tokens-per-second, --device: got them without --dry-run, expected both with it")
+    if tokens_per_second is not None and not (dry_run and planned.kind == "text"):
+        expected = "--dry-run and a recipe of text with it"
+        raise ValueError(f"--tokens-per-second: got {tokens_per_second:g}, expected {expected}")
     if dry_run:
-        _dry_run(planned, out, only or (), tokens_per_second, device)
+        _dry_run(planned, out, only or (), tokens_per_second)
         return
     again = ["rfa", "experiment", str(recipe), "--out", str(out)]
     again += [*(["--data", data] if data is not None else []), *(["--only", *only] if only else [])]
@@ -89,7 +81,7 @@ def experiment(
         raise typer.Exit(1)
 
 
-def _dry_run(recipe: Any, out: Path, only: Sequence[str], speed: float | None, device: str | None) -> None:
+def _dry_run(recipe: Any, out: Path, only: Sequence[str], speed: float | None) -> None:
     """The runs, the hours that they take, and what they need. The exit status is 1 if something is missing."""
     from rfa_lab.recipes import measured_on, runs_of, states
     from rfa_lab.recipes.plan import requirements
@@ -100,11 +92,8 @@ def _dry_run(recipe: Any, out: Path, only: Sequence[str], speed: float | None, d
         for run in runs.selected(only):
             console.print(f"{run.name}: {'done' if run.name in results else 'to do'}", highlight=False)
         return
-    if device is not None and speed is None:
-        raise ValueError(f"--device: got {device!r} alone, expected --tokens-per-second with it")
     found = states(recipe, out, only, speed)
-    measured = measured_on(recipe, out) if speed is None else None
-    console.print(states_table(recipe.title, found, device or measured))
+    console.print(states_table(recipe.title, found, measured_on(recipe, out) if speed is None else None))
     required = requirements(recipe, found, out)
     for each in required:
         there = "" if each.there else "missing: "

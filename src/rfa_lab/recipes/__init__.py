@@ -10,7 +10,7 @@ from typing import Any
 from .plan import RunState, measured_on, states
 from .reading import BaseRecipe, RecipeError, read_recipe
 from .recall import RecallRecipe, RecallRuns
-from .recipe import EvaluationPlan, PlannedRun, Recipe
+from .recipe import Recipe
 from .runner import Outcome, Runs, make_runs, seconds_of
 from .series import SeriesRecipe, SeriesRuns
 from .text_runs import TextRuns
@@ -48,9 +48,7 @@ def run_recipe(recipe: BaseRecipe, out: str | Path, **options: Any) -> Outcome:
 
 
 __all__ = [
-    "EvaluationPlan",
     "Outcome",
-    "PlannedRun",
     "RecallRecipe",
     "Recipe",
     "RecipeError",

@@ -103,8 +103,7 @@ def trial_loss(record: Mapping[str, Any]) -> float | None:
 
 def losses_of(tried: Mapping[float, Mapping[str, Any]]) -> dict[float, float]:
     """The validation losses of finished trials from their records, by learning rate."""
-    losses = {rate: trial_loss(record) for rate, record in tried.items()}
-    return {rate: loss for rate, loss in losses.items() if loss is not None}
+    return {rate: loss for rate, record in tried.items() if (loss := trial_loss(record)) is not None}
 
 
 def with_best_rate(run: PlannedRun, losses: Mapping[float, float]) -> PlannedRun:

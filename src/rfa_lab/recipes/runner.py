@@ -308,7 +308,7 @@ def _make_waiting(
             limit.where = f"before {run.name}"
             limit.report(Stage("runs"), total - len(waiting) + states.count("done"), total)
             try:
-                states.append(_advance(runs, run, limit))
+                states.append(_advance(runs, run, limit, failed))
             except (Stopped, TimeIsUp, OSError, torch.AcceleratorError):
                 raise
             except Exception as error:  # of any type: the other runs may still succeed
@@ -330,13 +330,15 @@ def _make_waiting(
 
 
 def _advance(
-    runs: Runs[Any, Any], run: Any, limit: TimeLimit
+    runs: Runs[Any, Any], run: Any, limit: TimeLimit, failed: Mapping[str, str]
 ) -> Literal["done", "claimed", "needed runs are made elsewhere"]:
     """Make the runs that a run needs and no other process makes, then the run itself.
 
     While it waits for another process it holds no lock, so no two processes wait for each other.
     """
     while needed := runs.needs(run):
+        if lost := [other.name for other in needed if other.name in failed]:
+            raise ValueError(f"needs {lost[0]}, which failed")
         if not all([_claim(runs, other, limit) for other in needed]):
             return "needed runs are made elsewhere"
     return "done" if _claim(runs, run, limit) else "claimed"

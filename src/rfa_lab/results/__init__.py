@@ -22,7 +22,7 @@ from .files import (
     write_planned,
     write_result,
 )
-from .folder import Results, read_results, record_folder, results_folder, unfinished_runs
+from .folder import Results, read_results, unfinished_runs
 from .schema import RESULT_FORMAT
 
 __all__ = [
@@ -38,8 +38,6 @@ __all__ = [
     "read_result",
     "read_results",
     "read_trigram",
-    "record_folder",
-    "results_folder",
     "unfinished_runs",
     "write_maps",
     "write_planned",

@@ -27,7 +27,6 @@ class Results(NamedTuple):
     """The results in a folder.
 
     Args:
-        folder: of the result files.
         runs: contents of all valid result files, sorted by preset, label and seed. Each has its attention maps as
             `maps` and `near`, and as `undecayed` and `undecayed_near` those before decay, `(heads, queries, keys)` or
             None, and as `trigram` the file of the recipe's trigram or None.
@@ -35,7 +34,6 @@ class Results(NamedTuple):
         unfinished: the reason why a run of the recipe has no result, by the run's name.
     """
 
-    folder: Path
     runs: list[dict[str, Any]]
     refused: dict[str, str]
     unfinished: dict[str, str]
@@ -89,7 +87,7 @@ def read_results(folder: str | Path, progress: Progress | None = None) -> Result
         raise ValueError(f"folder: got {source} without results, expected {_FILES}")
     order = {preset: index for index, preset in enumerate(PRESETS)}
     ordered = sorted(runs.values(), key=lambda run: (order.get(run["preset"], len(order)), run["label"], run["seed"]))
-    return Results(source, ordered, refused, unfinished)
+    return Results(ordered, refused, unfinished)
 
 
 def record_folder(folder: str | Path) -> Path:
@@ -114,7 +112,7 @@ def unfinished_runs(folder: str | Path) -> dict[str, str]:
         planned = read_planned(folder)
     except ValueError as error:
         reasons[PLANNED] = str(error)
-    without = [name for name in (planned["runs"] if planned else begun) if not _has(source, name)]
+    without = [name for name in (planned["runs"] if planned else begun) if not (source / f"{name}.json").exists()]
     reasons |= {name: _state_of(folder / "runs" / name / _TRAINED) for name in without if name in begun}
     if waiting := [name for name in without if name not in begun]:
         reasons[f"{len(waiting)} run{'s' * (len(waiting) > 1)}"] = f"not begun: {', '.join(waiting)}"
@@ -149,10 +147,6 @@ def _trigram(source: Path, runs: dict[Path, dict[str, Any]]) -> tuple[dict[str, 
 
 def _text_of(result: Mapping[str, Any]) -> tuple[Any, ...]:
     return result["recipe"], result["train_length"], result["data"]["fingerprint"], result["fingerprint"]
-
-
-def _has(source: Path, name: str) -> bool:
-    return (source / f"{name}.json").exists()
 
 
 def _check_one_recipe(runs: dict[Path, dict[str, Any]]) -> None:

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from rfa_lab.recipes import load_recipe, recall, run_recipe
+from rfa_lab.recipes import series as recipe_of_series
 from rfa_lab.recipes.series_contestants import FILTERS, build_network, network_predictor, score
 from rfa_lab.report.records import SCORES
 from rfa_lab.results import Planned, write_planned
@@ -196,6 +197,19 @@ def test_a_run_that_diverges_is_recorded(rfa, small, tmp_path, monkeypatch):
     assert "b1-rope, seed 3: training: got a loss of nan in step 2" in (tmp_path / "report" / "recall.md").read_text()
 
 
+def test_a_first_seed_that_fails_is_not_made_again_for_the_others(series, tmp_path, monkeypatch):
+    tried = []
+
+    def without_memory(*given):
+        tried.append(given)
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(recipe_of_series, "train_network", without_memory)
+    outcome = run_recipe(load_recipe(series), tmp_path, only=["x2-*", "kalman-seed0"])
+    assert (outcome.done, len(tried)) == (("kalman-seed0",), 1)
+    assert outcome.failed == {"x2-seed0": "no memory", "x2-seed3": "needs x2-seed0, which failed"}
+
+
 DIVERGING = """
 kind: series
 name: diverging
@@ -296,8 +310,9 @@ def test_a_model_may_have_tasks_of_its_own(small):
     assert names == ["recall-m2-plain-seed0", "by-time-b1-rope-seed0", "by-time-m2-plain-seed0"]
 
 
-@pytest.mark.parametrize("option", ["--tokens-per-second 3", "--device A"])
-def test_speeds_are_refused(rfa, series, option):
-    status, _, err = rfa("experiment", series, "--out", "out", *option.split(" "))
-    said = f"rfa: {option.split()[0]}: got it with a recipe of series, expected none"
-    assert (status, err.startswith(said)) == (2, True), err
+def test_a_speed_is_refused(rfa, series):
+    status, _, err = rfa("experiment", series, "--out", "out", "--dry-run", "--tokens-per-second", 3)
+    assert (status, err.startswith("rfa: --tokens-per-second: got 3, expected --dry-run and a recipe of text")) == (
+        2,
+        True,
+    )
