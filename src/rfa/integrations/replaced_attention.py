@@ -12,7 +12,7 @@ from safetensors.torch import load_model
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache
-from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from rfa.checks import require
 from rfa.models.packing import NewTokens, one_cache
@@ -245,7 +245,8 @@ def load_weights(model: PreTrainedModel, folder: Path) -> None:
     Raises:
         ValueError: where there is none, for files that cannot be read, or where names or shapes do not fit.
     """
-    files = sorted(folder.glob(SAFE_WEIGHTS_NAME.replace(".", "*.")))
+    parts = (folder / SAFE_WEIGHTS_INDEX_NAME).exists()  # a whole file beside them is of an earlier save
+    files = sorted(folder.glob(SAFE_WEIGHTS_NAME.replace(".", "-*.") if parts else SAFE_WEIGHTS_NAME))
     require(files != [], "folder", str(folder), f"a folder with {SAFE_WEIGHTS_NAME}")
     missing, foreign = set(model.state_dict()), set[str]()
     for file in files:

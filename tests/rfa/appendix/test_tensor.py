@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from cover import cover
-from ops.anisotropic import PER_MODE, loops, tensor_problem, widened
+from ops.anisotropic import PER_MODE, last_finite, loops, race, tensor_problem, transport_errors, widened
 from ops.oracle import as_array
 from ops.problems import EXACT, PARAMETERS, SINGLE, STATES, WEIGHTS, irregular_times, located, problem
 from ops.test_filter_attention_values import STRUCTURE, TIMING, structure_options, timing_options
@@ -231,6 +231,28 @@ def test_gates_that_do_not_change_are_xpos():
     positions = located(length, length, torch.device("cpu"))
     found = channel_gated_attention(q, k, v, positions=positions, log_gate=zeta.log().expand_as(q))
     torch.testing.assert_close(found, expected, rtol=ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.parametrize(("dtype", "far"), [(torch.float32, 40.0), (torch.float64, 350.0)])
+def test_the_stationary_frame_loses_digits(dtype, far):
+    """Appendix B.2 is the same estimate, with both exponents rounded to `eps mu t / 2`, whatever the lag."""
+    eps = torch.finfo(dtype).eps
+    assert max(race(1.0, dtype)) < 50 * eps
+    frame, direct = transport_errors(far, dtype)
+    assert eps * far / 8 < frame < eps * (far + 4)  # and four roundings of exponentials and their product
+    assert direct < eps
+    assert race(far, dtype)[0] < eps * far  # what is left of it in an average over keys
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_stationary_frame_overflows_half_way_to_the_end_of_the_range(dtype):
+    """Squares of `exp(mu t)` meet the end of the range at `mu t = log(max) / 2`: 44.4 and 354.9."""
+    half = math.log(torch.finfo(dtype).max) / 2
+    found = last_finite(dtype, 2.5 * half)
+    assert half - 4 < found < half + 2  # states of size e^2 or less; the largest one decides
+    frame, direct = race(half + 6, dtype)
+    assert not math.isfinite(frame)
+    assert direct < 50 * torch.finfo(dtype).eps
 
 
 def refuse(name, change, **options):

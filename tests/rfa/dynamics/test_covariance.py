@@ -1,4 +1,4 @@
-"""phi, Sigma and the steady state against high precision, an ODE solver and Van Loan's exponential."""
+"""phi, Sigma and the steady state against high precision and an ODE solver."""
 
 import itertools
 import math

@@ -41,6 +41,15 @@ def test_a_saved_model_is_loaded_with_its_options(name, options, size, tmp_path)
     assert again.generate(ids, do_sample=False).shape == (2, 12)
 
 
+def test_parts_are_read_where_an_earlier_save_left_a_whole_file(tmp_path):
+    replace_attention(host("llama")).save_pretrained(tmp_path)
+    model = trained("llama")
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert (tmp_path / "model.safetensors").exists()
+    again = load_replaced(tmp_path)
+    assert all(torch.equal(x, y) for x, y in zip(again.parameters(), model.parameters(), strict=True))
+
+
 def test_frequencies_are_saved_where_the_models_own_would_be_refused(tmp_path):
     rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
     model = replace_attention(host("llama", rope_parameters=rope), frequency=FREQUENCY)

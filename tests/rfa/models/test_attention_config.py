@@ -100,6 +100,7 @@ def test_a_file_of_flat_names(attention, read, tmp_path):
     config = read(tmp_path)
     assert config.attention == attention
     assert config.dtype == torch.bfloat16
+    assert {"prior", "damping"} <= flat_record(config.to_dict()).keys()  # which the schema of results requires
     assert {size: getattr(config, size) for size in SIZES} == SIZES
 
 
