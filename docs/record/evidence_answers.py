@@ -100,15 +100,16 @@ def text(model: str, against: str, length: int, protocol: str = "blocks", record
     if not pairs:
         return Answer(NOT_TESTED, "no result yet")
     found, _ = compare(pairs, length, protocol)
-    if found is None or found.low is None or found.high is None:
+    if found is None or found.over_books is None:
         raise ValueError(f"{model} and {against}: got no interval over books, expected one")
     number = f"{signed(found.value)}{'' if found.half is None else f' ± {found.half:.3f}'}"
-    number += f" [{signed(found.low)}, {signed(found.high)}] nats{_few(len(pairs))}"
+    low, high = found.over_books
+    number += f" [{signed(low)}, {signed(high)}] nats{_few(len(pairs))}"
     if found.half is None:
         within = verdict(found, seed_noise(runs, length, protocol)) == WITHIN_A_SEED
         return Answer(WITHIN_A_SEED if within else NOT_TESTED, number)
     over_seeds = answer(found.value - found.half, found.value + found.half)
-    over_books = answer(found.low, found.high)
+    over_books = answer(low, high)
     return Answer(over_seeds if over_seeds == over_books else OPEN, number)
 
 

@@ -110,9 +110,7 @@ class ListedFigure(NamedTuple):
     caption: str
     draw: Callable[..., Figure]  # it may raise `MissingData` with the reason
     has: Callable[[Run], object] = bool  # whether a run has the data
-    what: str = (
-        ""  # name of the data, by which runs without them are named; empty if not every run is meant to have them
-    )
+    what: str = ""  # name of the data, to name runs without them; empty if not every run is meant to have them
 
 
 _SEEDS = "mean over seeds; band: 95 % t interval over seeds"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .runs import MissingData, Run, by_label, perplexity_by_length, shared_train_length
-from .statistics import NORMAL_QUANTILE, Difference, LossByBook, paired_difference, t_quantile
+from .statistics import NORMAL_QUANTILE, Difference, LossByBook, mean_and_interval, paired_difference
 
 
 class SeedBand(NamedTuple):
@@ -97,13 +97,10 @@ def _series(curves: Mapping[int, Mapping[Any, float]]) -> SeedBand:
     if not measured:
         return SeedBand([], [], [], [], 0, missing)
     x = sorted(set.intersection(*(set(curve) for curve in measured.values())))
-    values = np.array([[curve[point] for point in x] for curve in measured.values()])
-    mean = values.mean(0)
-    half = np.full(mean.shape, np.nan)
-    if len(values) > 1:
-        half = t_quantile(len(values)) * values.std(0, ddof=1) / math.sqrt(len(values))
-    low, high = ((mean + sign * half).tolist() for sign in (-1, 1))
-    return SeedBand(list(map(float, x)), mean.tolist(), low, high, len(measured), missing)
+    means = [mean_and_interval([curve[point] for curve in measured.values()]) for point in x]
+    halves = [math.nan if mean.half is None else mean.half for mean in means]
+    low, high = ([mean.value + sign * half for mean, half in zip(means, halves, strict=True)] for sign in (-1, 1))
+    return SeedBand(list(map(float, x)), [mean.value for mean in means], low, high, len(measured), missing)
 
 
 _MEASURED = 3  # seeds of a model whose noise is measured
@@ -167,7 +164,7 @@ def compare(pairs: RunPairs, length: int, protocol: str) -> tuple[Difference | N
         return None, str(error)
     if known - common:
         return found, f"without {', '.join(sorted(known - common))}, not in every run"
-    return found, "one book, no interval" if found.low is None else ""
+    return found, "one book, no interval" if found.over_books is None else ""
 
 
 def _books(run: Run, protocol: str, length: int) -> LossByBook:

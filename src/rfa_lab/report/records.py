@@ -18,16 +18,7 @@ from rfa_lab.results import unfinished_runs
 from rfa_lab.results.records import read_record
 
 from .figures.comparison import accuracy_maps, series_ratios
-from .layout import (
-    Cell,
-    NumberCell,
-    Table,
-    comma_separated,
-    first_number,
-    markdown,
-    markdown_text,
-    with_best,
-)
+from .layout import Cell, NumberCell, Table, comma_separated, first_number, markdown, markdown_text, with_best
 from .statistics import interval_cell, mean_and_interval
 
 Results = Sequence[Mapping[str, Any]]

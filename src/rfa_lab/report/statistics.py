@@ -21,6 +21,7 @@ from .layout import NumberCell
 
 LossByBook = Mapping[str, tuple[float, float]]  # at one context length: sum of losses in nats, number of scored tokens
 LEVEL = 0.95  # of every interval
+_RESAMPLES = 10_000  # of a bootstrap
 NORMAL_QUANTILE = float(ndtri((1 + LEVEL) / 2))  # standard deviations in half of an interval of a normal variable
 
 
@@ -35,8 +36,7 @@ class Difference(NamedTuple):
     """A difference of log perplexity in nats, over all seeds and books."""
 
     value: float
-    low: float | None  # ends of the interval over books; None for a single book
-    high: float | None
+    over_books: tuple[float, float] | None  # ends of the interval over books; None for a single book
     half: float | None  # of the t interval over seeds; None for a single seed
 
 
@@ -48,7 +48,8 @@ def mean_and_interval(values: Sequence[float]) -> Mean:
     count = len(values)
     half = None
     if count > 1:
-        half = float(t_quantile(count) * np.std(values, ddof=1)) / math.sqrt(count)
+        quantile = stdtrit(count - 1, (1 + LEVEL) / 2)
+        half = float(quantile * np.std(values, ddof=1)) / math.sqrt(count)
     return Mean(float(np.mean(values)), half)
 
 
@@ -60,11 +61,6 @@ def interval_cell(values: Sequence[float], digits: int = 2, **form: Any) -> Numb
     return NumberCell(mean.value, mean.half, digits=digits, **form)
 
 
-def t_quantile(count: int) -> float:
-    """The number of standard errors in half of a t interval of the mean of `count` values, at least two."""
-    return float(stdtrit(count - 1, (1 + LEVEL) / 2))
-
-
 def proportion_interval(share: float, count: int) -> tuple[float, float]:
     """Wilson's interval of a share of `count` trials (Wilson, 1927). Unlike a t interval it never leaves 0 to 1."""
     z = NORMAL_QUANTILE
@@ -73,9 +69,7 @@ def proportion_interval(share: float, count: int) -> tuple[float, float]:
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
-def paired_difference(
-    model: Sequence[LossByBook], baseline: Sequence[LossByBook], *, level: float = LEVEL, resamples: int = 10_000
-) -> Difference:
+def paired_difference(model: Sequence[LossByBook], baseline: Sequence[LossByBook]) -> Difference:
     """`log perplexity(model) - log perplexity(baseline)` on the same books. It is negative if the model is better.
 
     The interval is a percentile bootstrap. Seeds are averaged first. Then books are drawn with replacement, the same
@@ -98,18 +92,18 @@ def paired_difference(
     by_seed = losses[0] - losses[1]
     value, half = mean_and_interval(by_seed.sum(1) / targets.sum())
     if len(books) == 1:
-        return Difference(value, None, None, half)
-    drawn = _draws(len(books), resamples)
+        return Difference(value, None, half)
+    drawn = _draws(len(books))
     scored = drawn @ targets
     samples = (drawn @ by_seed.mean(0))[scored > 0] / scored[scored > 0]
-    low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])
-    return Difference(value, float(low), float(high), half)
+    low, high = np.quantile(samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Difference(value, (float(low), float(high)), half)
 
 
 @functools.lru_cache(maxsize=4)
-def _draws(books: int, resamples: int) -> np.ndarray:
-    """The number of times that each book is in each bootstrap sample, `(resamples, books)`."""
-    return np.random.default_rng(0).multinomial(books, np.full(books, 1 / books), size=resamples)
+def _draws(books: int) -> np.ndarray:
+    """The number of times that each book is in each bootstrap sample, `(samples, books)`."""
+    return np.random.default_rng(0).multinomial(books, np.full(books, 1 / books), size=_RESAMPLES)
 
 
 OPEN, WITHIN_A_SEED, ONE_SEED = "open", "within a seed", "one seed"
@@ -121,10 +115,11 @@ def verdict(found: Difference, noise: float | None) -> str:
     The noise of `seed_noise` counts for a difference of a single seed only. Where it is not known, a single seed
     decides nothing.
     """
-    if found.half is None and noise is None:
-        return ONE_SEED
-    if found.half is None and noise is not None and abs(found.value) <= noise:
-        return WITHIN_A_SEED
+    if found.half is None:
+        if noise is None:
+            return ONE_SEED
+        if abs(found.value) <= noise:
+            return WITHIN_A_SEED
     over_seeds = found.half is not None and abs(found.value) <= found.half
-    over_books = found.low is not None and found.high is not None and found.low <= 0 <= found.high
+    over_books = found.over_books is not None and found.over_books[0] <= 0 <= found.over_books[1]
     return OPEN if over_seeds or over_books else ""

@@ -229,9 +229,8 @@ def difference_cell(pairs: RunPairs, length: int, protocol: str, noise: float | 
     found, problem = compare(pairs, length, protocol)
     if found is None:
         return None, problem
-    interval = None if found.low is None or found.high is None else (found.low, found.high)
     remark = verdict(found, noise)
-    return NumberCell(found.value, found.half, interval, digits=3, signed=True, remark=remark), problem
+    return NumberCell(found.value, found.half, found.over_books, digits=3, signed=True, remark=remark), problem
 
 
 ScoresByDistance = tuple[str, str, dict[int, NumberCell]]  # of a run: its label, its seed, and a cell by distance

@@ -59,8 +59,9 @@ def test_differences_are_those_of_the_statistics():
             found = paired_difference(*sides)
             assert points[label].get_xdata() == [found.value]
             assert points[label].get_ydata() == [place]
-            assert bars[place] == [found.low, found.high]
-            assert found.low < found.value < found.high
+            low, high = found.over_books
+            assert bars[place] == [low, high]
+            assert low < found.value < high
             assert (place in halves) == (seeds == 2)
         apart = [np.average((0, 0.3, 0.6), weights=list(BOOKS.values())) - gap for gap in (0.3, 0.2)]  # by seed
         interval = scipy.stats.ttest_1samp(apart, 0).confidence_interval(0.95)

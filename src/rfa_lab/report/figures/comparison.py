@@ -86,8 +86,8 @@ def _draw_difference(axes: Axes, label: str, found: Difference | None, row: int,
     elif found.value < low:
         axes.annotate(f"< {found.value:+.2f}", (low, row), va="center", ha="left", fontsize=7)
     else:
-        if found.low is not None and found.high is not None:
-            axes.plot((found.low, found.high), (row, row), color=COLOURS[5], linewidth=3.5, alpha=0.6)
+        if found.over_books is not None:
+            axes.plot(found.over_books, (row, row), color=COLOURS[5], linewidth=3.5, alpha=0.6)
         if found.half is not None:
             axes.errorbar(found.value, row, xerr=found.half, color=COLOURS[0], linewidth=1, capsize=2)
         fill = COLOURS[0] if found.half is not None else "white"
