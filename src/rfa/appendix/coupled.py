@@ -130,8 +130,8 @@ def coupled_filter_attention(
             predicted = over.own * sources.target + over.cross * sources.auxiliary
             unknown = ~torch.view_as_real(predicted).isfinite().all(-1).all(-1).all(-1)
             key, value = predicted.masked_fill(unknown[..., None, None], 0.0).unbind(-2)
-            poisoned = ~torch.view_as_real(states[:, :, rows]).isfinite().all(-1).all(-1)
-            rows_alone = states[:, :, rows].masked_fill(poisoned[..., None], 0.0)
+            nonfinite = ~torch.view_as_real(states[:, :, rows]).isfinite().all(-1).all(-1)
+            rows_alone = states[:, :, rows].masked_fill(nonfinite[..., None], 0.0)
             variance = over.remaining * sources.variance + over.cross_power * y_noise + over.added + floor
             difference = rows_alone[:, :, :, None] - key
             residual = (difference.real.square() + difference.imag.square()).sum(-1)
@@ -141,7 +141,7 @@ def coupled_filter_attention(
                 log_weights(log_prior, weighed, robustness, temperature, weight),
                 visible,
                 lambda weights: (weights[..., None] * value).sum(-2),
-                poisoned | (seen & unknown).any(-1),
+                nonfinite | (seen & unknown).any(-1),
             )
 
         estimate, _ = masked_softmax(row_blocks(batch, heads, queries, keys * channels), dense_rows)

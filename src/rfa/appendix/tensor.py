@@ -108,12 +108,12 @@ def tensor_filter_attention(
         value_frame = value.to(dtype)
         if rotate_values:
             value_frame = rotated(value_frame, frequency, positions.key_times, inverse=True)
-        states, poisoned = zip(*map(finite, (query_frame, key_frame, value_frame)), strict=True)
+        states, nonfinite = zip(*map(finite, (query_frame, key_frame, value_frame)), strict=True)
         by_mode = tuple(x.unflatten(-1, (2, channels // 2)).permute(0, 1, 4, 2, 3) for x in states)
 
         def dense_rows(rows: slice) -> DenseRows:
             rows_alone = (by_mode[0][..., rows, :], *by_mode[1:])
-            unknown = (poisoned[0][..., rows], *poisoned[1:])
+            unknown = (nonfinite[0][..., rows], *nonfinite[1:])
             return _rows(rows_alone, unknown, given.to(dtype), positions.rows(rows), options)
 
         blocks = row_blocks(batch, heads * channels // 2, queries, key.shape[2])
@@ -126,7 +126,7 @@ def tensor_filter_attention(
 
 def _rows(
     states: tuple[Tensor, ...],
-    poisoned: tuple[Tensor, ...],
+    nonfinite: tuple[Tensor, ...],
     parameters: Parameters,
     positions: Positions,
     options: Options,
@@ -158,6 +158,6 @@ def _rows(
         log_weights(log_prior, weighed, robustness, inverse_temperature, options.weight),
         visible,
         lambda weights: (weights * decay @ value).permute(0, 1, 3, 4, 2).flatten(-2),
-        poisoned[0] | sees_any(visible, poisoned[1]),
-        sees_any(visible, poisoned[2]),
+        nonfinite[0] | sees_any(visible, nonfinite[1]),
+        sees_any(visible, nonfinite[2]),
     )

@@ -27,7 +27,7 @@ from .projections import (
 from .state_options import Clock, ContentClock, OutputGain, StateScale, Taps, states_before, tapped
 
 QueryStates = Float[Tensor, "batch heads queries channels"]
-Marks = Float[Tensor, "batch heads keys ..."]  # what each token says about the time after it
+Marks = Float[Tensor, "batch heads keys ..."]  # cached beside keys and values, such as gates and speeds of clocks
 Phases = Float[Tensor, "b heads length modes"]
 Rotation = tuple[Phases, Phases]  # cosine and sine
 
@@ -58,7 +58,7 @@ class Attention(nn.Module, ABC):
             saves parameters; `num_heads`. Each head turns them by its own frequencies: a cache is as large as without.
 
     Raises:
-        ValueError: if sizes do not fit together, or for a share of dropout that is none or that the backend lacks.
+        ValueError: if sizes do not fit together, for a dropout outside [0, 1), or one that the backend does not have.
     """
 
     def __init__(

@@ -114,7 +114,7 @@ def check_ids(name: str, ids: Tensor, vocabulary: int, ignored: int | None = Non
 
 
 def check_dropout(share: float, backend: str) -> None:
-    """Raise `ValueError` for a share of dropout that is none, or that the backend lacks."""
+    """Raise `ValueError` for a dropout outside [0, 1), or one that the backend does not have."""
     require(0 <= share < 1, "dropout", share, "a share from 0 to below 1")
     served = not share or backend in ("auto", "reference")
     require(served, "backend", backend, "'auto' or 'reference' with dropout: a fused backend has no weights to drop")

@@ -323,15 +323,15 @@ class DotProductAttention(Attention):
         log_gate: LogGates | None = None,
     ) -> QueryStates:
         """Scaled dot-product attention of whole sequences."""
-        apart = own is not None
+        separate_queries = own is not None
         scale = None if self.yarn is None else self.yarn.scale(positions)
         turned_first = self.window is not None or self.rotary_map == "as_released" or self.gates == "channel"
-        if turned_first or scale is not None or self._plain(positions, apart):
+        if turned_first or scale is not None or self._plain(positions, separate_queries):
             of_keys, of_queries = positions.times_of_heads()
             query = self._turn(query, of_queries, scale)  # an absent key has no time, but its query has
-            key_scale = scale[:, :1].expand(-1, key.shape[2]) if apart and scale is not None else scale
+            key_scale = scale[:, :1].expand(-1, key.shape[2]) if separate_queries and scale is not None else scale
             key = self._turn(key, of_keys, key_scale)
-            return self._attend(query, key, value, positions, log_gate, apart)
+            return self._attend(query, key, value, positions, log_gate, separate_queries)
         frequency = self.geometry.frequency
         if frequency is not None and not self.rotate_values:
             frequency = -frequency  # RoPE turns forwards
@@ -367,10 +367,10 @@ class DotProductAttention(Attention):
             estimate = turn(estimate, *rotation_of_heads(self.geometry.frequency, times))
         return estimate
 
-    def _plain(self, positions: Positions, apart: bool) -> bool:
+    def _plain(self, positions: Positions, separate_queries: bool) -> bool:
         """Whether PyTorch's own kernel serves: no bias, no decay, no turned values, only later keys unseen."""
         keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
-        masked = positions.key_groups is not None or (self.causal if apart else queries not in (1, keys))
+        masked = positions.key_groups is not None or (self.causal if separate_queries else queries not in (1, keys))
         biased = self.geometry.slopes is not None or self.learn_slopes or self.gate_projection is not None
         biased = biased or self.logarithmic is not None or self.sink
         beyond = self.window is not None and (exported() or not (positions.uniform and keys <= self.window))
@@ -395,13 +395,13 @@ class DotProductAttention(Attention):
         value: Tensor,
         positions: Positions,
         log_gate: Tensor | None,
-        apart: bool = False,
+        separate_queries: bool = False,
     ) -> Tensor:
-        """Attention over turned states. `apart`: the queries are not tokens of the keys."""
-        twice, dropout = self.backend == "reference", self._dropout()
+        """Attention over turned states. `separate_queries`: the queries are not tokens of the keys."""
+        twice, dropout = self.backend == "reference", self._dropout()  # twice: differentiable a second time
         if self.gates == "channel" and log_gate is not None:
             return channel_gated_attention(query, key, value, positions=positions, log_gate=log_gate, dropout=dropout)
-        if self._plain(positions, apart):
+        if self._plain(positions, separate_queries):
             # a single query sees all keys; a bool even while lengths are symbols
             causal = True if self.causal and query.shape[2] == key.shape[2] else False  # noqa: SIM210
             return scaled_dot_product_attention(query, key, value, twice, is_causal=causal, dropout_p=dropout)

@@ -1,10 +1,10 @@
-"""The common part of all computations in ordinary autograd code: scores at their limits, poison, one masked softmax.
+"""What all computations in ordinary autograd code share: limits of scores, non-finite states, one masked softmax.
 
 A variance is right down to the smallest normal number of its dtype (1.2e-38 in float32, 2.2e-308 in float64). A
 smaller one counts as that number and has no gradient. Scores of exponential weights, `r / (nu_s d (Sigma + gamma^2))`,
 leave the range of the dtype earlier: there `Sigma + gamma^2` counts as `least_effective_variance` where it is smaller.
 
-A state is poisoned where it holds NaN or infinity. The estimates of the queries that see it become NaN, no others.
+A state is not finite where it holds NaN or infinity. The estimates of the queries that see it become NaN, no others.
 """
 
 import functools
@@ -32,15 +32,15 @@ class DenseRows(NamedTuple):
         score: logarithm of the weights in nats, `(batch, heads, rows, keys)`, or with more dimensions after the heads.
         visible: `(b, rows, keys)`, True where a query sees a key.
         average: from the normalised weights, shaped as `score`, to the estimate `(batch, heads, rows, channels)`.
-        poisoned: `(batch, heads, rows)`, the rows of which a score is poisoned; None for none.
-        poisoned_values: `(batch, heads, rows)`, the rows that see a poisoned value; None for those alone.
+        nonfinite: `(batch, heads, rows)`, the rows with a score that is not finite; None if there are none.
+        nonfinite_values: `(batch, heads, rows)`, the rows that see such a value; None if `nonfinite` has them.
     """
 
     score: Tensor
     visible: Tensor
     average: Callable[[Tensor], Tensor]
-    poisoned: Tensor | None = None
-    poisoned_values: Tensor | None = None
+    nonfinite: Tensor | None = None
+    nonfinite_values: Tensor | None = None
 
 
 def masked_softmax(
@@ -49,11 +49,11 @@ def masked_softmax(
     """`average(softmax_j(score_ij))` over the visible keys, block of rows by block of rows.
 
     The estimate is `(batch, heads, queries, channels)`; the log sums, if asked for, are `log sum_j exp(score_ij)`,
-    `(batch, heads, ..., queries)`. A row that sees no key gives zeros and -inf, a poisoned row NaN.
+    `(batch, heads, ..., queries)`. A row that sees no key gives zeros and -inf, a row that is not finite NaN.
     """
     estimates, sums = [], []
     for rows in blocks:
-        score, visible, average, poisoned, poisoned_values = dense_rows(rows)
+        score, visible, average, nonfinite, nonfinite_values = dense_rows(rows)
         between = (None,) * (score.dim() - visible.dim())
         visible = visible[(slice(None), *between)]
         # an empty row keeps its scores: a softmax over nothing but -inf is NaN, and so are its gradients
@@ -61,12 +61,12 @@ def masked_softmax(
         score = score.masked_fill(~visible & ~empty, -torch.inf)
         record(score)
         estimate = average(score.softmax(-1))
-        unknown = poisoned if poisoned_values is None or poisoned is None else poisoned | poisoned_values
+        unknown = nonfinite if nonfinite_values is None or nonfinite is None else nonfinite | nonfinite_values
         estimates.append(fill_rows(estimate, unknown, empty.flatten(1, -3)))
         if log_sums:
             total = log_sum(score)
-            if poisoned is not None:
-                total = total.masked_fill(poisoned[(slice(None), slice(None), *between[1:])], torch.nan)
+            if nonfinite is not None:
+                total = total.masked_fill(nonfinite[(slice(None), slice(None), *between[1:])], torch.nan)
             sums.append(total.masked_fill(empty[..., 0], -torch.inf))
     return torch.cat(estimates, dim=2), torch.cat(sums, dim=-1) if log_sums else None
 
@@ -76,10 +76,10 @@ def dropped(weights: Tensor, share: float) -> Tensor:
     return F.dropout(weights, share) if share else weights
 
 
-def fill_rows(estimate: Tensor, poisoned: Tensor | None, empty: Tensor) -> Tensor:
-    """The estimate with NaN in poisoned rows `(batch, heads, rows)` and zeros in empty ones `(b, 1, rows, 1)`."""
-    if poisoned is not None:
-        estimate = estimate.masked_fill(poisoned[..., None], torch.nan)
+def fill_rows(estimate: Tensor, nonfinite: Tensor | None, empty: Tensor) -> Tensor:
+    """The estimate with NaN in non-finite rows `(batch, heads, rows)` and zeros in empty ones `(b, 1, rows, 1)`."""
+    if nonfinite is not None:
+        estimate = estimate.masked_fill(nonfinite[..., None], torch.nan)
     return estimate.masked_fill(empty, 0.0)
 
 
@@ -162,39 +162,39 @@ def squared_distance(query: Tensor, key: Tensor, decay: Tensor) -> Tensor:
 
 
 def finite(states: Tensor) -> tuple[Tensor, Tensor]:
-    """States with zeros instead of poisoned ones, and which are poisoned, `(batch, heads, length)`.
+    """States with zeros instead of those that are not finite, and which these are, `(batch, heads, length)`.
 
-    A weight of zero times NaN is NaN. So poison must not meet weights that it does not belong to.
+    A weight of zero times NaN is NaN. So a NaN must not meet the weights of rows that do not see it.
     """
-    poisoned = ~states.isfinite().all(-1)
-    return states.masked_fill(poisoned[..., None], 0.0), poisoned
+    nonfinite = ~states.isfinite().all(-1)
+    return states.masked_fill(nonfinite[..., None], 0.0), nonfinite
 
 
 class FiniteStates(NamedTuple):
-    """Query, key and value `(batch, heads, length, channels)` with zeros instead of poisoned ones.
+    """Query, key and value `(batch, heads, length, channels)` with zeros instead of those that are not finite.
 
-    The last two fields, `(batch, heads, length)`, are True for a poisoned query, and where key or value is poisoned.
+    The last two fields, `(batch, heads, length)`, are True for a non-finite query, and for a non-finite key or value.
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
-    poisoned: Tensor
-    poisoned_keys: Tensor
+    nonfinite: Tensor
+    nonfinite_keys: Tensor
 
     @classmethod
     def of(cls, *states: Tensor) -> "FiniteStates":
         """Of query, key and value."""
-        (query, poisoned), (key, of_key), (value, of_value) = map(finite, states)
-        return cls(query, key, value, poisoned, of_key | of_value)
+        (query, nonfinite), (key, of_key), (value, of_value) = map(finite, states)
+        return cls(query, key, value, nonfinite, of_key | of_value)
 
     def unknown(self, rows: slice, visible: Tensor, keys: slice = slice(None)) -> Tensor:
-        """Which of these queries are poisoned or see a poisoned one of these keys, `(batch, heads, rows)`."""
-        return self.poisoned[:, :, rows] | sees_any(visible, self.poisoned_keys[:, :, keys])
+        """Which of these queries are not finite or see one of these keys that is not, `(batch, heads, rows)`."""
+        return self.nonfinite[:, :, rows] | sees_any(visible, self.nonfinite_keys[:, :, keys])
 
 
 def rotated(states: Tensor, frequency: Tensor, times: Tensor, inverse: bool = False) -> Tensor:
-    """`rotate`. A poisoned state becomes NaN and gives the frequencies no gradient."""
+    """`rotate`. A state that is not finite becomes NaN and gives the frequencies no gradient."""
     return of_finite(lambda states: rotate(states, frequency, times, inverse), states)
 
 
@@ -214,11 +214,11 @@ def into_frame(
 
 
 def of_finite(function: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
-    """`function(states)`, state by state. A poisoned state becomes NaN, and no gradient goes back through it."""
+    """`function(states)`, state by state. A non-finite state becomes NaN, and no gradient goes back through it."""
     if all_finite(states):
         return function(states)
-    states, poisoned = finite(states)
-    return function(states).masked_fill(poisoned[..., None], torch.nan)
+    states, nonfinite = finite(states)
+    return function(states).masked_fill(nonfinite[..., None], torch.nan)
 
 
 def all_finite(states: Tensor) -> bool:
@@ -231,7 +231,7 @@ def _values_at_hand(*tensors: Tensor) -> bool:
     return readable(*tensors) and all(x.device.type == "cpu" for x in tensors)
 
 
-def sees_any(visible: Tensor, poisoned: Tensor) -> Tensor:
-    """Which queries see a key that is `poisoned` `(batch, heads, keys)`; `visible` is `(b, queries, keys)`."""
-    seen = visible.to(torch.float32) @ poisoned.mT.to(torch.float32)  # counted: no mask of every head
+def sees_any(visible: Tensor, nonfinite: Tensor) -> Tensor:
+    """Which queries see a key that is `nonfinite` `(batch, heads, keys)`; `visible` is `(b, queries, keys)`."""
+    seen = visible.to(torch.float32) @ nonfinite.mT.to(torch.float32)  # counted: no mask of every head
     return seen.mT > 0

@@ -44,12 +44,12 @@ def filter_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem
         if not options.in_frame:
             of_keys, of_queries = (rotation_of_heads(frequency, times) for times in positions.times_of_heads())
             states = into_frame(states, of_keys, of_queries, dtype, turns_values)
-        (in_frame, poisoned), (keys, poisoned_keys), (values, poisoned_values) = map(finite, states)
+        (in_frame, nonfinite), (keys, nonfinite_keys), (values, nonfinite_values) = map(finite, states)
         if options.prior == "riccati" and riccati is None and key.shape[2]:
             riccati = riccati_weights(parameters, positions, dtype)
 
         def dense_rows(rows: slice) -> DenseRows:
-            """Poisoned queries, keys and values stand as zeros."""
+            """Queries, keys and values that are not finite stand as zeros."""
             visible, decay, variance, weighed = _pairs(in_frame[:, :, rows], keys, head, positions.rows(rows), options)
             if riccati is not None:
                 between = riccati.at_queries[..., rows, None] - riccati.cumulative[:, :, None, :]
@@ -62,8 +62,8 @@ def filter_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem
                 log_weights(log_prior, weighed, head.robustness, head.inverse_temperature, options.weight),
                 visible,
                 lambda weights: dropped(weights, options.dropout) * decay @ values,
-                poisoned[:, :, rows] | sees_any(visible, poisoned_keys),
-                sees_any(visible, poisoned_values),
+                nonfinite[:, :, rows] | sees_any(visible, nonfinite_keys),
+                sees_any(visible, nonfinite_values),
             )
 
         blocks = row_blocks(batch, heads, queries, key.shape[2])

@@ -232,7 +232,7 @@ def _with_tensors(parameters: Parameters, tensors: list[Tensor] | tuple[Tensor, 
     return parameters._replace(**by_name)
 
 
-Marks = dict[str, Any]  # times, key_mask and segment_ids; of a model also position_ids and seq_idx
+PerToken = dict[str, Any]  # times, key_mask and segment_ids; of a model also position_ids and seq_idx
 
 
 def ring_filter_attention(
@@ -293,7 +293,7 @@ def ring_filter_attention(
     """
     parameters = Parameters(**dynamics, source_rate=None)
     options = Options(causal, weight, rotate_values, prior, gate, query_noise_in_bias, True)
-    marks: Marks = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids}
+    marks: PerToken = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids}
 
     def check() -> dict[str, Any]:
         validate(query, key, value, parameters, options)
@@ -325,7 +325,7 @@ def filtered(
 def whole_sequence(
     check: Callable[[], dict[str, Any]],
     device: torch.device,
-    marks: Marks,
+    marks: PerToken,
     group: dist.ProcessGroup | None,
     contiguous: bool,
 ) -> tuple[dist.ProcessGroup, int, int, Positions]:
@@ -356,7 +356,7 @@ def whole_sequence(
     return group, rank, dist.get_world_size(group), _whole_positions(alike, device, marks, group, contiguous)
 
 
-def _check_marks(sizes: dict[str, Any], device: torch.device, marks: Marks) -> None:
+def _check_marks(sizes: dict[str, Any], device: torch.device, marks: PerToken) -> None:
     times = marks["times"]
     if isinstance(times, Tensor) and times.requires_grad:
         raise ValueError("times: got times with a gradient, expected times without one: shards pass none")
@@ -367,7 +367,7 @@ def _check_marks(sizes: dict[str, Any], device: torch.device, marks: Marks) -> N
 
 
 def _check_alike(
-    alike: dict[str, Any], device: torch.device, marks: Marks, group: dist.ProcessGroup, refused: ValueError | None
+    alike: dict[str, Any], device: torch.device, marks: PerToken, group: dist.ProcessGroup, refused: ValueError | None
 ) -> None:
     """Raise on all processes where one was refused or where their shards differ: else some would wait for others."""
     kinds = {n: "none" if x is None else f"{x.dtype} {list(x.shape[:-1])}" for n, x in marks.items()}
@@ -386,7 +386,7 @@ def _check_alike(
 
 
 def _whole_positions(
-    sizes: dict[str, Any], device: torch.device, marks: Marks, group: dist.ProcessGroup, contiguous: bool
+    sizes: dict[str, Any], device: torch.device, marks: PerToken, group: dist.ProcessGroup, contiguous: bool
 ) -> Positions:
     """Of all tokens. Each process checks the same, so that all raise or none does."""
     batch, total = sizes["batch"], sizes["length"] * dist.get_world_size(group)

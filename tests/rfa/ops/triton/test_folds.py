@@ -150,7 +150,7 @@ def test_folds_and_pairs_agree(folded, monkeypatch, irregular):
 
 
 @cover(1, irregular=TIMES, name=["query", "key", "value"], place=[3, 70, 140])
-def test_poisoned_states(irregular, name, place):
+def test_non_finite_statesed_states(irregular, name, place):
     """A row that sees NaN is NaN, as without folds; another is what it was."""
     inputs, given = folding(7, irregular)
     inputs = {n: x.to(torch.bfloat16 if x.dim() == 4 else torch.float32) for n, x in inputs.items()}

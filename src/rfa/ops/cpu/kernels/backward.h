@@ -56,9 +56,9 @@ template <int64_t SCORE, class Prior> class Backward {
   // grad_out is scaled by ln 2: scores are in bits.
   void pack_queries() {
     const Problem& p = task_.p;
-    std::vector<int64_t> poisoned;
-    pack_rows(p.query, task_, turns_.query, 0, p.queries, p.channels, task_.channels, false, queries_, &poisoned);
-    pack_rows(p.grad_out, task_, turns_.out, 0, p.queries, p.value_channels, task_.value_channels, false, grads_, &poisoned);
+    std::vector<int64_t> nonfinite;
+    pack_rows(p.query, task_, turns_.query, 0, p.queries, p.channels, task_.channels, false, queries_, &nonfinite);
+    pack_rows(p.grad_out, task_, turns_.out, 0, p.queries, p.value_channels, task_.value_channels, false, grads_, &nonfinite);
     for (int64_t i = 0; i < padded_ * task_.value_channels; i++) grads_[i] *= LN2;
     if (p.brgemm) round_to_bfloat16(grads_, padded_ * task_.value_channels);
     queries_.convert(0, padded_);
@@ -75,9 +75,9 @@ template <int64_t SCORE, class Prior> class Backward {
       widest_ = std::max(widest_, norm);
       if (!seeing) continue;
       means_[i] = mean(inner(i), grad_log_sum[i]);
-      if (!std::isfinite(means_[i].part + means_[i].rest)) poisoned.push_back(i);
+      if (!std::isfinite(means_[i].part + means_[i].rest)) nonfinite.push_back(i);
     }
-    for (int64_t i : poisoned)  // NaN for the keys that it sees, zero for the others
+    for (int64_t i : nonfinite)  // NaN for the keys that it sees, zero for the others
       if (rows_[i].offset != INFINITY) rows_[i] = {0.0f, task_.scalar(0), NAN, 0.0f}, means_[i] = {0.0f, 0.0f};
   }
 
@@ -156,11 +156,11 @@ template <int64_t SCORE, class Prior> class Backward {
   void pack_keys(int64_t start) {
     const Problem& p = task_.p;
     const int64_t n = std::min(KEY_BLOCK, p.keys - start);
-    std::vector<int64_t> poisoned;  // not used: the rows that see them have a log2 sum or an estimate of NaN
+    std::vector<int64_t> nonfinite;  // not used: the rows that see them have a log2 sum or an estimate of NaN
     std::memset(keys_, 0, KEY_BLOCK * task_.channels * sizeof(float));
     std::memset(value_rows_, 0, KEY_BLOCK * task_.value_channels * sizeof(float));
-    pack_rows(p.key, task_, turns_.key, start, n, p.channels, task_.channels, true, keys_, &poisoned);
-    pack_rows(p.value, task_, turns_.value, start, n, p.value_channels, task_.value_channels, true, value_rows_, &poisoned);
+    pack_rows(p.key, task_, turns_.key, start, n, p.channels, task_.channels, true, keys_, &nonfinite);
+    pack_rows(p.value, task_, turns_.value, start, n, p.value_channels, task_.value_channels, true, value_rows_, &nonfinite);
     keys_.convert(0);
     key_columns_.pack(keys_, 0, KEY_BLOCK);
     value_columns_.pack(value_rows_, 0, KEY_BLOCK);

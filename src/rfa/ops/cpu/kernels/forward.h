@@ -41,14 +41,14 @@ template <int64_t SCORE, class Prior> class Forward {
     Buffer<float> rows(KEY_BLOCK * task_.channels);
     for (int64_t start = 0; start < p.keys; start += KEY_BLOCK) {
       const int64_t n = std::min(KEY_BLOCK, p.keys - start);
-      pack_rows(p.key, task_, turns_.key, start, n, p.channels, task_.channels, true, rows, &poisoned_keys_);
+      pack_rows(p.key, task_, turns_.key, start, n, p.channels, task_.channels, true, rows, &nonfinite_keys_);
       keys_.pack(rows, start, n);
       for (int64_t j = 0; j < n; j++) {
         key_norms_[start + j] = squared_norm(rows + j * task_.channels, task_.channels);
         longest_ = std::max(longest_, key_norms_[start + j]);
       }
       pack_rows(p.value, task_, turns_.value, start, n, p.value_channels, task_.value_channels, true,
-                values_ + start * task_.value_channels, &poisoned_values_);
+                values_ + start * task_.value_channels, &nonfinite_values_);
       values_.convert(start);
     }
   }
@@ -59,8 +59,8 @@ template <int64_t SCORE, class Prior> class Forward {
     const Problem& p = task_.p;
     const int64_t n = std::min(QUERY_BLOCK, p.queries - first);
     std::memset(queries_, 0, QUERY_BLOCK * task_.channels * sizeof(float));
-    poisoned_queries_.clear();
-    pack_rows(p.query, task_, turns_.query, first, n, p.channels, task_.channels, false, queries_, &poisoned_queries_);
+    nonfinite_queries_.clear();
+    pack_rows(p.query, task_, turns_.query, first, n, p.channels, task_.channels, false, queries_, &nonfinite_queries_);
     queries_.convert(0, QUERY_BLOCK);
     const float coefficient = task_.scalar(0), bound = p.bound[task_.h];
     float widest = 0.0f;
@@ -139,15 +139,15 @@ template <int64_t SCORE, class Prior> class Forward {
       const bool sharp = largest(load(parts_ + i * LANES)) > SHARP * total;
       p.log_sum[task_.row_index() * p.queries + first + i] = marked(log_sum, sharp);
     }
-    for (int64_t i : poisoned_queries_) poison(i, true);
-    for (int64_t i = first; i < first + n && !poisoned_keys_.empty(); i++)
-      if (visibility_.sees_any(i, poisoned_keys_)) poison(i, true);
-    for (int64_t i = first; i < first + n && !poisoned_values_.empty(); i++)
-      if (visibility_.sees_any(i, poisoned_values_)) poison(i, false);
+    for (int64_t i : nonfinite_queries_) fill_with_nan(i, true);
+    for (int64_t i = first; i < first + n && !nonfinite_keys_.empty(); i++)
+      if (visibility_.sees_any(i, nonfinite_keys_)) fill_with_nan(i, true);
+    for (int64_t i = first; i < first + n && !nonfinite_values_.empty(); i++)
+      if (visibility_.sees_any(i, nonfinite_values_)) fill_with_nan(i, false);
   }
 
   // A query that sees NaN or infinity becomes NaN. One that sees no key keeps its zeros.
-  void poison(int64_t i, bool score) {
+  void fill_with_nan(int64_t i, bool score) {
     const Problem& p = task_.p;
     double* log_sum = p.log_sum + task_.row_index() * p.queries + i;
     if (*log_sum == -INFINITY) return;
@@ -168,7 +168,7 @@ template <int64_t SCORE, class Prior> class Forward {
   LeftFactor tile_;
   Buffer<float> parts_;
   Buffer<int32_t> mask_;
-  std::vector<int64_t> poisoned_keys_, poisoned_values_, poisoned_queries_;
+  std::vector<int64_t> nonfinite_keys_, nonfinite_values_, nonfinite_queries_;
   RowOfScores rows_[QUERY_BLOCK];
   float totals_[QUERY_BLOCK], longest_ = 0.0f;  // longest_: of the keys' squared norms
   float reach_ = 0.0f;                           // c |q| |k| at most

@@ -56,9 +56,9 @@ static inline bool finite(const float* row, int64_t padded) {
 }
 
 // Rows [first, first + n) into `rows` (row-major, `padded` floats a row; what is beyond `channels` stays zero). Rows that
-// hold NaN or infinity become zeros, because a weight of zero times NaN is NaN, and join `poisoned`.
+// hold NaN or infinity become zeros, because a weight of zero times NaN is NaN, and join `nonfinite`.
 __attribute__((noinline)) static void pack_rows(const States& states, const Task& task, const Turn& turn_by, int64_t first, int64_t n,
-                             int64_t channels, int64_t padded, bool is_key, float* rows, std::vector<int64_t>* poisoned) {
+                             int64_t channels, int64_t padded, bool is_key, float* rows, std::vector<int64_t>* nonfinite) {
   for (int64_t i = 0; i < n; i++) {
     const int64_t t = first + i;
     float* row = rows + i * padded;
@@ -71,7 +71,7 @@ __attribute__((noinline)) static void pack_rows(const States& states, const Task
         numbers = finite(row, padded);
       }
       if (numbers) continue;
-      poisoned->push_back(t);
+      nonfinite->push_back(t);
     }
     std::memset(row, 0, padded * sizeof(float));
   }

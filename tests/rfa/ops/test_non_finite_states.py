@@ -5,7 +5,7 @@ from cover import cover
 
 from .problems import PRIORS, WEIGHTS, attend, irregular_times, problem
 
-LENGTH, AT = 140, 130  # the poisoned key shares its block with keys of other queries
+LENGTH, AT = 140, 130  # the key that is not finite shares its block with keys of other queries
 BAD = [torch.nan, torch.inf]
 
 
@@ -19,9 +19,9 @@ def found(inputs, rows, backend, **options):
     return {"output": output, "log_precision": log_precision, **dict(zip(leaves, gradients, strict=True))}
 
 
-def assert_untouched(clean, poisoned, place):
+def assert_untouched(clean, found, place):
     for name, wanted in clean.items():
-        actual = poisoned[name]
+        actual = found[name]
         if name == place:
             actual, wanted = (torch.cat([x[:, :, :AT], x[:, :, AT + 1 :]], 2) for x in (actual, wanted))
         scale = float(wanted.abs().max())
@@ -48,7 +48,7 @@ def test_earlier_queries(name, bad, timed, turned, backend):
 
 @cover(1, prior=PRIORS, weight=WEIGHTS, name=["key", "value"])
 def test_other_segments(name, weight, prior, backend):
-    """Not causal: what hides the poison is the segment, which changes within its block."""
+    """Not causal: what hides it is the segment, which changes within its block."""
     inputs = problem(1, batch=1, heads=1, keys=LENGTH, dtype=torch.float32)
     segments = torch.arange(LENGTH)[None] % 3
     options = {"segment_ids": segments, "causal": False, "weight": weight, "prior": prior}
@@ -127,8 +127,8 @@ def test_earlier_queries_of_the_other_operators(operator, name):
     _, clean = early()
     states[name] = states[name].clone()
     states[name][0, 1, 6, 2] = torch.nan
-    output, poisoned = early()
-    for wanted, actual in zip(clean, poisoned, strict=True):
+    output, found = early()
+    for wanted, actual in zip(clean, found, strict=True):
         torch.testing.assert_close(actual, wanted)
     assert bool(output[0, 1, 6].isnan().any())
     assert bool(output[0, 0].isfinite().all())
