@@ -1,10 +1,10 @@
 """The theory as usable code: linear SDEs, robust filtering, smoothing, forecasting and fitting."""
 
 from .components import Autoregression, Cycle, Level, Season, Trend
+from .estimators import Estimate, RecursiveEstimate, recursive_estimate, robust_estimate
 from .fit import Fit, fit
 from .likelihood import log_likelihood
 from .linear_sde import Diagonalization, LinearSDE, Outliers, Simulation
-from .robust import Estimate, RecursiveEstimate, recursive_estimate, robust_estimate
 from .robust_filter import RobustFilter
 from .series_estimate import Diagnostics, SeriesEstimate
 from .structural_model import Component, SeriesScale, StructuralModel

@@ -2,7 +2,7 @@
 
 `kernels/` has the sources. A wheel may bring them compiled; otherwise they are compiled on first use and kept in the
 cache, as those of `rfa.ops.cpu`. Where neither is possible, where gradients are wanted, or off the CPU, PyTorch
-does the same (`recursive_filter.py`).
+does the same (`kalman.py`, `recursive_filter.py`).
 """
 
 import ctypes
@@ -122,7 +122,7 @@ class FirstDerivatives(torch.autograd.Function):
 
 
 class Discretization(torch.autograd.Function):
-    """`Phi(dt)` and `V(dt)` of many lags, `(models, lags, n, n)`, with the gradient for A and Q of one model."""
+    """`Phi(dt)` and `V(dt)` of many lags, `(models, lags, n, n)`, with the gradients for A and Q."""
 
     @staticmethod
     def forward(ctx, dynamics, diffusion, lags):  # noqa: D102 - of PyTorch
@@ -139,10 +139,17 @@ class Discretization(torch.autograd.Function):
     def backward(ctx, grad_transition, grad_variance):  # noqa: D102
         dynamics, diffusion, lags = ctx.saved_tensors
         grads = torch.empty_like(dynamics), torch.empty_like(diffusion)
-        given = {"dynamics": dynamics, "diffusion": diffusion, "lags": lags}
-        given |= {"grad_transition": grad_transition.contiguous(), "grad_variance": grad_variance.contiguous()}
-        given |= {"grad_dynamics": grads[0], "grad_diffusion": grads[1]}
-        run("transitions_gradient", LagsProblem(1, len(lags), dynamics.shape[-1], 1), **given)
+        of_models = {
+            "dynamics": dynamics,
+            "diffusion": diffusion,
+            "grad_transition": grad_transition.contiguous(),
+            "grad_variance": grad_variance.contiguous(),
+            "grad_dynamics": grads[0],
+            "grad_diffusion": grads[1],
+        }
+        for model in range(len(dynamics)):  # the compiled gradient is of one model
+            own = {name: x[model] for name, x in of_models.items()}
+            run("transitions_gradient", LagsProblem(1, len(lags), dynamics.shape[-1], 1), lags=lags, **own)
         given_grads = grad_transition, grad_variance
         return *FirstDerivatives.apply(2, *grads, *given_grads, dynamics, diffusion), None  # type: ignore[no-untyped-call]
 
@@ -150,7 +157,7 @@ class Discretization(torch.autograd.Function):
 def discretize(sde: LinearSDE, lags: Float[Tensor, " lags"]) -> tuple[Tensor, Tensor]:
     """Phi and V of each lag, `(models, lags, n, n)`, of models in one batch dimension or none. They may overflow.
 
-    They have first derivatives for A and Q of one model only.
+    They have first derivatives for A and Q.
     """
     n, dynamics = sde.state_size, sde.dynamics
     closed_form = not bool((dynamics - torch.diag_embed(dynamics.diagonal(dim1=-2, dim2=-1))).any())

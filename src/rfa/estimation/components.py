@@ -14,7 +14,7 @@ Source: Harvey (1989), chapter 9; statsmodels' `UnobservedComponents` for the na
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,8 +39,16 @@ class Level(Component):
     """
 
     name: str = "level"
-    states: ClassVar[dict[str, float]] = {"level": 1.0}
-    parameters: ClassVar[dict[str, ParameterKind]] = {"sigma2.level": "variance"}
+
+    @property
+    def states(self) -> dict[str, float]:
+        """One, the level."""
+        return {"level": 1.0}
+
+    @property
+    def parameters(self) -> dict[str, ParameterKind]:
+        """`sigma2.level`."""
+        return {"sigma2.level": "variance"}
 
     def start(self, scale: SeriesScale) -> dict[str, float]:
         """A tenth of the change from reading to reading."""
@@ -64,8 +72,16 @@ class Trend(Component):
     """
 
     name: str = "trend"
-    states: ClassVar[dict[str, float]] = {"level": 1.0, "trend": 0.0}
-    parameters: ClassVar[dict[str, ParameterKind]] = {"sigma2.level": "variance", "sigma2.trend": "variance"}
+
+    @property
+    def states(self) -> dict[str, float]:
+        """The level, which a reading shows, and its slope."""
+        return {"level": 1.0, "trend": 0.0}
+
+    @property
+    def parameters(self) -> dict[str, ParameterKind]:
+        """`sigma2.level` and `sigma2.trend`."""
+        return {"sigma2.level": "variance", "sigma2.trend": "variance"}
 
     def start(self, scale: SeriesScale) -> dict[str, float]:
         """A tenth of the change from reading to reading, and a hundredth of that for the slope."""

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from .contributions import Contributions, ForwardTransitions, TransportedObservations, deviation_ratios
 from .gaussian import AffineUpdate, Gaussian, Information, mapped
+from .kalman import backward_information, diffuse_start
 from .matrices import identity_like, inverse, positive, symmetric, trace
 from .problem import EstimationProblem, ObservationGrid, Transitions, along_grid, each_step
-from .recursive_filter import FilterPass, backward_information, diffuse_start, kalman_pass, robust_pass
+from .recursive_filter import FilterPass, kalman_pass, robust_pass
 from .robust_weight import LOWEST_LOG_WEIGHT, RobustWeight
 
 Start = Literal["recursive", "leave_one_out", "query"]
@@ -303,37 +304,46 @@ def dense_estimate(problem: EstimationProblem, options: EstimatorOptions) -> Que
     """The estimate at every query, `(b, queries, ...)`."""
     grid, smooth, robust = problem.grid, problem.smooth, not options.robust_weight.gaussian
     transitions, forward = Transitions.of(problem.sde, grid), ForwardTransitions.of(problem.sde, grid)
-    first = problem.start or diffuse_start(grid, transitions)
+    first = diffuse_start(grid, transitions) if problem.initial is None else problem.initial
     filtered, states, riccati = None, None, None
     if options.start == "recursive" and robust:
         filtered = robust_pass(grid, transitions, first, smooth)
         states = [state.mean for state in filtered.estimates(smooth)]
     if options.riccati:
-        filtered = filtered or kalman_pass(grid, transitions, first)
+        if filtered is None:
+            filtered = kalman_pass(grid, transitions, first)
         riccati = _riccati(problem, filtered)
         grid = filtered.with_median_noise(grid)
     later = _later_observations(grid, transitions) if smooth else None
-    initial = None if problem.start is None else TransportedObservations.of_state(problem.start)
+    initial = None if problem.initial is None else TransportedObservations.of_state(problem.initial)
     earlier, estimates = TransportedObservations.none(grid), []
     indices = grid.query_index.unique()
     wanted = set(indices.tolist())
     for k in range(grid.length):
         if k:
-            earlier, initial = forward.forward(k - 1, earlier), initial and forward.forward(k - 1, initial)
+            earlier = forward.forward(k - 1, earlier)
+            initial = None if initial is None else forward.forward(k - 1, initial)
         earlier = earlier.with_observation(grid, k)
-        consensus: Consensus | None = None if riccati is None else next(riccati)
+        own = None if riccati is None else next(riccati)
         if k in wanted:
             observations = earlier if later is None else earlier.concatenated(later[k])
-            consensus = consensus or LyapunovConsensus(initial, observations, k, problem.stationary)
+            consensus = LyapunovConsensus(initial, observations, k, problem.stationary) if own is None else own
             state = None if states is None else states[k]
             estimate = reweighted_estimate(consensus, observations, grid, k, options, state)
             weights = _by_observation(estimate.weights, observations, grid) if options.with_weights else None
             estimates.append(estimate._replace(weights=weights))
     at = torch.searchsorted(indices, grid.query_index.contiguous())
-    parts = (
-        None if part[0] is None else along_grid(torch.stack(part, dim=1), at) for part in zip(*estimates, strict=True)
+
+    def at_queries(parts: list[Tensor]) -> Tensor:
+        return along_grid(torch.stack(parts, dim=1), at)
+
+    of_queries = [estimate.weights for estimate in estimates if estimate.weights is not None]
+    return QueryEstimate(
+        at_queries([estimate.mean for estimate in estimates]),
+        at_queries([estimate.covariance for estimate in estimates]),
+        at_queries(of_queries) if options.with_weights else None,
+        at_queries([estimate.objective for estimate in estimates]),
     )
-    return QueryEstimate(*parts)  # type: ignore[arg-type]
 
 
 def _later_observations(grid: ObservationGrid, transitions: Transitions) -> list[TransportedObservations]:
@@ -354,12 +364,12 @@ def _riccati(problem: EstimationProblem, filtered: FilterPass) -> Iterator[Ricca
     inverse = inverse.repeat(len(filtered.transitions.index) // len(inverse), 1, 1, 1)
     own_steps = [tuple(x[: len(grid.times)] for x in step) for step in steps]  # without challengers
     later = _later_contributions(filtered) if problem.smooth else None
-    counts, unobserved = problem.observation_counts(), problem.start
+    counts, unobserved = problem.observation_counts(), problem.initial
     contributions = Contributions.none(weighted)
     for k, state in enumerate(filtered.states):
         if k:
             contributions = contributions.predicted(steps[k - 1][0], inverse[:, k - 1], state.predicted.covariance)
-            unobserved = unobserved and unobserved.predicted(*own_steps[k - 1])
+            unobserved = None if unobserved is None else unobserved.predicted(*own_steps[k - 1])
         contributions = filtered.inherited(contributions, k)
         update = AffineUpdate.of_components(weighted.rows[:, k], state.gains)
         contributions = contributions.updated(weighted, k, update, filtered.gain_ratio[:, k])

@@ -9,8 +9,6 @@ import torch
 from jaxtyping import Real
 from torch import Tensor
 
-from rfa.checks import require
-
 from .likelihood import density_function
 from .linear_sde import LinearSDE
 from .matrices import InitialMoments, real, symmetric
@@ -129,20 +127,23 @@ def fit(
     """
     free = (free,) if isinstance(free, str) else free
     unknown = set(free) - {*FREE, *WEIGHT}
-    require(bool(free) and not unknown, "free", sorted(unknown) or "nothing", f"some of {', '.join((*FREE, *WEIGHT))}")
+    if unknown or not free:
+        raise ValueError(f"free: got {sorted(unknown) or 'nothing'}, expected some of {', '.join((*FREE, *WEIGHT))}")
     robust_weight = RobustWeight.of(nu, kappa, sde.observation_size)
     weight: dict[str, Any] = {"nu": robust_weight.nu, "kappa": robust_weight.kappa}
     tuned = [name for name in WEIGHT if name in free]
     for name in tuned:
         if weight[name] is None or robust_weight.gaussian:
             raise ValueError(f"{name}: got {weight[name]} with nu = {nu}, expected finite numbers to start from")
-    require(not sde.batch_shape, "sde", f"batch dimensions {tuple(sde.batch_shape)}", "one model for all series")
+    if sde.batch_shape:
+        raise ValueError(f"sde: got batch dimensions {tuple(sde.batch_shape)}, expected one model for all series")
     if bool(real("observations", observations).isnan().all()):
         raise ValueError("observations: got nothing but missing values, expected some observations")
     names, start, build = _parameters(sde, free)
     matrices, names = len(names), names + tuned
     start = torch.cat([start, torch.tensor([float(weight[name]) for name in tuned], dtype=torch.float64)])
-    require(bool(names), "free", ", ".join(free), "positive entries there to start from")
+    if not names:
+        raise ValueError(f"free: got {', '.join(free)}, expected positive entries there to start from")
 
     densities = density_function(sde, times, observations, robust_weight, iterations, initial)
 

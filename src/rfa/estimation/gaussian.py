@@ -29,10 +29,14 @@ T = TypeVar("T")
 
 
 def mapped(known: T, change: Callable[[Tensor], Tensor]) -> T:
-    """A named tuple with each of its tensors changed, those of tuples in it too."""
+    """A tuple, named or plain, with each of its tensors changed, those of tuples in it too. None stays None."""
     if isinstance(known, Tensor):
         return change(known)  # type: ignore[return-value]
-    return known and type(known)(*(mapped(part, change) for part in known))  # type: ignore[attr-defined]
+    if known is None:
+        return known
+    assert isinstance(known, tuple)
+    parts = [mapped(part, change) for part in known]
+    return type(known)(*parts) if hasattr(known, "_fields") else type(known)(parts)  # type: ignore[return-value]
 
 
 class AffineUpdate(NamedTuple):

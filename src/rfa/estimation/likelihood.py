@@ -12,14 +12,12 @@ import torch
 from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
-from rfa.checks import require
-
 from .compiled import FilterProblem, FirstDerivatives, can_run, different_lags, discretize, run, threads_for
+from .estimators import robust_estimate
+from .kalman import overflow_error
 from .linear_sde import LinearSDE
 from .matrices import InitialMoments, check_initial, flattened, identity_like, symmetric, without_missing
 from .problem import EstimationProblem, check_gaps, make_problem
-from .recursive_filter import overflow_error
-from .robust import robust_estimate
 from .robust_weight import Number, RobustWeight
 
 # The Gaussian log-likelihood of all rows on compiled code, with its analytic gradient for the model and the start
@@ -48,9 +46,9 @@ class CompiledLikelihood:
 
         It takes one model for all series, on the CPU, with a compiler, without gradients for the series.
         """
-        grid, sde, start = problem.grid, problem.sde, problem.start
+        grid, sde, initial = problem.grid, problem.sde, problem.initial
         given = [times, observations, grid.values, sde.dynamics, sde.observation]
-        given += [] if start is None else [start.mean, start.covariance]
+        given += [] if initial is None else [initial.mean, initial.covariance]
         m = observations.shape[-1]
         if not can_run(*given) or sde.batch_shape.numel() != 1 or m > _MOST_COMPONENTS:
             return None
@@ -71,7 +69,8 @@ class CompiledLikelihood:
         observation, noise = sde.observation.reshape(m, n), sde.observation_noise.reshape(m, m)
         rows, noise = without_missing(observation, noise, self.patterns)
         factor, failed = torch.linalg.cholesky_ex(noise)
-        require(not bool((failed > 0).any()), "observation_noise", "a singular matrix", "a positive definite one")
+        if bool((failed > 0).any()):
+            raise ValueError("observation_noise: got a singular matrix, expected a positive definite one")
         whiten = torch.linalg.solve_triangular(factor, identity_like(noise), upper=False)
         if len(whiten) == 1:
             values = self.values @ whiten[0].mT
@@ -79,11 +78,11 @@ class CompiledLikelihood:
             values = (whiten[self.row_index] @ self.values[..., None])[..., 0]
         transition, variance = (x[0] for x in discretize(sde, self.lags))
         check_gaps(transition, variance, self.lags)
-        (b, length, _), start = values.shape, self.problem.start
-        if start is None:
+        (b, length, _), initial = values.shape, self.problem.initial
+        if initial is None:
             mean, covariance = values.new_zeros(b, n), values.new_zeros(self.problem.grid.models, n, n)
         else:
-            mean, covariance = start.mean, start.covariance
+            mean, covariance = initial.mean, initial.covariance
         found, counts = FilterDensity.apply(  # type: ignore[no-untyped-call]
             whiten @ rows, values, transition, variance, mean, covariance, self
         )
@@ -92,7 +91,7 @@ class CompiledLikelihood:
         lost = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + sizes * math.log(2 * math.pi) / 2
         density = found - lost[self.row_index]
         counts = (counts > 0) & present
-        if start is None:
+        if initial is None:
             first = present.to(torch.int64).argmax(-1)
             late = (first > 0).nonzero()[:, 0]  # nothing is seen at the first times
             if len(late) and (stationary := replace(self.problem, sde=sde).stationary) is not None:
@@ -109,7 +108,7 @@ class CompiledLikelihood:
         """For a filter of these series."""
         b, length, m = self.values.shape
         threads = threads_for(covariances, m * length, states)
-        diffuse, models = self.problem.start is None, self.problem.grid.models
+        diffuse, models = self.problem.initial is None, self.problem.grid.models
         found = FilterProblem(b, covariances, models, length, m, states, threads, 0, diffuse)
         found.patterns, found.lags = len(self.patterns), len(self.lags)
         return found

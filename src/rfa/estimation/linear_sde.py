@@ -72,7 +72,8 @@ def solve_lyapunov(
     left = torch.einsum("...ij,kl->...ikjl", dynamics, identity) + torch.einsum("ij,...kl->...ikjl", identity, dynamics)
     right = -diffusion.flatten(-2).unsqueeze(-1)
     solved, failed = torch.linalg.solve_ex(left.reshape(*left.shape[:-4], n * n, n * n), right)
-    require(not bool((failed > 0).any()), "dynamics", "a singular Lyapunov equation", "eigenvalues with real parts < 0")
+    if bool((failed > 0).any()):
+        raise ValueError("dynamics: got a singular Lyapunov equation, expected eigenvalues with real parts < 0")
     return symmetric(solved.reshape(diffusion.shape))
 
 
@@ -166,11 +167,13 @@ class LinearSDE:
                 A is diagonal.
         """
         lags = _lags(dt)
+        if not lags.dim():
+            return self.transition(lags[None]).squeeze(-3)
         if self._diagonal:
             decayed = torch.exp(self.dynamics.diagonal(dim1=-2, dim2=-1)[..., None, :] * lags[..., None])
-            return _as_given(torch.diag_embed(decayed), dt)
+            return torch.diag_embed(decayed)
         self._longest(lags)
-        return _as_given(torch.linalg.matrix_exp(_at_each_time(self.dynamics) * lags[..., None, None]), dt)
+        return torch.linalg.matrix_exp(_at_each_time(self.dynamics) * lags[..., None, None])
 
     def covariance(self, dt: float | int | Real[Tensor, "*dt"]) -> Float[Tensor, "*lags n n"]:
         """`V(dt) = integral_0^dt exp(A s) Q exp(A s)^T ds`: the covariance that a known state gains over a lag.
@@ -190,12 +193,14 @@ class LinearSDE:
         """
         lags = _lags(dt)
         require(not bool((lags < 0).any()), "dt", lags.amin().item() if lags.numel() else 0.0, "lags >= 0")
+        if not lags.dim():
+            return self.covariance(lags[None]).squeeze(-3)
         if not self._diagonal:
-            return _as_given(self._block_covariance(lags), dt)
+            return self._block_covariance(lags)
         decay = -self.dynamics.diagonal(dim1=-2, dim2=-1)
         rates = (decay[..., :, None] + decay[..., None, :]) / 2  # mean mu of two states: exp(-2 mu s)
         gained = accumulated_variance(_at_each_time(rates), lags[..., None, None])
-        return _as_given(_at_each_time(self.diffusion) * gained, dt)
+        return _at_each_time(self.diffusion) * gained
 
     def _longest(self, dt: Tensor) -> float:
         """`|A| dt` of the longest lag, in the 1-norm."""
@@ -329,18 +334,14 @@ class LinearSDE:
 
 
 def _lags(dt: float | int | Real[Tensor, "*dt"]) -> Float[Tensor, "*lags"]:
-    """At least one dimension."""
+    """In float64, without dimensions for a number."""
     try:
         lags = torch.as_tensor(dt, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"dt: got {dt!r}, expected a number or a tensor of real numbers") from error
-    require(bool(lags.isfinite().all()), "dt", "NaN or infinite values", "finite lags")
-    return lags if lags.dim() else lags[None]
-
-
-def _as_given(matrices: Tensor, dt: float | int | Tensor) -> Tensor:
-    """Without the dimension of times for a lag that is a number."""
-    return matrices if isinstance(dt, Tensor) and dt.dim() else matrices.squeeze(-3)
+    if not bool(lags.isfinite().all()):
+        raise ValueError("dt: got NaN or infinite values, expected finite lags")
+    return lags
 
 
 def _at_each_time(matrix: Tensor) -> Tensor:

@@ -6,8 +6,6 @@ import torch
 from jaxtyping import Bool, Float, Real
 from torch import Tensor
 
-from rfa.checks import require
-
 InitialMoments = tuple[Real[Tensor, "*#initial n"], Real[Tensor, "*#initial n n"]]  # mean and covariance
 
 _TOLERANCE = 1e-9  # relative: rounding in a covariance that the caller has computed
@@ -17,7 +15,8 @@ def real(name: str, given: object) -> Tensor:
     """`given` in float64."""
     if not isinstance(given, Tensor):
         raise ValueError(f"{name}: got {type(given).__name__}, expected a tensor")
-    require(not (given.is_complex() or given.dtype == torch.bool), name, f"dtype {given.dtype}", "real numbers")
+    if given.is_complex() or given.dtype == torch.bool:
+        raise ValueError(f"{name}: got dtype {given.dtype}, expected real numbers")
     return given.to(torch.float64)
 
 
@@ -26,8 +25,10 @@ def check_matrix(name: str, given: Tensor, columns: int | None = None) -> None:
     shape = tuple(given.shape)
     expected = "(..., n, n)" if columns is None else f"(..., m, {columns})"
     fits = len(shape) >= 2 and 0 not in shape[-2:] and shape[-1] == (shape[-2] if columns is None else columns)
-    require(fits, name, f"shape {shape}", expected)
-    require(bool(given.isfinite().all()), name, "NaN or infinite values", "finite numbers")
+    if not fits:
+        raise ValueError(f"{name}: got shape {shape}, expected {expected}")
+    if not bool(given.isfinite().all()):
+        raise ValueError(f"{name}: got NaN or infinite values, expected finite numbers")
 
 
 def check_covariance(name: str, given: Tensor, size: int) -> None:

@@ -27,13 +27,15 @@ from .structural_model import Component, ParameterKind, SeriesScale, StructuralM
 _STEP = 1e-4  # of a coordinate: differences lose half of the digits
 _HESSIAN_STEP = 2e-3  # of a coordinate, for second differences, whose errors are 1e-6 on both sides
 _LARGEST_CHANGE = 60.0  # of a coordinate. Beyond it the likelihood has no maximum.
-_SLOWEST = 1e-10  # decay in a unit of time that its factor still tells from 1, to six digits
+_LEAST_DECAY = 1e-10  # in a unit of time. The factor of a slower one would round to 1.
 _ZERO = 12.0  # fall of the logarithm of a variance after which 0 is tried
 _SAME = 1e-6  # nats
 _TENTHS = 2.5631  # standard deviations between the first and the last tenth of a normal distribution
 _SLOPE = 1e-2  # nats by coordinate at the end of a search that has converged, of up to 1,000 readings
-_RATIOS = math.log(10) * torch.arange(-3.0, 2.0, dtype=torch.float64)  # logarithms: of all components' usual variances
-_LIFTS = math.log(10) * torch.arange(-5.0, 1.0, dtype=torch.float64)  # and of one of them, to leave a flat with it
+# Log-variances over those of the start, tried for all components together.
+_RATIOS = math.log(10) * torch.arange(-3.0, 2.0, dtype=torch.float64)
+# Log-variances tried one component at a time, to escape a flat region.
+_LIFTS = math.log(10) * torch.arange(-5.0, 1.0, dtype=torch.float64)
 _GAIN = 1e-2  # nats that a lifted variance must gain for another search
 _MOST_RESTARTS = 3
 _FLAT = 1e-7  # nats in one step, or change of all coordinates, by which a search has ended
@@ -42,7 +44,7 @@ _FLAT = 1e-7  # nats in one step, or change of all coordinates, by which a searc
 _MOST_ROUNDS = 4
 _FAR = 4.0  # standard deviations from its prediction at which a reading is left out: 1 of 16,000 good ones
 _SLOWER_STARTS = 20  # each ten times slower
-_MORE = 3  # readings beyond twice the unpredicted ones that may be refused together, less one
+_EXTRA_READINGS = 2  # Prefixes of up to 2 x unpredicted + 2 readings are tried.
 _REFUSED = 0.3  # readings that are far from their predictions, for each that is refused at the start
 
 
@@ -170,23 +172,23 @@ class ParameterSearch:
         vanished = {**found, **{name: 0.0 for name in of_components if fallen[name] > _ZERO}}
         if vanished != found and (at_zero := exact_log_likelihood(table.problem(vanished)).item()) > total - _SAME:
             found, total = vanished, at_zero
-        told = self._told_from_one(found)
-        if told != found and (at_told := exact_log_likelihood(table.problem(told)).item()) > total - _GAIN:
-            found, total = told, at_told
+        raised = self._with_least_decay(found)
+        if raised != found and (at_raised := exact_log_likelihood(table.problem(raised)).item()) > total - _GAIN:
+            found, total = raised, at_raised
         count = int((~np.isnan(readings.used)).sum())
         return FoundParameters(found, total, bool(slope.abs().max() < _SLOPE * max(1.0, count / 1000)))
 
-    def _told_from_one(self, found: Mapping[str, float]) -> dict[str, float]:
-        """With decays that are no slower than `_SLOWEST`, and the same stationary variances.
+    def _with_least_decay(self, found: Mapping[str, float]) -> dict[str, float]:
+        """Raise decays below 1e-10, whose factor would round to 1. Stationary variances stay.
 
-        Along such a wave that does not fade the likelihood is flat. So its factor can be given back by the caller.
+        The likelihood is flat there, and a caller can give the factor back as `fixed`.
         """
-        told = dict(found)
+        raised = dict(found)
         for decay, variances in self.decays.items():
-            if found[decay] < _SLOWEST:
-                told[decay] = _SLOWEST
-                told.update({name: found[name] * _SLOWEST / found[decay] for name in variances})
-        return told
+            if found[decay] < _LEAST_DECAY:
+                raised[decay] = _LEAST_DECAY
+                raised.update({name: found[name] * _LEAST_DECAY / found[decay] for name in variances})
+        return raised
 
     def standard_errors(self, readings: Readings, found: Mapping[str, float]) -> dict[str, float]:
         """Of the free parameters at the maximum, factors as such: `se(v) = |dv / dx| sqrt((-H^-1)_xx)`.
@@ -279,7 +281,7 @@ class ParameterSearch:
             return none
         best, least = none, float(fewest)
         alone = [np.arange(len(seen)) == place for place in places]
-        prefixes = [seen & (seen.cumsum() <= count) for count in range(2, 2 * len(places) + _MORE)]
+        prefixes = [seen & (seen.cumsum() <= count) for count in range(2, 2 * len(places) + _EXTRA_READINGS + 1)]
         for refused in [*alone, *prefixes]:
             far = self._far(values, replace(readings, refused=refused))
             cost = far.sum() + _REFUSED * refused.sum()
@@ -301,7 +303,8 @@ def _climbed(origin: Tensor, likelihood: Callable[[Tensor], Tensor], max_steps: 
 
     def with_slope(at: Tensor) -> tuple[Tensor, Tensor]:
         found = likelihood(at + shifts)
-        require(bool(found.isfinite().all()), "values", "a likelihood that is not finite", "smaller numbers or noises")
+        if not bool(found.isfinite().all()):
+            raise ValueError("values: got a likelihood that is not finite, expected smaller numbers or noises")
         return found[0], (found[1 : free + 1] - found[free + 1 :]) / (2 * _STEP)
 
     options = {"largest_change": _LARGEST_CHANGE, "tolerance_grad": 1e-5, "tolerance_change": _FLAT}

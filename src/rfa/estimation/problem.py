@@ -14,8 +14,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rfa.checks import require
-
 from .compiled import can_run, different_lags, discretize
 from .gaussian import Gaussian, Information
 from .linear_sde import LinearSDE
@@ -198,13 +196,13 @@ class EstimationProblem:
 
     sde: LinearSDE
     grid: ObservationGrid
-    start: Gaussian | None  # the state at the first grid time, or None where nothing is known of it
+    initial: Gaussian | None  # the state at the first grid time, or None where nothing is known of it
     smooth: bool
 
     @functools.cached_property
     def compiled(self) -> bool:
         """Whether compiled code takes it: on the CPU, with a compiler, without gradients."""
-        sde, grid, start = self.sde, self.grid, self.start
+        sde, grid, initial = self.sde, self.grid, self.initial
         given = [
             sde.dynamics,
             sde.diffusion,
@@ -214,7 +212,7 @@ class EstimationProblem:
             grid.rows,
             grid.values,
         ]
-        given += [] if start is None else [start.mean, start.covariance]
+        given += [] if initial is None else [initial.mean, initial.covariance]
         return not (torch.is_grad_enabled() and any(x.requires_grad for x in given)) and can_run(*given)
 
     @functools.cached_property
@@ -225,7 +223,7 @@ class EstimationProblem:
     @functools.cached_property
     def stationary(self) -> Float[Tensor, "b n n"] | None:
         """The stationary covariance. None where the model has none, or an initial state is known."""
-        if self.start is not None:
+        if self.initial is not None:
             return None
         try:
             return flattened(self.sde.stationary_covariance().detach(), self.grid.batch_shape, 2)
@@ -274,7 +272,8 @@ def make_problem(
     if mean is not None and covariance is not None:
         shapes = mean.shape[:-1], covariance.shape[:-2], shape
         shape = broadcast_shapes("initial", " of mean, covariance and series", shapes)
-    require(shape.numel() > 0, "observations", f"batch dimensions {tuple(shape)}", "at least one series")
+    if not shape.numel():
+        raise ValueError(f"observations: got batch dimensions {tuple(shape)}, expected at least one series")
     if smooth and robust:
         observations = without_fill_values(sde, times.expand(*shape, length), observations.expand(*shape, length, m))
     times, observations = flattened(times, shape, 1), flattened(observations, shape, 2)
@@ -327,4 +326,5 @@ def without_fill_values(
 def _check_times(name: str, given: Tensor) -> None:
     if not given.dim() or not given.shape[-1]:
         raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected (..., T) with at least one time")
-    require(bool(given.isfinite().all()), name, "NaN or infinite values", "finite numbers")
+    if not bool(given.isfinite().all()):
+        raise ValueError(f"{name}: got NaN or infinite values, expected finite numbers")

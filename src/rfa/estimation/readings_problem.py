@@ -17,10 +17,11 @@ from torch import Tensor
 from rfa.checks import require
 
 from .compiled import LikelihoodProblem, can_run, discretize, run, threads_for
-from .filters import Carried, FilteredRows, StateMoments, filter_rows
 from .gaussian import Gaussian
+from .kalman import kalman_filter
 from .problem import ObservationGrid, Transitions
-from .recursive_filter import Recursion, kalman_filter
+from .recursive_filter import Recursion
+from .row_filters import Carried, FilteredRows, StateMoments, filter_rows
 from .series import Readings
 from .structural_model import SeriesScale, StructuralModel
 

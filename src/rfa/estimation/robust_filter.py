@@ -12,10 +12,10 @@ import numpy as np
 from rfa.checks import require
 
 from .components import Cycle, Season, doubtful_period
-from .filters import Carried, FilteredRows
 from .linear_sde import LinearSDE
 from .parameter_search import ParameterSearch, read_fixed, series_scale
 from .readings_problem import ReadingsProblem, ReadingsTable, filter_readings, irregular_names
+from .row_filters import Carried, FilteredRows
 from .series import Readings, RowLabels, by_name, read_later, read_series, row_of
 from .series_estimate import Diagnostics, SeriesEstimate
 from .structural_model import Component, Regression, StructuralModel, to_factors

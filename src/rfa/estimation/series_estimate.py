@@ -10,8 +10,8 @@ from jaxtyping import Float
 
 from rfa.checks import needs, require
 
-from .filters import FilteredRows, StateMoments
 from .readings_problem import ReadingsProblem
+from .row_filters import FilteredRows, StateMoments
 from .series import like
 from .structural_model import SeriesScale
 from .time_axis import TimeAxis, as_numbers, drawable

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -139,7 +139,11 @@ class StructuralModel:
         parameters: Mapping[str, float | int | Float[Tensor, "*models"]],
         observation_noise: float | int | Float[Tensor, "*models"] = 1.0,
     ) -> LinearSDE:
-        """The linear SDE, with a value for each parameter and the variance R. Its states have the order of `states`.
+        """The linear SDE of given parameters. Its states have the order of `states`.
+
+        Args:
+            parameters: a value for each parameter, `()` or `(models,)`.
+            observation_noise: R, a variance.
 
         Raises:
             ValueError: for a parameter without a value.
@@ -164,9 +168,14 @@ class StructuralModel:
         return LinearSDE(dynamics, diffusion, row, noise.expand(shape)[..., None, None])
 
     def initial(self, sde: LinearSDE, gap: float) -> tuple[Float[Tensor, "*models n n"], Float[Tensor, " n"]]:
-        """What is known before the first reading: the covariance of stationary states, and the unit of diffuse ones.
+        """What is known before the first reading.
 
-        Both are 0 elsewhere. `gap` is the median time between readings.
+        Args:
+            sde: of this model.
+            gap: the median time between readings.
+
+        Returns:
+            The covariance of stationary states, 0 elsewhere; the unit of each diffuse state, 0 elsewhere.
         """
         blocks, units = list[Tensor](), list[float]()
         place = 0
@@ -194,12 +203,15 @@ class Regression(Component):
     sizes: tuple[float, ...]  # the root mean square of each
     name: str = "regression"
 
-    parameters: ClassVar[dict[str, ParameterKind]] = {}  # coefficients are states
-
     @property
     def states(self) -> dict[str, float]:
         """One for each regressor. How much of it a reading shows is the regressor itself."""
         return {f"beta.{name}": 0.0 for name in self.regressors}
+
+    @property
+    def parameters(self) -> dict[str, ParameterKind]:
+        """None: coefficients are states."""
+        return {}
 
     def start(self, scale: SeriesScale) -> dict[str, float]:
         """Nothing."""

@@ -9,7 +9,9 @@ import torch
 from cover import cover, slow
 
 from rfa.estimation import LinearSDE, compiled, fit, likelihood, log_likelihood, recursive_estimate, robust_estimate
+from rfa.estimation.problem import make_problem
 from rfa.estimation.robust_weight import RobustWeight
+from rfa.estimation.row_filters import filter_rows
 
 from .models import coupled, irregular_times, matrix, rotating, trend, with_gaps
 
@@ -158,9 +160,51 @@ def test_transitions_of_many_lags():
         dynamics, diffusion = torch.autograd.grad(total, inputs)
         results += [*parts, dynamics, diffusion + diffusion.mT]
     assert_equal(found, expected, 1e-11)
+
+
+def test_transitions_of_several_models_have_gradients():
+    """Each is that of its model alone."""
+    lags, scales = matrix([0.3, 2.0]), matrix([0.5, 2.0])[:, None, None]
+
+    def gradients(scale):
+        inputs = [(scale * x).requires_grad_() for x in (coupled().dynamics, coupled().diffusion)]
+        sde = LinearSDE(*inputs, coupled().observation, coupled().observation_noise)
+        parts = compiled.discretize(sde, lags)
+        total = sum((part * torch.linspace(-1, 1, part[0].numel()).view_as(part[0])).sum() for part in parts)
+        return torch.autograd.grad(total, inputs)
+
+    alone = [torch.stack(each) for each in zip(*map(gradients, (0.5, 2.0)), strict=True)]
+    assert_equal(gradients(scales), alone, 1e-14)
+
+
+def test_a_gap_over_which_a_state_overflows():
     unstable = LinearSDE(matrix([[1.0, 1.0], [0.0, 1.0]]), *(torch.eye(2).double(),) * 3)
     with pytest.raises(ValueError, match=r"^times: got a gap of 400, over which .* overflows$"):
         recursive_estimate(unstable, matrix([0.0, 1.0, 401.0]), torch.zeros(3, 2))
+
+
+@cover(robust=[False, True], smooth=[False, True], predict=[False, True])
+def test_rows_as_in_torch(robust, smooth, predict):
+    """Predictions where they are asked for, the least squares of the Kalman filter alone."""
+    sde = coupled()
+    problem = make_problem(sde, *series(sde, 25), initial=start(sde, True), robust=robust, smooth=smooth)
+    options = {"robust": robust, "smooth": smooth, "predict": predict}
+    parts = problem.grid, problem.transitions, problem.initial
+    found, expected = (filter_rows(*parts, compiled=ours, **options) for ours in (True, False))
+    for each in (found, expected):
+        assert (each.predicted is not None, each.least_squares is not None) == (predict, not robust)
+    assert_equal([*found.estimates, found.weights], [*expected.estimates, expected.weights], 1e-8)
+    if predict:
+        assert_equal(found.predicted, expected.predicted, 1e-8)
+    if not robust:
+        assert_equal([found.least_squares], [expected.least_squares], 1e-8)
+
+
+def test_threads_for_long_work_alone(monkeypatch):
+    """And no more than there are parts."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    work = {(9, 500, 6): 1, (9, 10_000, 6): 4, (2, 100_000, 6): 2}
+    assert {given: compiled.threads_for(*given) for given in work} == work
 
 
 def test_equal_lags_are_one():

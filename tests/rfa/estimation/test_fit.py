@@ -109,13 +109,13 @@ def test_standard_errors_where_the_curvature_says_nothing():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"free": ()}, "free: got .nothing"),
+        ({"free": ()}, "^free: got nothing, expected some of decay"),
         ({"free": ("drift",)}, "free: got"),
-        ({"free": ("decay",)}, "expected positive entries"),
+        ({"free": ("decay",)}, "^free: got decay, expected positive entries"),
         ({"observations": torch.full((5, 1), torch.nan)}, "nothing but missing"),
         (
             {"sde": LinearSDE(torch.zeros(2, 1, 1), torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1))},
-            "batch dimensions",
+            r"^sde: got batch dimensions \(2,\), expected one model",
         ),
         ({"nu": -1.0}, "nu: got -1"),
         ({"nu": "x"}, "nu: got 'x'"),

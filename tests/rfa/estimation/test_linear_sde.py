@@ -40,6 +40,17 @@ def test_transition_and_covariance_are_scipys(name):
         torch.testing.assert_close(sde.covariance(lag), covariance, rtol=1e-10, atol=1e-10 * abs(integral).max())
 
 
+@pytest.mark.parametrize("name", ["diagonal", "rotating"])
+def test_lags_have_the_dimensions_that_are_given(name):
+    """Lists and arrays of one lag too."""
+    sde = LinearSDE(matrix(DYNAMICS[name]), DIFFUSION, EYE, EYE)
+    for of in (sde.transition, sde.covariance):
+        for number in (0.5, np.float64(0.5), matrix(0.5)):
+            assert of(number).shape == (2, 2)
+        for one in ([0.5], np.array([0.5]), matrix([0.5])):
+            assert torch.equal(of(one), of(0.5)[None])
+
+
 def test_the_diagonal_form_is_the_block_form():
     dynamics = matrix([[-1.0, 0.0], [0.0, -0.01]])
     closed = LinearSDE(dynamics, DIFFUSION, EYE, EYE)
@@ -156,10 +167,13 @@ def test_series_that_differ_in_their_start_have_random_numbers_of_their_own():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"dynamics": matrix([[0.0, 1.0]])}, r"dynamics: got .shape \(1, 2\)"),
-        ({"dynamics": EYE * torch.nan}, "dynamics: got .NaN"),
+        ({"dynamics": matrix([[0.0, 1.0]])}, r"^dynamics: got shape \(1, 2\), expected \(..., n, n\)$"),
+        ({"dynamics": EYE * torch.nan}, "^dynamics: got NaN or infinite values, expected finite numbers$"),
         ({"diffusion": matrix([[1.0, 0.5], [0.0, 1.0]])}, "diffusion: got a matrix that is not symmetric"),
         ({"diffusion": matrix([[1.0, 2.0], [2.0, 1.0]])}, "diffusion: got an eigenvalue of -1"),
+        ({"dynamics": EYE > 0}, "^dynamics: got dtype torch.bool, expected real numbers$"),
+        ({"observation_noise": -EYE}, "observation_noise: got an eigenvalue of -1"),
+        ({"observation_noise": matrix([[1.0]])}, r"observation_noise: got shape \(1, 1\)"),
         ({"diffusion": matrix([[1.0]])}, r"diffusion: got shape \(1, 1\), expected \(..., 2, 2\)"),
         ({"dynamics": torch.zeros(3, 2, 2), "diffusion": torch.zeros(2, 2, 2)}, "batch dimensions"),
     ],
@@ -176,7 +190,7 @@ def test_bad_lags_times_and_outliers():
     for call, message in [
         (lambda: fast.transition(1e120), r"dt: got 1e\+120, expected lags with a finite .A. dt, where .A. is 1e\+200"),
         (lambda: sde.covariance(-0.1), "dt: got -0.1, expected lags >= 0"),
-        (lambda: sde.transition(torch.nan), "dt: got .NaN"),
+        (lambda: sde.transition(torch.nan), "^dt: got NaN or infinite values, expected finite lags$"),
         (lambda: sde.transition("x"), "dt: got 'x', expected a number or a tensor"),
         (lambda: sde.simulate(matrix([1.0, 0.0])), "times: got NaN, infinite or decreasing"),
         (lambda: sde.simulate(matrix([0.0, 1.0]), outliers=(2.0, 10.0)), "outliers: got"),

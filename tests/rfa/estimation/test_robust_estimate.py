@@ -1,13 +1,14 @@
 """Weights, objectives, starts and directions of the robust estimator."""
 
 import math
+from typing import Literal
 
 import pytest
 import scipy.stats
 import torch
 from cover import cover
 
-from rfa.estimation import LinearSDE
+from rfa.estimation import LinearSDE, estimators
 
 from .models import coupled, irregular_times, matrix, papers_estimate, rotating, with_gaps
 
@@ -181,7 +182,7 @@ TIMES = torch.arange(5, dtype=torch.float64)
         ({"times": TIMES[:0]}, r"times: got shape \(0,\)"),
         ({"observations": torch.zeros(5, 3)}, r"observations: got shape \(5, 3\), expected \(..., 5, 2\)"),
         ({"observations": torch.zeros(2, 5, 2), "times": torch.stack([TIMES] * 3)}, "batch dimensions"),
-        ({"query_times": TIMES * torch.inf}, "query_times: got .NaN or infinite"),
+        ({"query_times": TIMES * torch.inf}, "query_times: got NaN or infinite values, expected finite numbers$"),
         ({"nu": 0.0}, "nu: got 0.0, expected degrees of freedom > 0"),
         ({"nu": 1e-300}, "nu: got 1e-300, expected degrees of freedom > 0, at least 1e-06"),
         ({"kappa": -1.0}, "kappa: got -1.0"),
@@ -197,10 +198,14 @@ TIMES = torch.arange(5, dtype=torch.float64)
         ({"initial": torch.zeros(2)}, "initial: got Tensor, expected a mean and a covariance"),
         ({"initial": (torch.zeros(5, 2), torch.eye(2)), "observations": torch.zeros(3, 5, 2)}, "initial: got batch"),
         ({"initial": (torch.zeros(2), torch.eye(2).expand(4, 2, 2)), "times": TIMES.expand(3, 5)}, "initial: got"),
-        ({"observations": torch.zeros(0, 5, 2)}, r"observations: got .batch dimensions \(0,\)., expected at least one"),
+        (
+            {"observations": torch.zeros(0, 5, 2)},
+            r"^observations: got batch dimensions \(0,\), expected at least one",
+        ),
     ],
 )
-def test_bad_input(given, message):
+def test_bad_input(given, message, monkeypatch):
+    monkeypatch.setattr(estimators, "Prior", Literal["lyapunov", "riccati", "flat"])  # the operator's may be more
     legal = {"sde": rotating(), "times": TIMES, "observations": torch.zeros(5, 2)}
     with pytest.raises(ValueError, match=message):
         papers_estimate(**(legal | given))

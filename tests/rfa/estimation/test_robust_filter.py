@@ -1,6 +1,7 @@
 """`RobustFilter`: updates, outliers, sensors, bad input, diagnostics, figures."""
 
 import re
+from datetime import date
 
 import numpy as np
 import pandas as pd
@@ -9,7 +10,7 @@ import torch
 from statsmodels.stats.diagnostic import acorr_ljungbox
 from statsmodels.stats.stattools import jarque_bera
 
-from rfa.estimation import Autoregression, Level, RobustFilter, Season, Trend, robust_estimate
+from rfa.estimation import Autoregression, Level, RobustFilter, Season, Trend, robust_estimate, robust_filter
 
 from .series_models import column
 
@@ -118,6 +119,21 @@ def test_wrong_readings_cost_little():
     assert 0.8 < np.delete(inside, hit).mean() <= 1.0  # 108 readings: three standard errors are 0.09
 
 
+def test_an_update_filters_one_reading(monkeypatch):
+    lengths = []
+
+    def recorded(problem, *rest, of=robust_filter.filter_readings):
+        lengths.append(len(problem))
+        return of(problem, *rest)
+
+    times, values, _ = simulated(40)
+    found = RobustFilter(Level()).fit(times, values, fixed={"level": 0.2, "sigma2.irregular": 1.0})
+    monkeypatch.setattr(robust_filter, "filter_readings", recorded)
+    for later in (1.0, 2.0, 3.0):
+        found.update(times[-1] + later, 0.0)
+    assert lengths == [40, 2, 2, 2]  # the last reading's row is there again, without its value
+
+
 def test_several_sensors_read_at_once():
     """Two columns, or one with labels: a sensor's own noise. With equal noise, the mean of both has half of it."""
     times, values, _ = simulated(40)
@@ -160,6 +176,19 @@ NOW = [0.0, 1.0, 2.0]
 TWICE = pd.DataFrame(np.ones((3, 2)), columns=["a", "a"])
 BAD = {
     "columns of one name": (lambda f: f.fit(NOW, TWICE), "sensor: got the names a, a, expected a name of its own"),
+    "text": (lambda f: f.fit(NOW, ["1", "2", "x"]), "values: got text, expected numbers"),
+    "infinite": (lambda f: f.fit(NOW, [1, np.inf, 2]), "values: got infinite values"),
+    "a sensor never read": (lambda f: f.fit(NOW, TWICE.set_axis(["a", "b"], axis=1) * [1, np.nan]), "no reading of b"),
+    "dates": (lambda f: f.fit(NOW, NOW, fixed=FIXED).forecast([date(2020, 1, 1)]), "query_times: got dates"),
+    "no component": (lambda _: RobustFilter(3), "model: got 3, expected components"),
+    "a unit": (lambda _: RobustFilter(Level(), time_unit="month"), "time_unit: got month, expected one of"),
+    "no regressors": (
+        lambda f: f.fit(NOW, NOW, exog=NOW, fixed=FIXED).forecast([4.0]),
+        "exog: got 0 columns, expected 1, as in fit",
+    ),
+    "a sensor": (lambda f: f.fit(NOW, NOW, fixed=FIXED).update(4.0, 1.0, sensor="b"), "sensor: got"),
+    "two values": (lambda f: f.fit(NOW, NOW, fixed=FIXED).update(4.0, [1.0, 2.0]), "value: got shape"),
+    "a probability": (lambda f: f.fit(NOW, NOW, fixed=FIXED).filter().interval(2.0), "probability: got 2.0"),
     "no label": (lambda f: f.fit(NOW, NOW, sensor=["a", None, "a"]), "sensor: got a missing label"),
     "a far value": (lambda f: f.fit(NOW, NOW, fixed=FIXED).update(4.0, 1e200), "value: got a number beyond"),
     "a far noise": (lambda _: RobustFilter(Level(), False).fit(NOW, NOW, noise=1e308), "values: got a likelihood"),

@@ -55,6 +55,14 @@ def test_dates_are_in_the_unit_that_is_stated():
     assert monthly.forecast(2).times.strftime("%Y-%m-%d").tolist() == ["2022-07-01", "2022-08-01"]
 
 
+def test_dates_of_nanoseconds():
+    dates = pd.date_range("2020", periods=20, freq="250ns")
+    filter = RobustFilter(Level(), time_unit="second").fit(pd.Series(np.arange(20.0), index=dates))
+    assert (filter.filter().times == dates.to_numpy()).all()
+    following = pd.date_range(dates[-1], periods=4, freq="250ns")[1:]
+    assert (filter.forecast(3).times == following.to_numpy()).all()
+
+
 def test_steps_follow_the_calendar_of_the_index():
     """And forecasts have its kind and zone. pandas continues each index."""
     values = np.random.default_rng(0).normal(size=12)

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from .compiled import FilterProblem, run, threads_for
 from .gaussian import Gaussian
+from .kalman import diffuse_start, overflow_error
 from .problem import ObservationGrid, Transitions
-from .recursive_filter import Recursion, diffuse_start, kalman_pass, overflow_error, resumed_filter, robust_smoother
+from .recursive_filter import Recursion, kalman_pass, resumed_filter, robust_smoother
 from .robust_weight import SCALES, NoiseScale
 
 Carried = Gaussian | Recursion  # what the Kalman filter and the robust filter carry from one row to the next
@@ -26,7 +27,7 @@ class FilteredRows(NamedTuple):
     """What a filter or a smoother finds at each row of b series."""
 
     estimates: StateMoments  # after each row in a filter, given all rows in a smoother
-    predicted: StateMoments | None  # before each row is used
+    predicted: StateMoments | None  # before each row is used, by the filter. None unless asked for
     weights: Float[Tensor, "b grid"]  # of each row, in (0, 1]
     least_squares: Float[Tensor, "b grid"] | None  # of the Kalman filter: the smallest sum of squares so far
     carried: Carried  # what the filter carries on from the last row
@@ -50,19 +51,19 @@ def filter_rows(
         predict: whether to give what is predicted too. Series must not share a covariance then.
     """
     if not compiled:
-        return _looped(grid, transitions, start, robust, smooth)
+        return _looped(grid, transitions, start, robust, smooth, predict)
     if robust and smooth:
         weights = _compiled("robust_filter", grid, transitions, start, True, False).weights
         found = _compiled("filter", grid.weighted(weights), transitions, start, True, predict)
-        return found._replace(weights=weights)
+        return found._replace(weights=weights, least_squares=None)
     return _compiled("robust_filter" if robust else "filter", grid, transitions, start, smooth, predict)
 
 
 def _looped(
-    grid: ObservationGrid, transitions: Transitions, start: Carried | None, robust: bool, smooth: bool
+    grid: ObservationGrid, transitions: Transitions, start: Carried | None, robust: bool, smooth: bool, predict: bool
 ) -> FilteredRows:
     """By loops in PyTorch, with gradients."""
-    start = start or diffuse_start(grid, transitions)
+    start = diffuse_start(grid, transitions) if start is None else start
     carried: Carried
     if robust:
         start = Recursion.first(start) if isinstance(start, Gaussian) else start
@@ -72,8 +73,11 @@ def _looped(
         passed = kalman_pass(grid, transitions, start)
         carried = passed.states[-1].posterior
     states = passed.estimates(smooth)
-    predicted = _moments([passed.without_challengers(state.predicted) for state in passed.states])
-    least_squares = torch.stack([state.least_squares for state in states], dim=1)
+    predicted, least_squares = None, None
+    if predict:
+        predicted = _moments([passed.without_challengers(state.predicted) for state in passed.states])
+    if not robust:
+        least_squares = torch.stack([state.least_squares for state in states], dim=1)
     return FilteredRows(_moments(states), predicted, passed.weight[: len(grid.times)], least_squares, carried)
 
 
@@ -104,8 +108,8 @@ def _compiled(
     threads = threads_for(covariances, m * length, n)
     mean, of_rows = grid.values.new_empty(b, length, n), grid.values.new_empty(b, length)
     covariance, overflow = mean.new_empty(covariances, length, n, n), torch.full((covariances,), -1)
-    predict = predict or (robust and smooth)
-    predicted = StateMoments(torch.empty_like(mean), torch.empty_like(covariance)) if predict else None
+    needed = predict or (robust and smooth)  # the compiled smoother goes back over the predictions
+    predicted = StateMoments(torch.empty_like(mean), torch.empty_like(covariance)) if needed else None
     carried = mean.new_empty(b, 2 * (n + n * n + 2 * SCALES) + 2) if robust else None
     run(
         entry,
@@ -122,8 +126,8 @@ def _compiled(
         covariance=covariance,
         least_squares=None if robust else of_rows,
         weight=of_rows if robust else None,
-        predicted_mean=predicted and predicted.mean,
-        predicted_covariance=predicted and predicted.covariance,
+        predicted_mean=None if predicted is None else predicted.mean,
+        predicted_covariance=None if predicted is None else predicted.covariance,
         resumed=resumed,
         carried=carried,
         overflow=overflow,
@@ -131,6 +135,7 @@ def _compiled(
     if bool((overflow >= 0).any()):
         raise overflow_error(int(overflow[overflow >= 0].min()))
     estimates = StateMoments(mean, covariance.expand(b, length, n, n))
+    predicted = predicted if predict else None
     if carried is not None:
         return FilteredRows(estimates, predicted, of_rows, None, _unpacked(carried, n))
     last = Gaussian(mean[:, -1], covariance[:, -1], None, of_rows[:, -1])

@@ -10,13 +10,14 @@ from rfa.checks import require
 from rfa.ops.problem import Prior
 
 from .consensus import EstimatorOptions, QueryEstimate, Start, dense_estimate
-from .filters import FilteredRows, filter_rows
 from .linear_sde import LinearSDE
 from .matrices import InitialMoments
 from .problem import EstimationProblem, ObservationGrid, along_grid, make_problem
 from .robust_weight import Number, Penalty, RobustWeight
+from .row_filters import FilteredRows, filter_rows
 
 Direction = Literal["filter", "smooth"]
+PRIORS = ("lyapunov", "riccati")  # that `robust_estimate` has; the operator's may be more
 
 
 class Estimate(NamedTuple):
@@ -32,7 +33,7 @@ class Estimate(NamedTuple):
     mean: Float[Tensor, "*batch queries n"]
     covariance: Float[Tensor, "*batch queries n n"]
     weights: Float[Tensor, "*batch queries T"] | None
-    objective: Float[Tensor, "steps *batch"] | None
+    objective: Float[Tensor, "steps *batch"]
 
 
 def robust_estimate(
@@ -131,7 +132,7 @@ def robust_estimate(
     Source: appendix A.3, equations `precision_weighted_average` and `conditional_objective`. The Riccati prior and the
     recursive start go beyond the paper (docs/theory.md).
     """
-    _check_choice("prior", prior, get_args(Prior))
+    _check_choice("prior", prior, PRIORS)
     _check_choice("start", start, get_args(Start))
     _check_choice("direction", direction, get_args(Direction))
     if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
@@ -143,10 +144,13 @@ def robust_estimate(
     problem = make_problem(sde, times, observations, query_times, initial, robust=robust, smooth=smooth)
     found = (_kalman_estimate if kalman else dense_estimate)(problem, options)
     shape, total = problem.grid.batch_shape, found.objective.sum(1).T
-    mean, covariance, weights = (
-        None if x is None else x.reshape(*shape, *x.shape[1:]) for x in (found.mean, found.covariance, found.weights)
-    )
-    return Estimate(mean, covariance, weights, total.reshape(len(total), *shape))  # type: ignore[arg-type]
+
+    def of_batch(x: Tensor) -> Tensor:
+        return x.reshape(*shape, *x.shape[1:])
+
+    weights = None if found.weights is None else of_batch(found.weights)
+    objective = total.reshape(len(total), *shape)
+    return Estimate(of_batch(found.mean), of_batch(found.covariance), weights, objective)
 
 
 def _check_choice(name: str, given: str, choices: tuple[str, ...]) -> None:
@@ -173,7 +177,7 @@ def _filtered(problem: EstimationProblem, robust: bool = False) -> tuple[Filtere
     found = filter_rows(
         problem.grid,
         problem.transitions,
-        problem.start,
+        problem.initial,
         compiled=problem.compiled,
         robust=robust,
         smooth=problem.smooth,
