@@ -254,4 +254,8 @@ def recursive_estimate(
     mean, covariance = (along_grid(x, grid.query_index) for x in (found.estimates.mean, covariance))
     order = torch.where(grid.observation_index < 0, grid.length, grid.observation_index).argsort(dim=-1)
     weights = along_grid(found.weights, order[:, : grid.observation_count])
-    return RecursiveEstimate(*(x.reshape(*grid.batch_shape, *x.shape[1:]) for x in (mean, covariance, weights)))
+    return RecursiveEstimate(
+        mean.reshape(*grid.batch_shape, *mean.shape[1:]),
+        covariance.reshape(*grid.batch_shape, *covariance.shape[1:]),
+        weights.reshape(*grid.batch_shape, *weights.shape[1:]),
+    )

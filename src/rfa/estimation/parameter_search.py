@@ -28,7 +28,7 @@ _STEP = 1e-4  # of a coordinate: differences lose half of the digits
 _HESSIAN_STEP = 2e-3  # of a coordinate, for second differences, whose errors are 1e-6 on both sides
 _LARGEST_CHANGE = 60.0  # of a coordinate. Beyond it the likelihood has no maximum.
 _LEAST_DECAY = 1e-10  # in a unit of time. The factor of a slower one would round to 1.
-_ZERO = 12.0  # fall of the logarithm of a variance after which 0 is tried
+_VANISHED = 12.0  # fall of the logarithm of a variance after which 0 is tried
 _SAME = 1e-6  # nats
 _TENTHS = 2.5631  # standard deviations between the first and the last tenth of a normal distribution
 _SLOPE = 1e-2  # nats by coordinate at the end of a search that has converged, of up to 1,000 readings
@@ -45,7 +45,7 @@ _MOST_ROUNDS = 4
 _FAR = 4.0  # standard deviations from its prediction at which a reading is left out: 1 of 16,000 good ones
 _SLOWER_STARTS = 20  # each ten times slower
 _EXTRA_READINGS = 2  # Prefixes of up to 2 x unpredicted + 2 readings are tried.
-_REFUSED = 0.3  # readings that are far from their predictions, for each that is refused at the start
+_REFUSAL_COST = 0.3  # of refusing one reading at the start, where a reading far from its prediction costs 1
 
 
 class FoundParameters(NamedTuple):
@@ -169,7 +169,7 @@ class ParameterSearch:
         total, at, slope, _ = best
         found = {name: float(value) for name, value in values(at).items()}
         fallen = dict(zip(free, (origin - at).tolist(), strict=True))
-        vanished = {**found, **{name: 0.0 for name in of_components if fallen[name] > _ZERO}}
+        vanished = {**found, **{name: 0.0 for name in of_components if fallen[name] > _VANISHED}}
         if vanished != found and (at_zero := exact_log_likelihood(table.problem(vanished)).item()) > total - _SAME:
             found, total = vanished, at_zero
         raised = self._with_least_decay(found)
@@ -218,7 +218,8 @@ class ParameterSearch:
     def robust_fit(self) -> RobustFit:
         """Fit to the readings that the robust filter predicts, and again, until these stay the same."""
         start, readings, values = self.start, self.readings, self._plausible_start()
-        found, before, kept, as_kalman = None, None, readings, values == start
+        found, before, kept = None, None, readings
+        is_kalman_fit = values == start  # the same start and all readings, as without a robust filter
         for _ in range(_MOST_ROUNDS):
             readings = replace(readings, refused=self._wrong_start(values))
             left_out = self._far(values, readings) | readings.wrong
@@ -229,10 +230,10 @@ class ParameterSearch:
             before, kept = left_out, replace(readings, values=np.where(left_out, np.nan, readings.values))
             again = {name: value if value > 0 else start[name] for name, value in values.items()}  # 0 has no logarithm
             found = self.maximum(kept, again)
-            values, as_kalman = found.values, as_kalman and not left_out.any()
+            values, is_kalman_fit = found.values, is_kalman_fit and not left_out.any()
         assert found is not None
         assert before is not None
-        if not as_kalman and not before.any():  # another start, or fewer readings, may have led to another maximum
+        if not is_kalman_fit and not before.any():  # another start, or fewer readings, may have led to another maximum
             direct = self.maximum(kept, start)
             if direct.log_likelihood > found.log_likelihood and not self._far(direct.values, readings).any():
                 found = direct
@@ -284,7 +285,7 @@ class ParameterSearch:
         prefixes = [seen & (seen.cumsum() <= count) for count in range(2, 2 * len(places) + _EXTRA_READINGS + 1)]
         for refused in [*alone, *prefixes]:
             far = self._far(values, replace(readings, refused=refused))
-            cost = far.sum() + _REFUSED * refused.sum()
+            cost = far.sum() + _REFUSAL_COST * refused.sum()
             if cost < least:
                 best, least = refused, cost
         if not best.any():
