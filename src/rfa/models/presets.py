@@ -18,14 +18,13 @@ _ROPER = DotProductAttentionConfig(frequencies=_PARTITIONED, rotate_values=True,
 
 _GATED_ROPER = DotProductAttentionConfig(prior="forget_gate", rotate_values=True)
 
-# plain names of the presets that most users need, and their names in the record
+# plain names of presets, and their names in the record
 PLAIN_NAMES = MappingProxyType(
     {
         "rope": "b1-rope",
         "alibi": "b2-alibi",
         "sc-rfa": "m2-sc-rfa",
         "riccati": "x2-riccati-alibi",
-        "forget-gate": "c4-fox",
     }
 )
 
@@ -66,10 +65,13 @@ _OF_RECORD: dict[str, AttentionConfig] = {
     "c12-kerple": DotProductAttentionConfig(frequencies=_NO_ROTATION, prior="kerple"),
 }
 PRESETS: MappingProxyType[str, AttentionConfig] = MappingProxyType(
-    {plain: _OF_RECORD[name] for plain, name in PLAIN_NAMES.items()} | _OF_RECORD
+    {plain: _OF_RECORD[name] for plain, name in PLAIN_NAMES.items()}
+    | {"forget-gate": DotProductAttentionConfig(prior="forget_gate", normalise_states=True)}
+    | _OF_RECORD
 )
 
 _SUMMARIES = {
+    "forget-gate": "dot product with RoPE, a forget gate and normalised queries and keys",
     "b1-rope": "dot product with RoPE",
     "b2-alibi": "dot product with ALiBi's linear bias",
     "b3-decayed-rope": "b1 with exponential decay after the softmax",
