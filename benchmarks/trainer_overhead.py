@@ -23,7 +23,7 @@ from rfa.models import RFAForCausalLM
 from rfa_lab.data import TokenBlocks, prepare
 from rfa_lab.training import RunFolder, TrainingSpec, train
 from rfa_lab.training.callbacks import read_metrics
-from rfa_lab.training.trainer import DYNAMICS_CLIP, make_optimizer, one_cycle
+from rfa_lab.training.trainer import clip_dynamics, make_optimizer, one_cycle
 
 
 def bare(spec: TrainingSpec, batches: list[torch.Tensor], vocabulary: int) -> tuple[float, list[float]]:
@@ -39,8 +39,7 @@ def bare(spec: TrainingSpec, batches: list[torch.Tensor], vocabulary: int) -> tu
         loss = model(ids, labels=ids).loss
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups[1:]:
-            nn.utils.clip_grad_norm_(group["params"], DYNAMICS_CLIP)
+        clip_dynamics(optimizer)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())

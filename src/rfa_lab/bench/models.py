@@ -11,7 +11,7 @@ from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 from rfa.models import DotProductAttentionConfig, RFAConfig, RFAForCausalLM, preset
 from rfa.nn import FilterCache
-from rfa_lab.training.trainer import DYNAMICS_CLIP, make_optimizer
+from rfa_lab.training.trainer import clip_dynamics, make_optimizer
 
 from .measurement import Case, Setting, Tick, compare, compare_with_tolerances, in_turns
 
@@ -154,8 +154,7 @@ class TrainingStepCase(ModelCase):
                 loss = model(tokens, labels=tokens).loss
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for group in optimizer.param_groups[1:]:
-                nn.utils.clip_grad_norm_(group["params"], DYNAMICS_CLIP)
+            clip_dynamics(optimizer)
             optimizer.step()
             optimizer.zero_grad()
 

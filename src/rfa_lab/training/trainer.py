@@ -70,9 +70,15 @@ class ClipDynamics(TrainerCallback):
 
     def on_pre_optimizer_step(self, args, state, control, *, optimizer=None, **kwargs):
         """Clip the gradient norm of the group named "dynamics"."""
-        for group in optimizer.param_groups if optimizer is not None else ():
-            if group.get("name") == "dynamics":
-                nn.utils.clip_grad_norm_(group["params"], DYNAMICS_CLIP)
+        if optimizer is not None:
+            clip_dynamics(optimizer)
+
+
+def clip_dynamics(optimizer: torch.optim.Optimizer) -> None:
+    """Clip the gradient norm of the group named "dynamics", as in the paper's training (appendix F)."""
+    for group in optimizer.param_groups:
+        if group.get("name") == "dynamics":
+            nn.utils.clip_grad_norm_(group["params"], DYNAMICS_CLIP)
 
 
 @contextmanager

@@ -23,6 +23,13 @@ def faults(path, **options) -> list[str]:
     return [line.removeprefix(f"{path}: ") for line in lines]
 
 
+def assert_fault(path, recipe, old, new, message):
+    """With `new` instead of `old` one of the faults begins with the message."""
+    assert old in recipe
+    path.write_text(recipe.replace(old, new))
+    assert any(line.startswith(message) for line in faults(path)), faults(path)
+
+
 def assert_faults(path, wanted):
     """One line begins with each of the wanted ones, and there are no others."""
     found = faults(path)
@@ -205,10 +212,7 @@ def test_no_recipe(tmp_path, text, said):
     ],
 )
 def test_faults_of_series(tmp_path, old, new, message):
-    path = tmp_path / "small.yaml"
-    assert old in SERIES
-    path.write_text(SERIES.replace(old, new))
-    assert any(line.startswith(message) for line in faults(path)), faults(path)
+    assert_fault(tmp_path / "small.yaml", SERIES, old, new, message)
 
 
 @pytest.mark.parametrize(
@@ -246,10 +250,7 @@ def test_faults_of_series(tmp_path, old, new, message):
     ],
 )
 def test_faults_of_recall(tmp_path, old, new, message):
-    path = tmp_path / "small.yaml"
-    assert old in RECALL
-    path.write_text(RECALL.replace(old, new))
-    assert any(line.startswith(message) for line in faults(path)), faults(path)
+    assert_fault(tmp_path / "small.yaml", RECALL, old, new, message)
 
 
 def test_data_of_drawn_sequences_are_refused(tmp_path):
