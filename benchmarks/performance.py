@@ -11,13 +11,12 @@ import json
 from pathlib import Path
 
 from gpu_code.tables import counts_by_size, counts_of_size
+from speed_tables import instruction_table, latest, markdown_tables, operator_curves, speed_over_length
 
 from rfa.files import write_text_whole
 from rfa.forecasting.style import save
 from rfa_lab.bench import read
-from rfa_lab.report.figures.comparison import speed_over_length
 from rfa_lab.report.layout import replace_between
-from rfa_lab.report.speed import instruction_table, latest, markdown_tables, operator_curves
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"

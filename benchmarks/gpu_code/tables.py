@@ -7,7 +7,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from rfa_lab.report.speed import Line
+from rfa_lab.bench.results import Line
 
 _GROUPS = {
     "tensor": ("tensor",),

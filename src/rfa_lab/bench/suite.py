@@ -1,7 +1,5 @@
-"""The cases of `rfa bench`, their measurement, and the file of JSON lines with the results."""
+"""The cases of `rfa bench`, and their measurement."""
 
-import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,6 +19,7 @@ from .memory import MemoryCase
 from .models import PEER, GenerationCase, TrainingStepCase
 from .operator import OperatorCase, filter_layer
 from .peers import PEERS
+from .results import append
 
 WHAT = ("operator", "step", "decode", "generate", "memory", "all")
 PRESET = "m2-sc-rfa"
@@ -182,41 +181,3 @@ def processor(device: str) -> str:
         card = torch.cuda.get_device_properties(0)
         return f"{card.name}, {card.multi_processor_count} SMs, {card.total_memory / 2**30:.0f} GiB"
     return f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
-
-
-def append(path: Path, line: Mapping[str, Any]) -> None:
-    """Append one line in a single write, so that neither a crash nor another process can leave a part of a line.
-
-    Raises:
-        OSError: if the line cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(line, allow_nan=False) + "\n"
-    with path.open("ab+", buffering=0) as file:
-        if file.seek(0, os.SEEK_END):
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":  # the last line was not finished; it must stay a line of its own
-                text = "\n" + text
-        data = text.encode()
-        if file.write(data) != len(data):
-            raise OSError(f"{path}: the disk took only a part of the last line")
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """All lines of a file.
-
-    Raises:
-        ValueError: for a line that is no JSON object, with its number.
-        OSError: if the file cannot be read.
-    """
-    lines = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            line = json.loads(text) if text.strip() else {}
-        except json.JSONDecodeError:
-            line = None
-        if not isinstance(line, dict):
-            raise ValueError(f"{path}: line {number} is no JSON object")
-        if line:
-            lines.append(line)
-    return lines

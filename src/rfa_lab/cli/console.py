@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from rfa.progress import Stage
-from rfa_lab.report.speed import COLUMNS, Line, speed_cells
 
 _STAGES = {
     "text": "reading text",
@@ -118,11 +117,13 @@ def stage_words(stage: Stage) -> str:
     return f"{stage.run}: {words}" if stage.run else words
 
 
-def speed_tables(lines: Sequence[Line]) -> Group:
+def speed_tables(lines: Sequence[Mapping[str, Any]]) -> Group:
     """Tables for a terminal of 80 columns, one for each benchmark, data type and peer, without the range.
 
     A size or model that all rows share is in the title.
     """
+    from rfa_lab.bench.results import speed_cells
+
     groups: dict[tuple[str, ...], list[list[str]]] = {}
     for line in lines:
         what, size, dtype, against, *figures = speed_cells(line)
@@ -141,7 +142,7 @@ def _speed_table(title: tuple[str, ...], rows: Sequence[list[str]]) -> Table:
     above = [" / ".join(filter(None, (what, peer))), dtype, *shared]
     heads = " ".join(("model", "size")[index] for index in own)
     table = Table(heads, title=Text(", ".join(above)), box=SIMPLE_HEAD, padding=0, collapse_padding=True)
-    for column in ("ratio", "quartiles", *COLUMNS[-3:]):
+    for column in ("ratio", "quartiles", "rfa", "peer", "of bound: rfa, peer"):
         table.add_column(column, justify="right")
     for row in rows:
         ratio, quartiles, _, *rest = row[2:]

@@ -8,12 +8,13 @@ import statistics
 import pytest
 from rich.console import Console
 from scripts import ROOT, script
+from speed_tables import markdown_tables, speed_over_length
 
 from rfa_lab.bench import append, read
 from rfa_lab.bench.bound import Peaks, attention_work, bound, decoding_work
 from rfa_lab.bench.measurement import StateShape, compare, in_turns, summary
+from rfa_lab.bench.results import fraction_of_bound
 from rfa_lab.cli.console import speed_tables
-from rfa_lab.report.speed import fraction_of_bound, markdown_tables
 
 PLACE = {"processor": "a CPU", "threads": 2, "environment": {"torch": "2.0", "commit": "abcdef0123456789"}}
 
@@ -96,6 +97,14 @@ def test_bound():
     assert bound(work, peaks._replace(bytes=work.bytes / 10), "cpu") == pytest.approx(10)
     assert fraction_of_bound(line()) == pytest.approx(0.05 / 0.2)
     assert fraction_of_bound(line(), "peer") == pytest.approx(0.1)
+
+
+def test_a_share_above_the_bound_is_shown():
+    """It cannot be, so that it must be seen: the machine's peak was measured too low."""
+    bounds = {"rfa": {"seconds": 0.3}, "peer": {"seconds": 0.2}}
+    shares = speed_over_length([line(bound=bounds)]).axes[1]
+    assert sorted(each.get_ydata()[0] for each in shares.lines) == pytest.approx([50, 100, 150])
+    assert shares.get_ylim()[1] > 150
 
 
 def test_tables():

@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 
 from rfa.models import PRESETS
-from rfa_lab.report.figures.comparison import differences, retrieval, speed_over_length
+from rfa_lab.report.figures.comparison import differences, retrieval
 from rfa_lab.report.runs import by_group
 from rfa_lab.report.statistics import paired_difference
 
@@ -173,25 +173,3 @@ def test_groups_hold_every_preset_once():
         "the paper's models": ["b=0.5"],
         "others": ["mine"],
     }
-
-
-def test_a_share_above_the_bound_is_shown():
-    """It cannot be, so that it must be seen: the machine's peak was measured too low."""
-    line = {
-        "benchmark": "operator",
-        "pass": "forward",
-        "preset": "m2-sc-rfa",
-        "peer": "sdpa",
-        "device": "cpu",
-        "processor": "any",
-        "threads": 1,
-        "dtype": "float32",
-        "length": 64,
-        "ratio": {"median": 0.9, "q1": 0.8, "q3": 1.0},
-        "bound": {"rfa": {"seconds": 3.0}, "peer": {"seconds": 0.5}},
-        "seconds": {"rfa": [2.0], "peer": [1.0]},
-    }
-    figure = speed_over_length([line])
-    shares = figure.axes[1]
-    assert sorted(line.get_ydata()[0] for line in shares.lines) == [50.0, 100, 150.0]
-    assert shares.get_ylim()[1] > 150

@@ -1,4 +1,4 @@
-"""Comparisons of models: differences to a baseline, retrieval at a distance, recall by task, series, and speed."""
+"""Comparisons of models: differences to a baseline, retrieval at a distance, recall by task, and series."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,16 +13,13 @@ from rfa.forecasting.style import (
     MUTED,
     PAGE,
     SMALLEST,
-    draw_lines,
     lengths_axis,
-    looks,
     no_formulas,
     plain,
     styled,
 )
 from rfa_lab.report.measurements import compare, lengths_of, pairs_of, retrieval_scores, seed_noise
 from rfa_lab.report.runs import BASELINE, MOST_LINES, MissingData, Run, by_group, by_label, shared_train_length
-from rfa_lab.report.speed import Line, fraction_of_bound, operator_curves
 from rfa_lab.report.statistics import Difference, mean_and_interval
 
 from .curves import panel_labels, panel_looks
@@ -241,32 +238,4 @@ def series_ratios(
     axes[-1, 0].set_xticks(range(len(columns)), map(plain, columns))
     legend = axes[0, 0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6)
     no_formulas([*legend.get_texts(), *axes[-1, 0].get_xticklabels(), *(panel.yaxis.label for panel in axes[:, 0])])
-    return figure
-
-
-@styled
-def speed_over_length(lines: Sequence[Line]) -> Figure:
-    """The operator's time over its peer's time, and the percentages of their bounds that both reach, by length."""
-    figure, (ratios, percents) = plt.subplots(1, 2, figsize=(PAGE, 3.3))
-    curves = operator_curves(lines)
-    lengths = {name: [line["length"] for line in curve] for name, curve in curves.items()}
-    draw_lines(ratios, {name: (lengths[name], [line["ratio"]["median"] for line in of]) for name, of in curves.items()})
-    look = looks(list(curves))
-    for name, curve in curves.items():
-        ends = ([line["ratio"][end] for line in curve] for end in ("q1", "q3"))
-        ratios.fill_between(lengths[name], *ends, color=look[name]["color"], alpha=0.2, linewidth=0)
-        for contestant, style in (("rfa", "-"), ("peer", ":")):
-            fractions = [fraction_of_bound(line, contestant) for line in curve]
-            values = [float("nan") if fraction is None else 100 * fraction for fraction in fractions]
-            percents.plot(lengths[name], values, **{**look[name], "linestyle": style})
-    ratios.axhline(1, color=MUTED, linestyle=":", linewidth=1)
-    ratios.set(ylabel="time / peer's time (band: quartiles)", ylim=(0, None))
-    percents.axhline(100, color=MUTED, linestyle=":", linewidth=1)  # a point above: a peak was measured too low
-    percents.set(ylabel="percent of the bound (dotted: peer)", ylim=(0, None))
-    ticks = sorted({length for each in lengths.values() for length in each})
-    for axes in (ratios, percents):
-        lengths_axis(axes, ticks)
-        axes.set_xlabel("length (tokens)")
-    named = ratios.get_legend_handles_labels()
-    figure.legend(*named, loc="outside lower center", ncols=2, columnspacing=1.0, fontsize="small")
     return figure

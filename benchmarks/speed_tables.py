@@ -1,19 +1,14 @@
-"""Lines of `rfa bench` as tables and curves. Ratios come first, times beside them."""
+"""Lines of `rfa bench` as the tables and the figure of docs/record/performance.md."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
-from typing import Any
+from collections.abc import Iterable, Sequence
 
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from rfa.forecasting.style import MUTED, PAGE, draw_lines, lengths_axis, looks, styled
 from rfa.version import short_commit
-
-from .layout import pipe_table
-
-Line = Mapping[str, Any]
-
-COLUMNS = ("what", "size", "dtype", "against", "ratio", "quartiles", "range", "rfa", "peer", "of bound: rfa, peer")
-WHOLE = ("step", "generate")  # of a whole model
-_NAMES = {"step": "training step", "decode": "decoding", "generate": "a token of `generate`"}
-_PASSES = {"forward_backward": "forward + backward"}
+from rfa_lab.bench.results import COLUMNS, PASSES, WHOLE, Line, fraction_of_bound, size_cell, speed_cells
+from rfa_lab.report.layout import pipe_table
 
 
 def latest(lines: Iterable[Line]) -> list[Line]:
@@ -58,10 +53,10 @@ def instruction_table(lines: Sequence[Line]) -> str:
     head = ("what", "size", "compiled for", "instructions", "a pair", "products", "exp, log", "share", "commit")
     rows: list[Sequence[str]] = [head, ["---"] * len(head)]
     for line in lines:
-        what = f"{line['contestant']}, {_PASSES.get(line['pass'], line['pass'])}"
+        what = f"{line['contestant']}, {PASSES.get(line['pass'], line['pass'])}"
         counts = [f"{line[name]:.1f}" for name in ("per_pair", "products_per_pair", "functions_per_pair")]
         counts = [f"{line['instructions']:,}", *counts, f"{line['share']:.0%}"]
-        rows.append((what, _size(line), line["march"], *counts, short_commit(line["environment"]["commit"])))
+        rows.append((what, size_cell(line), line["march"], *counts, short_commit(line["environment"]["commit"])))
     return pipe_table(rows)
 
 
@@ -75,55 +70,11 @@ def operator_curves(lines: Sequence[Line]) -> dict[str, list[Line]]:
     differing = [len(set(each)) > 1 for each in zip(*kinds, strict=True)]
     curves: dict[str, dict[int, Line]] = {}
     for line, kind in zip(measured, kinds, strict=True):
-        name = f"{_PASSES.get(line['pass'], line['pass'])} / {line['peer']}"
+        name = f"{PASSES.get(line['pass'], line['pass'])} / {line['peer']}"
         if told := [each for each, differs in zip(kind, differing, strict=True) if differs]:
             name += f" ({', '.join(told)})"
         curves.setdefault(name, {})[line["length"]] = line
     return {name: [of[length] for length in sorted(of)] for name, of in curves.items()}
-
-
-def fraction_of_bound(line: Line, contestant: str = "rfa") -> float | None:
-    """The shortest possible time of the work over its median time; None for a line without a bound."""
-    if "bound" not in line:
-        return None
-    return line["bound"][contestant]["seconds"] / median(line["seconds"][contestant])
-
-
-def speed_cells(line: Line) -> list[str]:
-    """The cells of a line under `COLUMNS`."""
-    what = str(_NAMES.get(line["benchmark"], line["benchmark"]))
-    if "pass" in line and line["benchmark"] in ("operator", "memory"):
-        what += f", {_PASSES.get(line['pass'], line['pass'])}"
-    size = _size(line)
-    named = f"{line['preset']} ({line['backend']})"
-    if "ratio" not in line and line["check"]["passed"]:
-        return [what, size, line["dtype"], named, "not timed", "no peer ran", *[""] * 4]
-    if "ratio" not in line:
-        found = {name: float("inf") if error is None else error for name, error in line["check"]["errors"].items()}
-        worst = max(found, key=found.__getitem__)
-        error = "not finite" if line["check"]["errors"][worst] is None else f"{found[worst]:.1e}"
-        return [what, size, line["dtype"], named, "check failed", f"{worst}: {error}", *[""] * 4]
-    ratio = line["ratio"]
-    spread = [f"{ratio['q1']:.3f} to {ratio['q3']:.3f}", f"{ratio['low']:.2f} to {ratio['high']:.2f}"]
-    if len(line["ratios"]) == 1:
-        spread = ["", ""]
-    if "bytes" in line:
-        figures = [f"{line['bytes'][name] / 1e6:,.0f} MB" for name in ("rfa", "peer")]
-    else:
-        figures = [_time(median(line["seconds"][name])) for name in ("rfa", "peer")]
-    fractions = [fraction_of_bound(line, name) for name in ("rfa", "peer")]
-    bound = "" if None in fractions else f"{fractions[0]:.0%}, {fractions[1]:.0%}"
-    return [what, size, line["dtype"], f"{named} / {line['peer']}", f"{ratio['median']:.3f}", *spread, *figures, bound]
-
-
-def _size(line: Line) -> str:
-    if line["benchmark"] not in WHOLE:
-        return " x ".join(str(line[name]) for name in ("batch", "heads", "length", "channels"))
-    model = dict(line["model"])
-    width, layers, vocabulary = (model.pop(name) for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
-    heads = model.pop("num_attention_heads")
-    parts = [f"{line['batch']} x {line['length']}", f"{layers} layers of {width}", f"{heads} heads"]
-    return ", ".join([*parts, f"vocabulary {vocabulary}", *(f"{name}={value}" for name, value in model.items())])
 
 
 def _configuration(line: Line) -> tuple:
@@ -133,8 +84,29 @@ def _configuration(line: Line) -> tuple:
     return tuple(str(line.get(name)) for name in names + more)
 
 
-def _time(seconds: float) -> str:
-    for unit, scale in (("s", 1), ("ms", 1e3)):
-        if seconds * scale >= 1:
-            return f"{seconds * scale:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
+@styled
+def speed_over_length(lines: Sequence[Line]) -> Figure:
+    """The operator's time over its peer's time, and the percentages of their bounds that both reach, by length."""
+    figure, (ratios, percents) = plt.subplots(1, 2, figsize=(PAGE, 3.3))
+    curves = operator_curves(lines)
+    lengths = {name: [line["length"] for line in curve] for name, curve in curves.items()}
+    draw_lines(ratios, {name: (lengths[name], [line["ratio"]["median"] for line in of]) for name, of in curves.items()})
+    look = looks(list(curves))
+    for name, curve in curves.items():
+        ends = ([line["ratio"][end] for line in curve] for end in ("q1", "q3"))
+        ratios.fill_between(lengths[name], *ends, color=look[name]["color"], alpha=0.2, linewidth=0)
+        for contestant, style in (("rfa", "-"), ("peer", ":")):
+            fractions = [fraction_of_bound(line, contestant) for line in curve]
+            values = [float("nan") if fraction is None else 100 * fraction for fraction in fractions]
+            percents.plot(lengths[name], values, **{**look[name], "linestyle": style})
+    ratios.axhline(1, color=MUTED, linestyle=":", linewidth=1)
+    ratios.set(ylabel="time / peer's time (band: quartiles)", ylim=(0, None))
+    percents.axhline(100, color=MUTED, linestyle=":", linewidth=1)  # a point above: a peak was measured too low
+    percents.set(ylabel="percent of the bound (dotted: peer)", ylim=(0, None))
+    ticks = sorted({length for each in lengths.values() for length in each})
+    for axes in (ratios, percents):
+        lengths_axis(axes, ticks)
+        axes.set_xlabel("length (tokens)")
+    named = ratios.get_legend_handles_labels()
+    figure.legend(*named, loc="outside lower center", ncols=2, columnspacing=1.0, fontsize="small")
+    return figure
