@@ -4,14 +4,7 @@ from rfa.checks import needs
 
 needs("transformers")
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
+import transformers
 
 from .attention import (
     AttentionConfig,
@@ -25,19 +18,17 @@ from .configuration import RFAConfig
 from .dot_product import DotProductAttentionConfig
 from .modeling import RFAForCausalLM, RFAForMaskedLM, RFAForSequenceClassification, RFAForTokenClassification, RFAModel
 from .presets import PRESETS, describe, preset
+from .remote_code import AUTO_CLASSES
 from .time_series import RFAForTimeSeries, TimeSeriesOutput
 from .time_series_config import RFATimeSeriesConfig
 from .time_series_data import TimeSeriesCollator
 
-# `rfa.auto_classes` has announced the configurations, hence exist_ok
-AutoConfig.register("rfa", RFAConfig, exist_ok=True)
-AutoModel.register(RFAConfig, RFAModel)
-AutoModelForCausalLM.register(RFAConfig, RFAForCausalLM)
-AutoModelForMaskedLM.register(RFAConfig, RFAForMaskedLM)
-AutoModelForSequenceClassification.register(RFAConfig, RFAForSequenceClassification)
-AutoModelForTokenClassification.register(RFAConfig, RFAForTokenClassification)
-AutoConfig.register("rfa_time_series", RFATimeSeriesConfig, exist_ok=True)
-AutoModel.register(RFATimeSeriesConfig, RFAForTimeSeries)
+for _model_type, _classes in AUTO_CLASSES.items():
+    _config = globals()[_classes["AutoConfig"]]
+    # `rfa.auto_classes` has announced the configurations, hence exist_ok
+    transformers.AutoConfig.register(_model_type, _config, exist_ok=True)
+    for _auto in _classes.keys() - {"AutoConfig"}:
+        getattr(transformers, _auto).register(_config, globals()[_classes[_auto]])
 
 __all__ = [
     "PRESETS",

@@ -162,6 +162,11 @@ class DecayRates(CheckedFields):
         return spectral_decay(partitioned_frequencies(heads, modes, base), damping, self.zero_heads)
 
 
+def ascending_slopes(heads: int) -> Float[Tensor, " heads"]:
+    """ALiBi's slopes in ascending order, because head 0 of a filter is the slowest."""
+    return alibi_slopes(heads).sort().values
+
+
 _PARTITIONED, _SPECTRAL = FrequencyBank(), DecayRates()
 _ARGUMENTS = {"score": "weight", "learn_frequencies": "learn_frequency"}  # of layers, where a field has another name
 
@@ -370,10 +375,10 @@ class FilterAttentionConfig(StateSpaceConfig):
         return unread | {"steady_state"} if self.prior == "flat" or self.initial_slopes is not None else unread
 
     def arguments(self, hidden_size: int, heads: int, train_length: int) -> dict[str, Any]:
-        """The arguments of the layer. Initial slopes ascend, because head 0 is the slowest."""
+        """The arguments of the layer."""
         given = super().arguments(hidden_size, heads, train_length)
-        slopes = None if given.pop("initial_slopes") is None else alibi_slopes(heads).sort().values
-        return {**given, "slopes": slopes}
+        given["slopes"] = None if given.pop("initial_slopes") is None else ascending_slopes(heads)
+        return given
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

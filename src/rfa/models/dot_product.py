@@ -1,8 +1,9 @@
 """The configuration of baselines and controls: dot-product attention with a term of the lag."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,15 +14,43 @@ from rfa.nn.checks import check_channel_gates, check_turned_values
 from rfa.nn.dot_product_attention import Gates
 from rfa.nn.state_options import Clock
 
-from .attention import AttentionConfig, DecayRates, FrequencyBank
+from .attention import AttentionConfig, DecayRates, FrequencyBank, ascending_slopes
 
-_GATES: dict[str, Gates] = {
-    "forget_gate": "forget",
-    "alibi_gate": "forget",
-    "channel_gate": "channel",
-    "content_riccati": "gain",
-}
 _ROPE, _NO_DECAY = FrequencyBank(kind="rope"), DecayRates(kind="none", zero_heads=0)
+
+
+class LagTerm(NamedTuple):
+    """What a prior is to the layer, of which the rules of the configuration follow."""
+
+    slopes: Callable[[int], Tensor] | None = None  # makes the initial slopes of a number of heads
+    learn_slopes: bool = False
+    logarithmic: bool = False
+    gates: Gates | None = None
+    windowed: bool = False  # keys farther than the training length are invisible
+
+    @property
+    def is_riccati(self) -> bool:
+        """Whether the term comes from noises, by which old states lose weight as by decay."""
+        return self.learn_slopes or self.gates == "gain"
+
+    @property
+    def depends_on_lag(self) -> bool:
+        """Whether it changes with a clock. Gates do not: they are of the tokens in between."""
+        return self.logarithmic or (self.slopes is not None and self.gates is None)
+
+
+# the only list of the priors of dot products
+PRIORS = {
+    "flat": LagTerm(),
+    "alibi": LagTerm(slopes=alibi_slopes),
+    "kerple": LagTerm(logarithmic=True),
+    "window": LagTerm(windowed=True),
+    "forget_gate": LagTerm(gates="forget"),
+    "alibi_gate": LagTerm(gates="forget", slopes=ascending_slopes),
+    "channel_gate": LagTerm(gates="channel"),
+    "riccati": LagTerm(slopes=ascending_slopes, learn_slopes=True),
+    "content_riccati": LagTerm(slopes=ascending_slopes, gates="gain"),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,17 +84,7 @@ class DotProductAttentionConfig(AttentionConfig):
     decay: DecayRates = _NO_DECAY
     rotate_values: bool = False
     innovation: bool = False
-    prior: Literal[
-        "flat",
-        "alibi",
-        "kerple",
-        "window",
-        "forget_gate",
-        "alibi_gate",
-        "channel_gate",
-        "riccati",
-        "content_riccati",
-    ] = "flat"
+    prior: str = "flat"
     learn_frequencies: bool = False
     sink: bool = False
     clock: Clock = "times"
@@ -73,28 +92,35 @@ class DotProductAttentionConfig(AttentionConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        still = self.frequencies.kind == "none" and self.decay.kind == "none"
-        lag = not still or self.prior in ("alibi", "riccati", "kerple")
+        require(self.prior in PRIORS, "prior", self.prior, f"one of {', '.join(map(repr, PRIORS))}")
+        term, bank = self.term, self.frequencies.kind
+        still = bank == "none" and self.decay.kind == "none"
+        lag = not still or term.depends_on_lag
         require(lag or self.clock == "times", "clock", self.clock, "'times' where nothing depends on the lag")
-        free = self.prior not in ("content_riccati", "channel_gate") or self.gated_heads == 1
-        require(free, "gated_heads", self.gated_heads, f"1 with prior={self.prior!r}")
-        if self.prior == "channel_gate":
+        whole = term.gates in (None, "forget") or self.gated_heads == 1
+        require(whole, "gated_heads", self.gated_heads, f"1 with prior={self.prior!r}")
+        if term.gates == "channel":
             check_channel_gates(still and self.clock == "times", self.backend)
-        alone = self.prior not in ("riccati", "content_riccati", "window") or self.decay.kind == "none"
+        alone = not (term.is_riccati or term.windowed) or self.decay.kind == "none"
         require(alone, "decay", self.decay.kind, f"'none' for dot products with prior={self.prior!r}")
-        require(self.prior != "window" or not self.rotate_values, "rotate_values", True, "False with prior='window'")
-        turns = self.frequencies.kind not in ("none", "as_released", "yarn")
+        require(not (term.windowed and self.rotate_values), "rotate_values", True, "False with prior='window'")
+        turns = bank not in ("none", "as_released", "yarn")
         require(turns or not self.learn_frequencies, "learn_frequencies", True, "frequencies that turn states with it")
         check_turned_values(self.rotate_values, turns)
         self.check_slow_modes(self.learn_frequencies)
-        free = self.prior != "window" and self.frequencies.kind not in ("as_released", "yarn")
-        sinks = free and self.prior != "channel_gate"
+        free = not term.windowed and bank not in ("as_released", "yarn")
+        sinks = free and term.gates != "channel"
         require(sinks or not self.sink, "sink", True, "False with a window, YaRN, channel gates or the released map")
         require(free or self.clock == "times", "clock", self.clock, "'times' with a window, YaRN or the released map")
 
+    @property
+    def term(self) -> LagTerm:
+        """What the prior is to the layer."""
+        return PRIORS[self.prior]
+
     def without_effect(self) -> set[str]:
         """Flat names of the fields without effect. There are gated heads with gates or a clock only."""
-        gated = self.clock == "content" or self.prior in ("forget_gate", "alibi_gate")
+        gated = self.clock == "content" or self.term.gates == "forget"
         return super().without_effect() | (set() if gated else {"gated_heads"})
 
     def is_relative(self) -> bool:
@@ -103,32 +129,24 @@ class DotProductAttentionConfig(AttentionConfig):
 
     def has_sde_parameters(self) -> bool:
         """Whether the layer has parameters of the SDE. Only learned slopes are such parameters."""
-        return self.prior == "riccati"
+        return self.term.learn_slopes
 
     def arguments(self, hidden_size: int, heads: int, train_length: int) -> dict[str, Any]:
         """The arguments of the layer. None where there are no frequencies, no decay or no slopes."""
-        given, kind = super().arguments(hidden_size, heads, train_length), self.frequencies.kind
-        prior = given.pop("prior")
+        given, kind, term = super().arguments(hidden_size, heads, train_length), self.frequencies.kind, self.term
+        del given["prior"]
+        # gates start at the numbers of the slopes, and tensors on "meta" have no numbers
+        with torch.device("cpu") if term.gates else nullcontext():
+            slopes = None if term.slopes is None else term.slopes(heads)
         return {
             **given,
             "frequency": None if kind == "none" else given["frequency"],
             "decay": None if self.decay.kind == "none" else given["decay"],
-            "slopes": self._slopes(heads),
-            "learn_slopes": prior == "riccati",
-            "logarithmic": prior == "kerple",
-            "window": train_length if prior == "window" else None,
-            "gates": _GATES.get(prior),
+            "slopes": slopes,
+            "learn_slopes": term.learn_slopes,
+            "logarithmic": term.logarithmic,
+            "window": train_length if term.windowed else None,
+            "gates": term.gates,
             "yarn": Yarn(train_length, self.frequencies.base) if kind == "yarn" else None,
             "rotary_map": "as_released" if kind == "as_released" else "complex",
         }
-
-    def _slopes(self, heads: int) -> Tensor | None:
-        """ALiBi's slopes, or None. Learned slopes start in ascending order, because head 0 is the slowest."""
-        if self.prior == "alibi":
-            return alibi_slopes(heads)
-        if self.prior == "riccati":
-            return alibi_slopes(heads).sort().values
-        if self.prior in ("content_riccati", "alibi_gate"):
-            with torch.device("cpu"):  # the gates start at these numbers, and tensors on "meta" have no numbers
-                return alibi_slopes(heads).sort().values
-        return None

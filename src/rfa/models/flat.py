@@ -19,7 +19,7 @@ from .attention import (
     hints,
     is_part,
 )
-from .dot_product import DotProductAttentionConfig
+from .dot_product import PRIORS, DotProductAttentionConfig
 
 KINDS: dict[str, type[AttentionConfig]] = {
     kind.kind: kind
@@ -103,7 +103,7 @@ def from_flat(flat: Mapping[str, Any]) -> AttentionConfig:
 
 def _start_of_dot_products(prior: object) -> str | None:
     """The value of a filter's `initial_slopes` that corresponds to dot products with this prior."""
-    return "alibi" if prior in ("riccati", "content_riccati") else None
+    return "alibi" if isinstance(prior, str) and prior in PRIORS and PRIORS[prior].is_riccati else None
 
 
 def flat_record(record: Any) -> Any:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rfa.files import write_text_whole
 
-_CLASSES = {
+# the classes of this package that serve transformers' Auto classes, by model type
+AUTO_CLASSES = {
     "rfa": {
         "AutoConfig": "RFAConfig",
         "AutoModel": "RFAModel",
@@ -34,13 +35,13 @@ except ImportError as error:
 
 def auto_map(model_type: str) -> dict[str, str]:
     """The entry of config.json: for each Auto class of transformers the file and the class that serve it."""
-    return {auto: f"{_module(auto)}.{name}" for auto, name in _CLASSES[model_type].items()}
+    return {auto: f"{_module(auto)}.{name}" for auto, name in AUTO_CLASSES[model_type].items()}
 
 
 def write_remote_code(folder: Path, model_type: str) -> None:
     """Write the files that `auto_map` names."""
     for module in ("configuration_rfa", "modeling_rfa"):
-        names = [name for auto, name in _CLASSES[model_type].items() if _module(auto) == module]
+        names = [name for auto, name in AUTO_CLASSES[model_type].items() if _module(auto) == module]
         write_text_whole(folder / f"{module}.py", _CODE.format(names=", ".join(names)))
 
 

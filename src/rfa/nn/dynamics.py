@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from rfa.checks import check_range, require
 from rfa.dynamics import TimeDependentNoise, accumulated_variance, partitioned_frequencies, spectral_decay
+from rfa.ops.problem import Prior
 
 from .checks import check_choice, check_dynamics, check_frequencies, check_learnable, check_noises, check_rates
 
-LayerPrior = Literal["lyapunov", "riccati", "flat"]
+LayerPrior = Literal[Prior, "flat"]  # a flat one is Lyapunov's with a constant variance
 Noise = Literal["constant", "time_dependent"]
 ProcessNoiseAs = Literal["rate", "steady_state"]
 

@@ -10,7 +10,7 @@ from rfa.checks import require
 from rfa.dynamics import rotation_of_heads, turn
 from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.positions import Positions
-from rfa.ops.problem import Options, Parameters, Prior, Problem, Weight
+from rfa.ops.problem import Options, Parameters, Problem, Weight
 from rfa.ops.reference import robust_weights
 from rfa.ops.routing import gaussian_parameters, located_posterior_routing, routing_step
 from rfa.ops.transforms import transformed
@@ -25,9 +25,6 @@ from .projections import finite_where_absent
 Step = Literal["learned", "precision"]
 Aggregation = Literal["consensus", "routing"]
 SourcePrior = Literal["uniform", "exponential"]
-
-# The operator's prior for each of the layer's; a flat one is Lyapunov's with a constant variance
-_PRIOR: dict[LayerPrior, Prior] = {"lyapunov": "lyapunov", "flat": "lyapunov", "riccati": "riccati"}
 
 
 class RobustFilterAttention(Attention):
@@ -132,7 +129,7 @@ class RobustFilterAttention(Attention):
             causal=self.causal,
             weight=weight,
             rotate_values=rotate_values,
-            prior=_PRIOR[prior],
+            prior="lyapunov" if prior == "flat" else prior,
             gate=gate,
             query_noise_in_bias=query_noise_in_bias,
             log_precision=precise,
