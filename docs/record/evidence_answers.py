@@ -24,8 +24,7 @@ from rfa_lab.report.measurements import (
 from rfa_lab.report.records import accuracy_by_seed, is_learned, tokens_until
 from rfa_lab.report.runs import by_label
 from rfa_lab.report.statistics import WITHIN_A_SEED, Mean, mean_and_interval, verdict
-from rfa_lab.results import read_results
-from rfa_lab.results.records import read_record
+from rfa_lab.results import read_record, read_results
 
 ROOT = Path(__file__).parents[2]
 RECORDS, BENCHMARKS = ROOT / "results", ROOT / "benchmarks" / "results"

@@ -22,7 +22,7 @@ from rfa_lab.report.records import (
     tested_lengths,
 )
 from rfa_lab.report.statistics import Mean, mean_and_interval
-from rfa_lab.results.records import read_record
+from rfa_lab.results import read_record
 
 PAGE = Path(__file__).with_name("recall.md")
 FIGURE = Path(__file__).parents[1] / "figures" / "recall.png"

@@ -7,7 +7,7 @@ from rfa.files import write_text_whole
 from rfa.forecasting.style import save
 from rfa_lab.report.layout import NumberCell, Table, first_number, markdown, replace_between
 from rfa_lab.report.records import Results, ratio_figure, series_ratio, series_table, settings_of
-from rfa_lab.results.records import read_record
+from rfa_lab.results import read_record
 
 PAGE = Path(__file__).with_name("series-record.md")
 RECORDS = Path(__file__).parents[2] / "results"

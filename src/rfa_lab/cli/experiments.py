@@ -124,8 +124,7 @@ def report(
     Missing runs and files are listed here and on the page. The exit status is 1 if a file could not be read.
     """
     from rfa_lab.report.write import write_report
-    from rfa_lab.results import PLANNED, read_results
-    from rfa_lab.results.records import record_kind
+    from rfa_lab.results import PLANNED, read_results, record_kind
 
     page = out or folder / "report"
     check_out(page if out is not None or folder.is_dir() else None)

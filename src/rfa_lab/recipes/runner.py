@@ -20,8 +20,7 @@ import torch
 from rfa.environment import environment
 from rfa.files import held
 from rfa.progress import Stage, StageProgress
-from rfa_lab.results import Planned, write_planned, write_result
-from rfa_lab.results.records import read_run, recipe_of
+from rfa_lab.results import Planned, read_result, recipe_of, write_planned, write_result
 from rfa_lab.training import OutOfTime, Stopped
 
 from .reading import BaseRecipe
@@ -188,7 +187,7 @@ class UnsavedRuns(Runs[RecipeType, RunType]):
         path = self.path(run)
         if not path.is_file():
             return None
-        result = read_run(path, self.recipe.kind)
+        result = read_result(path, self.recipe.kind)
         self.check_same(path, result, {"format": self.form, "spec": self.spec(run)})
         return result
 

@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 
 from rfa.files import OUTPUT, write_text_whole
 from rfa.forecasting.style import save
-from rfa_lab.results import unfinished_runs
-from rfa_lab.results.records import read_record
+from rfa_lab.results import read_record, unfinished_runs
 
 from .figures.comparison import accuracy_maps, series_ratios
 from .layout import Cell, NumberCell, Table, comma_separated, first_number, markdown, markdown_text, with_best

@@ -22,7 +22,7 @@ from .files import (
     write_planned,
     write_result,
 )
-from .folder import Results, read_results, unfinished_runs
+from .folder import Results, read_record, read_results, recipe_of, record_kind, unfinished_runs
 from .schema import RESULT_FORMAT
 
 __all__ = [
@@ -35,9 +35,12 @@ __all__ = [
     "read_evaluation",
     "read_maps",
     "read_planned",
+    "read_record",
     "read_result",
     "read_results",
     "read_trigram",
+    "recipe_of",
+    "record_kind",
     "unfinished_runs",
     "write_maps",
     "write_planned",

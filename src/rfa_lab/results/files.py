@@ -16,58 +16,52 @@ from rfa.checks import check_fields
 from rfa.files import write_text_whole
 from rfa.models.flat import flat_record
 
-from .schema import EVALUATION_SCHEMA, RESULT_FORMAT, RESULT_SCHEMA, TRIGRAM_SCHEMA
+from .schema import RESULT_FORMAT, SCHEMAS
 
 PLANNED = "recipe.json"
 TRIGRAM = "trigram.json"  # beside the results; no run has this name, because runs are named by their seed
 
 
-def read_result(path: str | Path) -> dict[str, Any]:
+def read_result(path: str | Path, kind: str = "text") -> dict[str, Any]:
     """The contents of a result file.
 
-    Raises:
-        ValueError: if the file is not complete, is no result, or was written by an incompatible version.
-    """
-    return _read_checked(Path(path), RESULT_SCHEMA)
-
-
-def read_evaluation(path: str | Path) -> dict[str, Any]:
-    """The contents of a file that `rfa evaluate --json` wrote.
+    Args:
+        path: of the file.
+        kind: one of `SCHEMAS`.
 
     Raises:
-        ValueError: as `read_result`.
+        ValueError: if the file is not complete, is no such result, or was written by an incompatible version.
     """
-    return _read_checked(Path(path), EVALUATION_SCHEMA)
-
-
-def read_trigram(folder: Path) -> dict[str, Any] | None:
-    """The contents of the trigram's file in a folder of result files; None if there is none.
-
-    Raises:
-        ValueError: as `read_result`.
-    """
-    path = folder / TRIGRAM
-    return _read_checked(path, TRIGRAM_SCHEMA) if path.exists() else None
-
-
-def _read_checked(path: Path, schema: TypeAdapter[Any]) -> dict[str, Any]:
+    of_recipe = kind in ("series", "recall")  # the runner knows their formats
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-        written = result["format"]
+        result = json.loads(Path(path).read_text(encoding="utf-8"))
+        written = RESULT_FORMAT if of_recipe else result["format"]
         if written == RESULT_FORMAT:
             if "config" in result:  # the report reads the flat form of older files
                 result["config"] = flat_record(result["config"])
-            check_fields(schema, result)
+            check_fields(SCHEMAS[kind], result)
             # raises for half of a surrogate pair, which JSON can contain but UTF-8 cannot
             json.dumps(result, ensure_ascii=False).encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        expected = f"that of a recipe of {kind}" if of_recipe else "a whole result"
         raise ValueError(
-            f"result: {path} is damaged ({error}), expected a whole result; delete it, and it is made again"
+            f"result: {path} is damaged ({error}), expected {expected}; delete it, and it is made again"
         ) from error
     if written != RESULT_FORMAT:
         expected = f"{RESULT_FORMAT}, that of rfa {rfa.version.__version__}"
         raise ValueError(f"result: {path} has format {written!r}, expected {expected}")
-    return result
+    return dict(result)
+
+
+def read_evaluation(path: str | Path) -> dict[str, Any]:
+    """The contents of a file that `rfa evaluate --json` wrote. Raises as `read_result`."""
+    return read_result(path, "evaluation")
+
+
+def read_trigram(folder: Path) -> dict[str, Any] | None:
+    """The contents of the trigram's file in a folder of result files; None without one. Raises as `read_result`."""
+    path = folder / TRIGRAM
+    return read_result(path, "trigram") if path.exists() else None
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
@@ -113,6 +107,7 @@ def read_planned(folder: Path) -> Planned | None:
         ) from error
 
 
+_DAMAGED = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error)
 _ROUNDING = 1e-2  # error of maps in float16, and of values that are rotated and rotated back
 
 
@@ -148,16 +143,7 @@ def read_maps(path: str | Path, name: str = "weights") -> np.ndarray:
             maps = arrays[name].astype(np.float32)
     except FileNotFoundError:
         raise ValueError(f"maps: got no file {path}, expected one beside the results") from None
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except _DAMAGED as error:
         raise ValueError(f"maps: {path} is damaged ({error}), expected maps of attention") from error
     check_maps(maps, str(path), square=name in ("weights", "undecayed"))
     return maps

@@ -1,7 +1,7 @@
-"""The schema of a result file: all entries that tables and figures read. Further entries are allowed everywhere."""
+"""The schemas of result files: all entries that tables and figures read. Further entries are allowed everywhere."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from typing_extensions import NotRequired, TypedDict
@@ -13,6 +13,7 @@ Count = Annotated[int, Field(ge=0, le=_LARGEST)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]  # a very short run can have 0 after rounding
 Share = Annotated[float, Field(ge=0, le=1)]
+Score = Annotated[float, Field(ge=-1e300, le=1e300)] | None  # None: not finite
 ValuesByStep = list[list[float | None]]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.=+ -]{0,249}$")]  # it becomes part of file names
 
@@ -252,6 +253,66 @@ class TrigramResult(TypedDict):
     passkey: dict[str, TrigramProbe] | None
 
 
-RESULT_SCHEMA: TypeAdapter[Result] = TypeAdapter(Result)
-EVALUATION_SCHEMA: TypeAdapter[EvaluationResult] = TypeAdapter(EvaluationResult)
-TRIGRAM_SCHEMA: TypeAdapter[TrigramResult] = TypeAdapter(TrigramResult)
+class SeriesScores(TypedDict):
+    """Scores of one part of a series in one setting."""
+
+    mse: Score
+    nll: Score
+    crps: Score
+    coverage: Score
+
+
+class SeriesResult(TypedDict):
+    """A result of series: scores by setting and part, or the fault by which training stopped."""
+
+    __pydantic_config__ = _CONFIG  # type: ignore[misc]
+    environment: NotRequired[dict[str, Any]]
+    recipe: str
+    label: str
+    seed: int
+    scores: dict[str, Annotated[dict[Literal["filter", "forecast"], SeriesScores], Field(min_length=1)]]
+    fault: NotRequired[str | None]
+
+
+def _check_scored_or_stopped(result: SeriesResult) -> SeriesResult:
+    if bool(result["scores"]) == bool(result.get("fault")):
+        raise ValueError("expected either scores or a fault")
+    return result
+
+
+class RecallScores(TypedDict):
+    """The share of right answers, and the loss in nats."""
+
+    accuracy: Share
+    loss: Score
+
+
+class LearningPoint(RecallScores):
+    """Scores after so many steps and tokens of training."""
+
+    step: Annotated[float, Field(ge=1)]
+    tokens: Annotated[float, Field(ge=1)]
+
+
+class RecallResult(TypedDict):
+    """A result of recall: scores by length and over training. The task becomes part of file names."""
+
+    __pydantic_config__ = _CONFIG  # type: ignore[misc]
+    environment: NotRequired[dict[str, Any]]
+    recipe: str
+    title: str
+    task: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.=+ -]{0,99}$")]
+    label: str
+    seed: int
+    chance: Share
+    tests: dict[Annotated[str, Field(pattern=r"^[0-9]+$")], RecallScores]
+    curve: list[LearningPoint]
+
+
+SCHEMAS: dict[str, TypeAdapter[Any]] = {
+    "text": TypeAdapter(Result),
+    "evaluation": TypeAdapter(EvaluationResult),
+    "trigram": TypeAdapter(TrigramResult),
+    "series": TypeAdapter(Annotated[SeriesResult, AfterValidator(_check_scored_or_stopped)]),
+    "recall": TypeAdapter(RecallResult),
+}
