@@ -1,17 +1,15 @@
 """Recipes of recall: small language models learn synthetic tasks, and are tested at the trained length and beyond."""
 
 import math
-import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, field_validator, model_validator
 from typing_extensions import Self
 
-from rfa.environment import environment
 from rfa.models import PRESETS, RFAConfig, RFAForCausalLM, preset
 from rfa.progress import Stage, StageProgress
 from rfa_lab.data.synthetic import TASKS, SyntheticTask
@@ -188,10 +186,7 @@ _TEST_SEED = 20_260_000  # of the sequences that all models and seeds are tested
 class RecallRuns(UnsavedRuns[RecallRecipe, RecallRun]):
     """The runs of a recipe of recall."""
 
-    form = 1
-
-    def __init__(self, recipe: RecallRecipe, out: Path):
-        super().__init__(recipe, out, recipe.runs)
+    form, scores = 1, "tests"
 
     def spec(self, run: RecallRun) -> dict[str, Any]:
         """All that a result depends on."""
@@ -205,42 +200,35 @@ class RecallRuns(UnsavedRuns[RecallRecipe, RecallRun]):
             "sequences": evaluation.sequences,
         }
 
-    def result(self, run: RecallRun, report: StageProgress) -> dict[str, Any]:
-        """Train a model on its task and test it at all lengths."""
-        started, recipe, task = time.perf_counter(), self.recipe, run.task.task
-        training, lengths = recipe.training_of(run), recipe.evaluation.lengths
+    def tests(self) -> dict[str, int]:
+        """The lengths of the test."""
+        return {str(length): length for length in self.recipe.evaluation.lengths}
+
+    def trained(self, run: RecallRun, report: StageProgress) -> tuple[Callable[[int], Any], dict[str, Any]]:
+        """Train a model on its task."""
+        recipe, task, training = self.recipe, run.task.task, self.recipe.training_of(run)
         torch.manual_seed(run.seed)
         model = RFAForCausalLM(recipe.config_of(run))
         curve: dict[int, TaskScore] = {}
         fault = None
         try:
             curve = train_on_task(model, task, training, partial(report, Stage("training", run.name)))
-        except Diverged as error:  # the other runs go on
+        except Diverged as error:
             fault = str(error)
-        trained = time.perf_counter()
-        tests = {}
-        for index, length in enumerate(lengths if fault is None else ()):
-            report(Stage("evaluation", run.name), index, len(lengths))
-            drawn = task.sample(recipe.evaluation.sequences, length, torch.Generator().manual_seed(_TEST_SEED))
-            tests[str(length)] = _entries(task_score(model, drawn))
+
+        def score(length: int) -> dict[str, Any]:
+            generator = torch.Generator().manual_seed(_TEST_SEED)
+            return _entries(task_score(model, task.sample(recipe.evaluation.sequences, length, generator)))
+
         tokens = training.batch_size * training.length
-        return {
-            "format": self.form,
-            "kind": recipe.kind,
-            "recipe": recipe.name,
-            "title": recipe.title,
-            "run": run.name,
+        return score, {
             "task": run.task.label,
             "label": run.model.label,
             "seed": run.seed,
-            "spec": self.spec(run),
             "chance": 1 / task.answers,
             "parameters": sum(p.numel() for p in model.parameters()),
             "curve": [{"step": step, "tokens": step * tokens, **_entries(score)} for step, score in curve.items()],
-            "tests": tests,
             "fault": fault,
-            "seconds": {"training": trained - started, "evaluation": time.perf_counter() - trained},
-            "environment": environment(),
         }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 import torch
 
@@ -98,11 +98,11 @@ class Runs(ABC, Generic[RecipeType, RunType]):
     Args:
         recipe: the recipe.
         out: the folder of run folders and results.
-        planned: all runs of the recipe, in the order in which they are made.
     """
 
-    def __init__(self, recipe: RecipeType, out: Path, planned: Sequence[RunType]):
-        self.recipe, self.out, self.planned = recipe, out, planned
+    def __init__(self, recipe: RecipeType, out: Path):
+        self.recipe, self.out = recipe, out
+        self.planned: Sequence[RunType] = cast(Any, recipe).runs  # in the order in which they are made
 
     @abstractmethod
     def finished(self, run: RunType) -> Mapping[str, Any] | None:
@@ -169,18 +169,39 @@ class UnsavedRuns(Runs[RecipeType, RunType]):
     """Runs of minutes that leave a result file alone. A run that is stopped is made anew."""
 
     form: int  # the format of the results
+    scores: str  # their entry of the scores
 
     @abstractmethod
     def spec(self, run: RunType) -> dict[str, Any]:
         """All that a result depends on."""
 
     @abstractmethod
-    def result(self, run: RunType, report: StageProgress) -> dict[str, Any]:
-        """Make a run. Training that diverges is its `fault`."""
+    def tests(self) -> Mapping[str, Any]:
+        """What each run is scored on, by name."""
+
+    @abstractmethod
+    def trained(self, run: RunType, report: StageProgress) -> tuple[Callable[[Any], Any], dict[str, Any]]:
+        """Train a network. Returns its score of a test, and entries of the result.
+
+        Training that diverges is the entry `fault`: a later call finds it, and the other runs go on.
+        """
 
     def make(self, run: RunType, limit: TimeLimit) -> None:
-        """Make a run and write its result."""
-        write_result(self.path(run), self.result(run, limit.report))
+        """Train a network, score it on all tests, and write the result."""
+        started, report, tests = time.perf_counter(), limit.report, self.tests()
+        score, entries = self.trained(run, report)
+        trained, scores = time.perf_counter(), {}
+        for index, (name, test) in enumerate(() if entries.get("fault") else tests.items()):
+            report(Stage("evaluation", run.name), index, len(tests))
+            scores[name] = score(test)
+        recipe = self.recipe
+        about = {"format": self.form, "kind": recipe.kind, "recipe": recipe.name, "title": recipe.title}
+        measured = {
+            self.scores: scores,
+            "seconds": {"training": trained - started, "evaluation": time.perf_counter() - trained},
+            "environment": environment(),
+        }
+        write_result(self.path(run), {**about, "run": run.name, "spec": self.spec(run), **entries, **measured})
 
     def finished(self, run: RunType) -> Mapping[str, Any] | None:
         """The result of a run; None where it is still to do."""
@@ -271,6 +292,8 @@ def make_runs(
             "device (CUDA_VISIBLE_DEVICES=0, 1, ...): the processes share the recipe"
         )
     chosen, results = runs.selected(only), runs.results()
+    needed = {other.name for run in chosen for other in runs.needs(run)}
+    chosen = [run for run in runs.planned if run in chosen or run.name in needed]
     waiting = [run for run in chosen if run.name not in results]
     begun = {name: found for run in waiting for name, found in runs.begun(run).items()}
     if waiting and not other_version:

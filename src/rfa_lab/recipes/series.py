@@ -1,18 +1,15 @@
 """Recipes of series: networks and filters compared on simulated processes, or networks on a table of readings."""
 
 import math
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, field_validator, model_validator
 from torch import nn
 from typing_extensions import Self
 
-from rfa.environment import environment
 from rfa.models import PRESETS, RFATimeSeriesConfig
 from rfa.models.flat import FLAT_NAMES
 from rfa.progress import Stage, StageProgress
@@ -39,6 +36,8 @@ from .runner import UnsavedRuns
 from .series_contestants import (
     FILTERS,
     NETWORKS,
+    PredictOf,
+    Scores,
     Setting,
     best_soft,
     build_network,
@@ -211,10 +210,7 @@ _SAMPLE = 128  # series by which rates, and WoLF, are chosen
 class SeriesRuns(UnsavedRuns[SeriesRecipe, SeriesRun]):
     """The runs of a recipe of series. The first seed of a network looks for its learning rate."""
 
-    form = 2
-
-    def __init__(self, recipe: SeriesRecipe, out: Path):
-        super().__init__(recipe, out, recipe.runs)
+    form, scores = 2, "scores"
 
     def first_of(self, run: SeriesRun) -> SeriesRun:
         """The run of the same contestant that looks for the learning rate."""
@@ -235,67 +231,55 @@ class SeriesRuns(UnsavedRuns[SeriesRecipe, SeriesRun]):
             spec |= {"training": training, "preset": contestant.preset, "model": contestant.model}
         return spec
 
-    def result(self, run: SeriesRun, report: StageProgress) -> dict[str, Any]:
-        """Train a network or take a filter, and score it on all columns."""
-        recipe, contestant, started = self.recipe, run.contestant, time.perf_counter()
+    def tests(self) -> dict[str, Setting]:
+        """The settings of the evaluation."""
+        return self.recipe.columns
+
+    def trained(self, run: SeriesRun, report: StageProgress) -> tuple[Callable[[Setting], Scores], dict[str, Any]]:
+        """Train a network, or take a filter."""
+        recipe, contestant = self.recipe, run.contestant
         if contestant.preset:
-            network, made = self._trained(run, report)
-            predict_of = lambda setting: network_predictor(network)  # noqa: E731
+            network, made = self._trained_network(run, report)
+            predict_of: PredictOf = lambda _: network_predictor(network)  # noqa: E731
         else:
             soft = best_soft(recipe.setting, 2 * _SAMPLE) if contestant.label == "wolf" else 0.0
             made = {"parameters": 0, "c^2": soft} if soft else {"parameters": 0}
             predict_of = filter_predictor(contestant.label, soft)
-        trained, scores = time.perf_counter(), {}
-        for index, (column, setting) in enumerate(() if made.get("fault") else recipe.columns.items()):
-            report(Stage("evaluation", run.name), index, len(recipe.columns))
-            scores[column] = score(predict_of(setting), setting, recipe.evaluation.series)
-        return {
-            "format": self.form,
-            "recipe": recipe.name,
-            "title": recipe.title,
-            "run": run.name,
-            "label": contestant.label,
-            "seed": run.seed,
-            "spec": self.spec(run),
-            **made,
-            "scores": scores,
-            "seconds": {"training": trained - started, "evaluation": time.perf_counter() - trained},
-            "environment": environment(),
-        }
+        names = {"label": contestant.label, "seed": run.seed}
+        return lambda setting: score(predict_of(setting), setting, recipe.evaluation.series), {**names, **made}
 
-    def _trained(self, run: SeriesRun, report: StageProgress) -> tuple[nn.Module, dict[str, Any]]:
+    def _trained_network(self, run: SeriesRun, report: StageProgress) -> tuple[nn.Module, dict[str, Any]]:
         """The network of a run, and what its result says of the training. The first seed tries all rates.
 
-        Where training diverges, a trial has lost, and the result of the run says so as its `fault`.
+        Where training diverges, a trial has lost.
         """
-        recipe, contestant = self.recipe, run.contestant
+        recipe, contestant, steps = self.recipe, run.contestant, self.recipe.training.steps
         setting, first = recipe.learnt(run), self.finished(self.first_of(run))
 
-        def made(rate: float, steps: int, name: str) -> tuple[nn.Module, list[float], float, str | None]:
-            """The network, the losses of training and validation, and why training stopped."""
+        def made(rate: float, steps: int, name: str) -> tuple[nn.Module, list[float], float | None, str | None]:
+            """The network, the losses of training, that of validation if it is finite, and why training stopped."""
             training = replace(recipe.training, seed=run.seed, learning_rate=rate, steps=steps)
             network = build_network(contestant.preset, contestant.model, setting, run.seed)
             try:
                 losses = train_network(network, setting, training, partial(report, Stage("training", name)))
             except Diverged as error:
-                return network, [], math.inf, str(error)
-            return network, losses, validation_loss(network, setting, _SAMPLE), None
+                return network, [], None, str(error)
+            loss = validation_loss(network, setting, _SAMPLE)
+            return network, losses, loss if math.isfinite(loss) else None, None
 
-        tried: dict[float, float] = {}
-        steps = recipe.training.steps
-        if first is None:
-            for one in recipe.rates if len(recipe.rates) > 1 else ():
-                _, _, tried[one], _ = made(one, max(1, steps // 3), f"{run.name}, rate {one:g}")
-            rate = min(tried, key=lambda one: tried[one]) if tried else recipe.rates[0]
-        else:
-            rate = first["learning_rate"]
+        tried: dict[float, float | None] = {}
+        if first is None and len(recipe.rates) > 1:
+            tried = {rate: made(rate, max(1, steps // 3), f"{run.name}, rate {rate:g}")[2] for rate in recipe.rates}
+        losses_of_rates = {rate: math.inf if loss is None else loss for rate, loss in tried.items()}
+        best = min(losses_of_rates, key=losses_of_rates.__getitem__, default=recipe.rates[0])
+        rate = best if first is None else first["learning_rate"]
         network, losses, validation, fault = made(rate, steps, run.name)
         return network, {
             "parameters": sum(p.numel() for p in network.parameters()),
             "losses": losses[:: max(1, len(losses) // 50)],
             "learning_rate": rate,
-            "trials": {str(one): value if math.isfinite(value) else None for one, value in tried.items()},
-            "validation": validation if math.isfinite(validation) else None,
+            "trials": {str(one): loss for one, loss in tried.items()},
+            "validation": validation,
             "fault": fault,
         }
 

@@ -41,7 +41,7 @@ class TextRuns(Runs[Recipe, PlannedRun]):
     """The runs of a recipe of language models, and the trials that they need."""
 
     def __init__(self, recipe: Recipe, out: Path):
-        super().__init__(recipe, out, recipe.runs)
+        super().__init__(recipe, out)
         self.trials = trials_by_run(recipe)
 
     def folder(self, run: PlannedRun) -> RunFolder:

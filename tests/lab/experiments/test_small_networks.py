@@ -79,7 +79,7 @@ def test_series_run_resume_and_write_tables(rfa, series, tmp_path):
     status, said, _ = rfa("experiment", series, "--out", out, "--dry-run")
     assert (status, said.count("to do")) == (0, 8)
     status, said, _ = rfa("experiment", series, "--out", out, "--only", "x2-seed3", "kalman-seed0")
-    assert (status, "2 runs done" in said, "another process" in said) == (0, True, False)
+    assert (status, "3 runs done" in said, "another process" in said) == (0, True, False)
     assert sorted(results(out)) == ["kalman-seed0", "x2-seed0", "x2-seed3"]  # the first seed looks for the rate
     planned = json.loads((out / "recipe.json").read_text())
     assert (planned["kind"], len(planned["runs"])) == ("series", 8)

@@ -207,9 +207,7 @@ def test_the_figure_begins_with_the_model_with_the_most_right_answers():
 @pytest.mark.filterwarnings("error")
 def test_the_figure_holds_any_label(tmp_path):
     """Letters that no font has, a formula that is none, and names too long for a page."""
-    write(
-        tmp_path, [answers("$\\x^", 0, (1.0, 1.0), 150, task="t" * 100), answers("n" * 500, 0, (1.0, 1.0), 150)]
-    )
+    write(tmp_path, [answers("$\\x^", 0, (1.0, 1.0), 150, task="t" * 100), answers("n" * 500, 0, (1.0, 1.0), 150)])
     assert "](recall.png)" in write_recall_report(tmp_path, tmp_path / "out").page.read_text()
 
 

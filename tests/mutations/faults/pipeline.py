@@ -41,7 +41,7 @@ RECALL = [
              "the learning rate stays at its start", "lab/training/test_series.py"),
     Mutation("rfa_lab/recipes/runner.py", "if mine and runs.finished(run) is None:", "if mine:",
              "a finished run is made again", "lab/experiments/test_small_networks.py"),
-    Mutation("rfa_lab/recipes/runner.py", "self.result(run, limit.report)", "self.result(run, limit.show)",
+    Mutation("rfa_lab/recipes/runner.py", "started, report, tests = time.perf_counter(), limit.report", "started, report, tests = time.perf_counter(), limit.show",
              "a run that cannot be saved goes on after its time", "lab/experiments/test_small_networks.py"),
     Mutation("rfa_lab/recipes/runner.py", "_check_versions({**results, **begun}, ", "_check_versions(begun, ",
              "results of another commit that are not chosen count as none", "lab/experiments/test_small_networks.py"),
