@@ -73,7 +73,7 @@ def _state(runs: TextRuns, run: PlannedRun, results: Mapping[str, Any], speed: f
     if run.name in results:
         training = results[run.name]["training"]
         return RunState(run, "done", training["steps"], training["steps"], training["tokens"], 0.0)
-    record, state, step = runs.record(run, any_rate=True), "to do", 0
+    record, state, step = runs.record(run), "to do", 0
     if run.trial and record is not None and runs.finished(run) is not None:
         return RunState(run, "done", steps or record["steps"], steps, tokens, 0.0)
     if record is not None and DIVERGED in record:

@@ -189,6 +189,10 @@ class Recipe(BaseRecipe):
         attention = first is not None and run.name == first.name and preset in self.evaluation.attention
         return {**self.evaluation.model_dump(), "attention": attention}
 
+    def entry_of(self, run: PlannedRun) -> dict[str, Any]:
+        """A run in its result. Paths stay as the recipe writes them, so that results can move with the recipe."""
+        return {"recipe": self.name, "run": run.name, "spec": run.spec.to_dict(), "evaluation": self.asked_of(run)}
+
     def resolved(self, run: PlannedRun) -> TrainingSpec:
         """The specification of a run with absolute paths."""
         folder, spec = self.path.resolve().parent, run.spec

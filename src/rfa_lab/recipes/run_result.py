@@ -148,13 +148,11 @@ def make_result(
     return {
         **evaluated,
         "format": RESULT_FORMAT,
-        "recipe": recipe.name,
-        "run": run.name,
+        **recipe.entry_of(run),
         "label": run.label,
         "preset": run.spec.preset,
         "seed": run.spec.seed,
         "train_length": run.spec.length,
-        **entry_of(recipe, run),
         "learning_rate": run.spec.learning_rate,
         "trials": {str(rate): loss if math.isfinite(loss) else None for rate, loss in losses_of(tried).items()},
         "versions": versions_of(*tried.values(), record, *parts, {"environment": environment()}),
@@ -207,8 +205,3 @@ def dynamics_over_training(lines: list[dict[str, Any]]) -> dict[str, Any]:
             for layer, parameters in first.items()
         },
     }
-
-
-def entry_of(recipe: Recipe, run: PlannedRun) -> dict[str, Any]:
-    """The recipe's entry of a run. Paths stay as the recipe writes them, so that results can move with the recipe."""
-    return {"spec": run.spec.to_dict(), "evaluation": recipe.asked_of(run)}

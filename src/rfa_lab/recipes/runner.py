@@ -292,7 +292,7 @@ def make_runs(
             "device (CUDA_VISIBLE_DEVICES=0, 1, ...): the processes share the recipe"
         )
     chosen, results = runs.selected(only), runs.results()
-    needed = {other.name for run in chosen for other in runs.needs(run)}
+    needed = {other.name for run in chosen if run.name not in results for other in runs.needs(run)}
     chosen = [run for run in runs.planned if run in chosen or run.name in needed]
     waiting = [run for run in chosen if run.name not in results]
     begun = {name: found for run in waiting for name, found in runs.begun(run).items()}

@@ -24,7 +24,6 @@ from .reading import RecipeError
 from .recipe import PlannedRun, Recipe
 from .run_result import (
     DIVERGED,
-    entry_of,
     losses_of,
     make_result,
     needed_trials,
@@ -56,36 +55,30 @@ class TextRuns(Runs[Recipe, PlannedRun]):
         path = self.path(run)
         if not path.exists():
             return None
-        result = read_result(path)
-        entry = {"recipe": self.recipe.name, "run": run.name, **entry_of(self.recipe, run)}
-        entry["spec"] = _with_names_only(_with_rate_of(result["spec"], entry["spec"], run.rates))
-        self.check_same(path, {**result, "spec": _with_names_only(result["spec"])}, entry)
+        result, wanted = read_result(path), self.recipe.entry_of(run)
+        wanted["spec"] = _comparable(wanted["spec"], run.rates)
+        self.check_same(path, {**result, "spec": _comparable(result["spec"], run.rates)}, wanted)
         return result
 
-    def record(self, run: PlannedRun, any_rate: bool = False) -> dict[str, Any] | None:
+    def record(self, run: PlannedRun) -> dict[str, Any] | None:
         """The content of run.json of a run or a trial; None if it was not started.
 
-        Args:
-            run: of the recipe, or a trial.
-            any_rate: whether a run may have each possible rate, while its own is not chosen yet. A trial never may.
-
         Raises:
-            ValueError: if run.json is damaged, or if its specification differs from the recipe's.
+            ValueError: if run.json is damaged, or if its specification differs from the recipe's. A run may have each
+                possible rate.
         """
-        folder = self.folder(run)
+        folder, rates = self.folder(run), () if run.trial else run.rates
         if not folder.record.exists():
             return None
-        record, wanted = folder.read(), self.recipe.resolved(run).to_dict()
-        if any_rate and not run.trial:
-            wanted = _with_rate_of(record["spec"], wanted, run.rates)
-        if _with_names_only(record["spec"]) != _with_names_only(wanted):
+        record = folder.read()
+        if _comparable(record["spec"], rates) != _comparable(self.recipe.resolved(run).to_dict(), rates):
             expected = "expected a new folder for --out"
             raise ValueError(f"run: {folder.path} is another run than {self.recipe.path} names, {expected}")
         return record
 
     def begun(self, run: PlannedRun) -> Mapping[str, Mapping[str, Any]]:
         """The records of a run and of its trials."""
-        records = {unit.name: self.record(unit, any_rate=True) for unit in (*self.trials[run.name], run)}
+        records = {unit.name: self.record(unit) for unit in (*self.trials[run.name], run)}
         return {name: record for name, record in records.items() if record is not None}
 
     def tried(self, run: PlannedRun) -> list[tuple[PlannedRun, Mapping[str, Any] | None]]:
@@ -134,22 +127,41 @@ class TextRuns(Runs[Recipe, PlannedRun]):
             if not run.trial:
                 raise Diverged(said) from error
         if not run.trial:
-            self._evaluate(run, record, tried, limit)
+            evaluated = self._evaluated(run, limit)
+            write_result(self.path(run), make_result(self.recipe, run, folder, record, evaluated, tried))
+            _delete_parts(folder)
         if run.trial or not self.recipe.keep_models:
             _delete_weights(folder)
 
-    def _evaluate(
-        self,
-        run: PlannedRun,
-        record: Mapping[str, Any],
-        tried: Mapping[float, Mapping[str, Any]],
-        limit: TimeLimit,
-    ) -> None:
-        folder, path, asked = self.folder(run), self.path(run), self.recipe.asked_of(run)
-        maps = path.with_name(f"{run.name}.attention.npz") if asked["attention"] else None
-        evaluated = _evaluated_in_parts(folder, {**asked, "attention": maps}, run.name, limit)
-        write_result(path, make_result(self.recipe, run, folder, record, evaluated, tried))
-        _delete_parts(folder)
+    def _evaluated(self, run: PlannedRun, limit: TimeLimit) -> dict[str, Any]:
+        """What `rfa_lab.evaluation.full_evaluation` returns.
+
+        Under a time limit it is made in parts that are kept, so that it ends after several calls. Then the result has
+        the "environments" in which they were made. Without a limit the run is loaded once, unless there are parts.
+        """
+        folder, asked = self.folder(run), self.recipe.asked_of(run)
+        maps = self.path(run).with_name(f"{run.name}.attention.npz")
+
+        def progress(stage: Stage, done: int, total: int) -> None:
+            limit.report(stage._replace(run=run.name), done, total)
+
+        def evaluated(part: Mapping[str, Any]) -> dict[str, Any]:
+            attention = maps if part["attention"] else None
+            return evaluation.full_evaluation(folder.path, **{**part, "attention": attention}, progress=progress)
+
+        if limit.until is None and not (folder.path / _PARTS).is_dir():
+            return evaluated(asked)
+        whole: dict[str, Any] = {"evaluations": {}, "environments": []}
+        for name, part in _parts(asked):
+            path = folder.path / _PARTS / f"{name}.json"
+            found = _stored_part(path, part)
+            if found is None or (part["attention"] and not maps.is_file()):
+                found = evaluated(part)
+                write_result(path, {"asked": part, "found": found})
+            whole["evaluations"] |= found.pop("evaluations")
+            whole["environments"].append(found["environment"])
+            whole |= {entry: value for entry, value in found.items() if value is not None or entry not in whole}
+        return whole
 
     def _check_rate(self, chosen: PlannedRun) -> None:
         """Raise `ValueError` if one of a model's runs has another rate: means over seeds would be of two models."""
@@ -157,7 +169,7 @@ class TextRuns(Runs[Recipe, PlannedRun]):
         for run in self.planned:
             if self.trials[run.name] != self.trials[chosen.name]:
                 continue
-            made = self.finished(run) or self.record(run, any_rate=True)
+            made = self.finished(run) or self.record(run)
             if made is not None and (found := made["spec"]["learning_rate"]) != rate:
                 raise ValueError(
                     f"rates: got {run.name} in {self.out} with {found:g}, but the trials of its model choose {rate:g}; "
@@ -242,82 +254,40 @@ def _delete_weights(folder: RunFolder) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _with_rate_of(found: Mapping[str, Any], wanted: dict[str, Any], rates: Sequence[float]) -> dict[str, Any]:
-    """The wanted specification with the learning rate of the one that was found, if it may be chosen from `rates`."""
-    rate = found.get("learning_rate")
-    return {**wanted, "learning_rate": rate} if rate in possible_rates(rates) else wanted
+def _delete_parts(folder: RunFolder) -> None:
+    """Delete the parts of an evaluation: the result is written, or the run is trained anew."""
+    shutil.rmtree(folder.path / _PARTS, ignore_errors=True)
 
 
-def _with_names_only(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A specification with names instead of paths, because another checkout can have its data in other folders.
+def _comparable(spec: Mapping[str, Any], rates: Sequence[float]) -> dict[str, Any]:
+    """A specification with names instead of paths, and without a learning rate that may be chosen from `rates`.
 
-    `gutenberg:novels` and a folder `novels` have the same name: a check of the text's fingerprint tells them apart.
+    Another checkout can have its data in other folders. `gutenberg:novels` and a folder `novels` have the same name: a
+    check of the text's fingerprint tells them apart.
     """
     tokenizer = "gpt2" if spec["tokenizer"].startswith("gpt2:") else spec["tokenizer"]
-    return {**spec, "data": Path(spec["data"]).name.removeprefix("gutenberg:"), "tokenizer": tokenizer}
+    named = {**spec, "data": Path(spec["data"]).name.removeprefix("gutenberg:"), "tokenizer": tokenizer}
+    return named | ({"learning_rate": "chosen"} if spec.get("learning_rate") in possible_rates(rates) else {})
 
 
-# An evaluation under a time limit: in parts that are kept, so that it ends after several calls
-
-_PARTS = "evaluation"  # their folder
-_ALONE = ("by_position", "passkey", "attention")  # entries of a result that are None in the other parts
-
-
-def _evaluated_in_parts(run: RunFolder, asked: Mapping[str, Any], name: str, limit: TimeLimit) -> dict[str, Any]:
-    """What `rfa_lab.evaluation.full_evaluation` returns, and with parts the "environments" in which they were made.
-
-    Without a limit all is evaluated at once, with the run loaded once, unless there are parts of an earlier call.
-    """
-
-    def progress(stage: Stage, done: int, total: int) -> None:
-        limit.report(stage._replace(run=name), done, total)
-
-    if limit.until is None and not (run.path / _PARTS).is_dir():
-        return evaluation.full_evaluation(run.path, **asked, progress=progress)
-    whole: dict[str, Any] = {}
-    environments = []
-    for part_name, part in _parts(asked):
-        path = run.path / _PARTS / f"{part_name}.json"
-        found = _finished_part(path, part)
-        if found is None:
-            found = evaluation.full_evaluation(run.path, **part, progress=progress)
-            write_result(path, {"asked": _named(part), "found": found})
-        given = {entry: value for entry, value in found.items() if value is not None or entry not in whole}
-        evaluations = {**whole.get("evaluations", {}), **found["evaluations"]}
-        whole = {**whole, **given, "evaluations": evaluations}
-        environments.append(found["environment"])
-    return {**whole, "environments": environments}
-
-
-def _delete_parts(run: RunFolder) -> None:
-    """Delete the parts of a run: its result is written, or it is trained anew."""
-    shutil.rmtree(run.path / _PARTS, ignore_errors=True)
+_PARTS = "evaluation"  # the folder of the parts of an evaluation
 
 
 def _parts(asked: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The name and the arguments of each part. The loss by position comes with `blocks`, which computes it anyway."""
-    nothing = {**asked, "protocols": {}, "by_position": False, "passkey": False, "attention": None}
+    nothing = {**asked, "protocols": {}, "by_position": False, "passkey": False, "attention": False}
     for protocol, tokens in asked["protocols"].items():
         with_positions = asked["by_position"] and protocol == "blocks"
         yield protocol, {**nothing, "protocols": {protocol: tokens}, "by_position": with_positions}
-    for name in _ALONE:
+    for name in ("by_position", "passkey", "attention"):
         if asked[name] and not (name == "by_position" and "blocks" in asked["protocols"]):
-            yield name, {**nothing, name: asked[name]}
+            yield name, {**nothing, name: True}
 
 
-def _finished_part(path: Path, part: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A part that was evaluated before; None if there is none, or one of other arguments."""
-    maps = part["attention"]
-    if not path.is_file() or (maps is not None and not maps.is_file()):
-        return None
+def _stored_part(path: Path, part: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A part that was evaluated before; None if there is none, one of other arguments, or a damaged one."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        return stored["found"] if stored["asked"] == _named(part) else None
-    except (ValueError, KeyError, TypeError):  # damaged: it is made again
+        return dict(stored["found"]) if stored["asked"] == part else None
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-
-
-def _named(part: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as JSON holds them. Maps have the name of their file, because folders move."""
-    maps = part["attention"]
-    return {**part, "attention": None if maps is None else maps.name}
