@@ -69,12 +69,7 @@ class Setting:
         return DTYPES[self.dtype]
 
     def resolved(self, channels: tuple[int, ...]) -> str:
-        """The backend that runs for heads with these numbers of channels.
-
-        Raises:
-            ValueError: if the named backend does not support them.
-            RuntimeError: if its kernels cannot be compiled here.
-        """
+        """The backend for these numbers of channels. Raises `ValueError` or `RuntimeError` if none runs."""
         return choose_backend(self.backend, self.device, self.torch_dtype, channels)
 
     def fields(self) -> dict[str, Any]:

@@ -61,19 +61,11 @@ class ModelCase(Case):
         }
 
     def config(self, name: str, backend: str | None = None, **more: Any) -> RFAConfig:
-        """A preset at this size.
-
-        Raises:
-            ValueError: for an unknown preset, or fields that do not fit the preset.
-        """
+        """A preset at this size. Raises `ValueError` for an unknown preset, or fields that do not fit the preset."""
         return preset(name, **{**self.model, **more, "backend": backend or self.setting.backend})
 
     def backend(self, config: RFAConfig) -> str:
-        """The backend of a model's layers; "none" if PyTorch's own kernel is used, as in `b1-rope`.
-
-        Raises:
-            ValueError, RuntimeError: as `Setting.resolved`.
-        """
+        """The backend of a model's layers, as `Setting.resolved`; "none" for PyTorch's own kernel, as in `b1-rope`."""
         attention = config.attention
         if isinstance(attention, DotProductAttentionConfig):
             biased = attention.prior not in ("flat", "window") or attention.decay.kind != "none"

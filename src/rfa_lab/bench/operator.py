@@ -35,10 +35,8 @@ _CHECKED_ROWS, _DENSE_LENGTH = 64, 251
 def filter_layer(name: str, heads: int, channels: int, device: str = "cpu") -> RobustFilterAttention:
     """The attention layer of a preset. The operator is measured with its dynamics and options.
 
-    Its decay has a gradient, learned or not: who calls the operator may ask for it.
-
-    Raises:
-        ValueError: for a preset without a filter, or invalid sizes.
+    Its decay has a gradient, learned or not: who calls the operator may ask for it. Raises `ValueError` for a preset
+    without a filter, or invalid sizes.
     """
     require(heads >= 1, "heads", heads, "at least 1")
     require(channels >= 4 and channels % 4 == 0, "channels", channels, "a multiple of 4: pairs of complex modes")

@@ -16,11 +16,7 @@ _NAMES = {"step": "training step", "decode": "decoding", "generate": "a token of
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
-    """Append one line in a single write, so that neither a crash nor another process can leave a part of a line.
-
-    Raises:
-        OSError: if the line cannot be written.
-    """
+    """Append a line in one write: no crash or other process leaves a part of it. Raises `OSError` where it cannot."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(line, allow_nan=False) + "\n"
     with path.open("ab+", buffering=0) as file:
@@ -34,12 +30,7 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All lines of a file.
-
-    Raises:
-        ValueError: for a line that is no JSON object, with its number.
-        OSError: if the file cannot be read.
-    """
+    """All lines of a file. Raises `OSError`, or `ValueError` with the number of a line that is no JSON object."""
     lines = []
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:

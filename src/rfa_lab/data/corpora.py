@@ -46,21 +46,13 @@ class Corpus:
     split_note: str
 
     def documents(self, split: str) -> tuple[Document, ...]:
-        """Return the documents of a split.
-
-        Raises:
-            ValueError: no such split.
-        """
+        """The documents of a split. Raises `ValueError` for another split."""
         if split not in self.splits:
             raise ValueError(f"split: got {split!r}, expected one of {', '.join(self.splits)}")
         return self.splits[split]
 
     def fingerprint(self, split: str) -> str:
-        """Return the sha256 of a split's raw bytes, in order, document by document.
-
-        Raises:
-            ValueError: no such split.
-        """
+        """The sha256 of a split's raw bytes, document by document. Raises `ValueError` for another split."""
         return fingerprint(self.documents(split))
 
 
@@ -172,11 +164,7 @@ def _hub_splits(spec: str) -> tuple[Splits, str]:
 
 
 def _folder_splits(folder: Path) -> Splits:
-    """Return the documents of `train/`, `valid/` and `test/`.
-
-    Raises:
-        ValueError: one of them is missing or holds no text.
-    """
+    """The documents of `train/`, `valid/` and `test/`; `ValueError` where one is missing or holds no text."""
     missing = [split for split in SPLITS if not (folder / split).is_dir()]
     if missing:
         raise ValueError(
@@ -187,11 +175,7 @@ def _folder_splits(folder: Path) -> Splits:
 
 
 def _local_documents(spec: str) -> tuple[Document, ...]:
-    """Return the documents of `stdlib`, a file or a folder, in the order of their names.
-
-    Raises:
-        ValueError: unknown corpus, no text there, or empty text only.
-    """
+    """The documents of `stdlib`, a file or a folder, by name; `ValueError` where there is no text."""
     path = Path(spec)
     if not spec:  # an unset variable of a shell; as a path it would be the working folder
         raise ValueError("data: got an empty name, expected " + LOCAL_CORPORA)
@@ -228,10 +212,8 @@ def _text_files(folder: Path, suffixes: tuple[str, ...], left_out: set[str]) -> 
     Folders that a command wrote, reports and models, are skipped too: their text is no part of the user's.
 
     A folder or file that links lead to as well is read once, under the name that comes first: twice, its text could
-    stand in two splits that are drawn. A folder that holds `folder` is not read.
-
-    Raises:
-        OSError: a folder there cannot be read.
+    stand in two splits that are drawn. A folder that holds `folder` is not read. Raises `OSError`: a folder there
+    cannot be read.
     """
 
     def refuse(error: OSError) -> None:

@@ -32,11 +32,7 @@ class Document:
     offset: int = 0
 
     def texts(self) -> Iterator[str]:
-        """Yield the text in order, chunk by chunk.
-
-        Raises:
-            ValueError: for a byte that is not UTF-8. The message names the document and the byte.
-        """
+        """Yield the text, chunk by chunk. Raises `ValueError`, with document and byte, where it is not UTF-8."""
         decoder = codecs.getincrementaldecoder("utf-8")()
         position = self.offset
         try:
@@ -149,9 +145,7 @@ def text_fragments(document: Document, anywhere: bool = False) -> Iterator[tuple
     """Cut a document into fragments of about 64 KiB whose byte-level tokens, joined, are those of the whole text.
 
     Each comes with whether it is the last. With `anywhere` any cut is allowed, because the tokens are single bytes.
-
-    Raises:
-        ValueError: for a byte that is not UTF-8, or more than 2^20 characters without a safe cut.
+    Raises `ValueError` for a byte that is not UTF-8, or more than 2^20 characters without a safe cut.
     """
     rest, before = "", 0
     for text in _slices(document):

@@ -41,11 +41,7 @@ class Book:
 
 
 def books(spec: str) -> tuple[Book, ...]:
-    """Return the books of the list that `gutenberg:LIST` names, in the order of their names.
-
-    Raises:
-        ValueError: no such list.
-    """
+    """The books of the list that `gutenberg:LIST` names, by name. Raises `ValueError` for another list."""
     name = spec.removeprefix(PREFIX)
     if name not in LISTS:
         raise ValueError(f"data: got {spec!r}, expected {', '.join(PREFIX + known for known in LISTS)}")
@@ -137,11 +133,7 @@ def _fetched(listed: tuple[Book, ...], progress: Progress | None) -> list[Docume
 
 
 def body(data: bytes, book: Book) -> str:
-    """Return the text of a book between Project Gutenberg's header and footer, with `\\n` at the ends of lines.
-
-    Raises:
-        ValueError: no UTF-8, no header or footer, or a title in the header that is not the list's.
-    """
+    """A book's text between header and footer, lines ending in `\\n`. Raises `ValueError` for another text."""
     try:
         text = data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:

@@ -27,11 +27,7 @@ class Unreachable(Exception):
 
 
 def download(address: str, largest: int) -> bytes:
-    """Return the first `largest` bytes at an address.
-
-    Raises:
-        Unreachable: with the address and the reason.
-    """
+    """Return the first `largest` bytes at an address. Raises `Unreachable` with the address and the reason."""
     request = urllib.request.Request(address, headers={"User-Agent": "rfa (robust-filter-attention)"})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
@@ -67,11 +63,7 @@ _SPLIT_NAMES = {"train": "train", "validation": "valid", "valid": "valid", "dev"
 
 
 def hub_files(repository: str, names: tuple[str, ...], alternatives: str) -> list[Path]:
-    """Return the local paths of files of a hub repository. Files that are not cached are downloaded.
-
-    Raises:
-        ValueError: if they are not cached and cannot be downloaded. The message names alternatives.
-    """
+    """Local paths of files of a hub repository. Raises `ValueError`, with alternatives, where they cannot be had."""
     unreachable = _unreachable()
     try:
         return [
@@ -83,11 +75,7 @@ def hub_files(repository: str, names: tuple[str, ...], alternatives: str) -> lis
 
 
 def hub_splits(dataset: HubDataset, alternatives: str) -> dict[str, tuple[Document, ...]]:
-    """Return the documents of the splits (`train`, `valid`, `test`) that a data set on the hub has.
-
-    Raises:
-        ValueError: if it is not cached and cannot be downloaded. The message names alternatives.
-    """
+    """The documents of the splits of a data set on the hub. Raises `ValueError`, with alternatives, as `hub_files`."""
     needs("datasets")
     import datasets
 

@@ -228,11 +228,7 @@ class TableSetting:
         require(self.size >= 0, "size", self.size, "at least 0")
 
     def batch(self, series: int, generator: torch.Generator, split: Split = "train") -> SeriesBatch:
-        """Windows at random places of a split. The rows seen may reach back into the split before it.
-
-        Raises:
-            ValueError: for a table that cannot be had, or that is too short.
-        """
+        """Windows at random places of a split; rows seen may lie before it. Raises `ValueError` for a short table."""
         require(split in _BORDERS, "split", split, f"one of {', '.join(_BORDERS)}")
         rows = _standardised(self.table, self.path)
         window = self.seen + self.horizon

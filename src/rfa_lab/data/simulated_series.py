@@ -167,10 +167,8 @@ class SimulatedSeries(NamedTuple):
 def simulate_series(setting: SimulatedSetting, series: int, generator: torch.Generator) -> SimulatedSeries:
     """Draw series of a setting.
 
-    The first state has the stationary distribution; a tracker, which has none, starts at zero.
-
-    Raises:
-        ValueError: for fewer than one series.
+    The first state has the stationary distribution; a tracker, which has none, starts at zero. Raises `ValueError` for
+    fewer than one series.
     """
     require(series >= 1, "series", series, "at least 1")
     sde, exact = setting.sde, {"generator": generator, "dtype": torch.float64}

@@ -33,10 +33,8 @@ def by_author(documents: Sequence[Document], assignment: str = "") -> Splits:
     """Split by author, the file name up to the first `_`. All texts of an author are in one split.
 
     The assignment, `test=Name,Name;valid=Name`, names the authors that are held out. Without it each held-out split has
-    5 % of the authors (at least one), chosen by the hash of the name.
-
-    Raises:
-        ValueError: for fewer than three authors, an invalid assignment, an unknown author, or one assigned twice.
+    5 % of the authors (at least one), chosen by the hash of the name. Raises `ValueError` for fewer than three authors,
+    an invalid assignment, an unknown author, or one assigned twice.
     """
     authors = sorted({_author(document) for document in documents})
     if len(authors) < len(SPLITS):

@@ -18,11 +18,7 @@ _ROUNDING = 1e-4  # of a row's sum, by an operator in float32
 
 
 def middle_window(tokens: int, length: int) -> slice:
-    """The window of `length` tokens in the middle of a text of `tokens`, far from title pages.
-
-    Raises:
-        ValueError: if the text is too short.
-    """
+    """The window of `length` tokens in the middle of a text. Raises `ValueError` if the text is too short."""
     if tokens < length:
         raise ValueError(f"attention: got a text of {tokens} tokens, expected at least {length} for a map")
     start = (tokens - length) // 2

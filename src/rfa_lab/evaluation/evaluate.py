@@ -56,11 +56,7 @@ class EvaluationInput:
 def load_evaluation_input(
     run: str | Path, data: str | None = None, data_progress: Progress | None = None
 ) -> EvaluationInput:
-    """Load a run and its test split, or another text as a whole.
-
-    Raises:
-        ValueError: for a folder that is no run, bad data, or a test split that has changed.
-    """
+    """Load a run and its test split, or another text. Raises `ValueError` for a bad run or text or a changed split."""
     folder = RunFolder(run)
     record = folder.read()
     spec = TrainingSpec.from_dict(record["spec"])

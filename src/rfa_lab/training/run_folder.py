@@ -92,11 +92,7 @@ def check_record(record: Any) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing to a folder.
-
-    Raises:
-        ValueError: if another process holds the lock.
-    """
+    """Keep other processes from writing to a folder. Raises `ValueError` if another process holds the lock."""
     with held(folder / _LOCK) as mine:
         if not mine:
             raise ValueError(f"out: {folder} is in use by another process, expected one at a time")
@@ -108,11 +104,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint in a folder; None if there is no checkpoint at all.
-
-    Raises:
-        ValueError: if there are checkpoints, but each of them lacks a file.
-    """
+    """The newest whole checkpoint; None if there is none at all. Raises `ValueError` if each of them lacks a file."""
     found = checkpoints_in(folder)
     whole = [path for path in found if not missing_files(path)]
     if found and not whole:
@@ -185,11 +177,7 @@ class RunFolder:
             return False
 
     def read(self) -> dict[str, Any]:
-        """The contents of run.json.
-
-        Raises:
-            ValueError: if the folder is no run, is damaged, or was written by an incompatible version.
-        """
+        """The contents of run.json. Raises `ValueError` for no run, a damaged one, or one of another format."""
         if not self.record.is_file():
             raise ValueError(f"run: {self.path} holds no run.json, expected a folder made by `rfa train`")
         try:
@@ -215,11 +203,7 @@ class RunFolder:
         return newest_checkpoint(self.checkpoints)
 
     def weights(self) -> Path:
-        """The folder of the trained model, or of the newest checkpoint if the run is not finished.
-
-        Raises:
-            ValueError: if there is none.
-        """
+        """The folder of the trained model, or else of the newest checkpoint. Raises `ValueError` if there is none."""
         if self.read()["finished"]:
             if not self.model.is_dir():
                 raise ValueError(
@@ -233,11 +217,7 @@ class RunFolder:
         return checkpoint
 
     def load_model(self, source: Path | None = None) -> RFAForCausalLM:
-        """The model of `source`, by default of `weights`.
-
-        Raises:
-            ValueError: if there is none, or its files are damaged.
-        """
+        """The model of `source`, by default of `weights`. Raises `ValueError` for none, or for damaged files."""
         source = source or self.weights()
         return _load(f"run: the model in {source}", lambda: read_model(source, RFAForCausalLM))
 

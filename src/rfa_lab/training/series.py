@@ -52,10 +52,8 @@ def train_on_series(
 ) -> list[float]:
     """Train in place by `series_loss`, as `train_steps` does; the loss of each step.
 
-    `draw` gives a batch of so many series; `model(times, values)` gives a `TimeSeriesOutput` of all rows.
-
-    Raises:
-        Diverged: for a loss that is not finite.
+    `draw` gives a batch of so many series; `model(times, values)` gives a `TimeSeriesOutput` of all rows. Raises
+    `Diverged` for a loss that is not finite.
     """
     return train_steps(
         model,
@@ -70,10 +68,8 @@ def train_on_series(
 def series_loss(model: Callable[..., Any], batch: SeriesBatch) -> Tensor:
     """The mean of two means of `-log p(target)`: on rows with a reading, and on rows without, where there are targets.
 
-    So filtering and forecasting count alike, however many rows each has. Both come from one pass of the model.
-
-    Raises:
-        ValueError: for a batch without any target.
+    So filtering and forecasting count alike, however many rows each has. Both come from one pass of the model. Raises
+    `ValueError` for a batch without any target.
     """
     asked = ~batch.targets.isnan()
     require(bool(asked.any()), "targets", "none that is known", "at least one")
@@ -98,10 +94,8 @@ def train_steps(
 
     Adam without weight decay, a one-cycle schedule, gradients clipped at a norm of 1. The parameters of the SDE have
     half the rate and no momentum, as in the paper's training (appendix F), unless there is `one_group`. `draw_loss`
-    draws a batch and gives its loss. `after` is called with the steps done; it may use the model, in any mode.
-
-    Raises:
-        Diverged: for a loss that is not finite, or such weights after the last step.
+    draws a batch and gives its loss. `after` is called with the steps done; it may use the model, in any mode. Raises
+    `Diverged` for a loss that is not finite, or such weights after the last step.
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = make_optimizer(model, learning_rate, one_group)  # type: ignore[arg-type]

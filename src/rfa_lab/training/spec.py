@@ -108,11 +108,7 @@ class TrainingSpec:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainingSpec":
-        """The specification of `to_dict`'s dictionary.
-
-        Raises:
-            ValueError: for a missing or unknown key, or a value of another type.
-        """
+        """The specification from such a dictionary. Raises `ValueError` for a wrong key, or a wrong type of value."""
         kinds = get_type_hints(cls)
         if not isinstance(values, dict) or not kinds.keys() - _ADDED <= values.keys() <= kinds.keys():
             raise ValueError(f"spec: got {values!r:.100}, expected a dictionary with the keys {sorted(kinds)}")

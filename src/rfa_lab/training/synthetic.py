@@ -101,11 +101,7 @@ def train_on_task(
 
 @torch.no_grad()
 def task_score(model: RFAForCausalLM, batch: SyntheticBatch) -> TaskScore:
-    """The score of a model on sequences. The model is in `eval` mode afterwards.
-
-    Raises:
-        ValueError: for sequences without any question.
-    """
+    """The score of a model, which is in `eval` mode afterwards. Raises `ValueError` for no question at all."""
     model.eval()
     found = [_answers(model, part) for part in _parts(batch)]
     logits, answers = (torch.cat(each) for each in zip(*found, strict=True))

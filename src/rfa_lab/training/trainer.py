@@ -228,11 +228,7 @@ class ProtocolTrainer(Trainer):
         return min(losses, key=lambda step: losses[step]) if losses else None
 
     def load_best(self) -> int:
-        """Load the weights of the validation with the least loss, and return its step.
-
-        Raises:
-            ValueError: if the checkpoint of that step is gone, or is damaged.
-        """
+        """Load the weights of the least validation loss, and return its step. Raises `ValueError` if they are lost."""
         step = self._best_step()
         if step is None or step == self.state.global_step:
             return self.state.global_step
