@@ -15,6 +15,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from rfa.checks import MissingExtra
+from rfa_lab.report.layout import one_line
 
 
 class LongNames(TyperGroup):
@@ -99,6 +100,11 @@ def check_out(path: Path | None, name: str = "--out") -> None:
         check_writable(name, path)
 
 
+def say(text: str) -> None:
+    """Print a line as it is. The terminal breaks it where it is too long."""
+    console.print(text, highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def stoppable(hint: str) -> Iterator[None]:
     """Print one line that says where a run was stopped and how to continue it."""
@@ -144,11 +150,6 @@ def main() -> None:
     if status == 130:  # Typer too returns it for Ctrl-C
         errors.print("rfa: stopped")
     sys.exit(status)
-
-
-def one_line(text: str) -> str:
-    """The text on one line, without control characters on which a terminal would act."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def _fail(message: str) -> None:

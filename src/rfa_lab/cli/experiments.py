@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import ManyValues, app, check_out, console, errors, interruptible, one_line, stoppable
+from .app import ManyValues, app, check_out, console, errors, interruptible, one_line, say, stoppable
 from .console import progress_bars, stage_words, states_table
 
 _LINE = 1000  # characters of a reason; a record may lack hundreds of runs
@@ -68,16 +68,16 @@ def experiment(
             failure=_failed,
         )
     if outcome.stopped is not None:
-        console.print(f"stopped after {time_limit}: {outcome.stopped}; {hint}", highlight=False, soft_wrap=True)
+        say(f"stopped after {time_limit}: {outcome.stopped}; {hint}")
     made = out / "results"
     if planned.kind != "text" and outcome.done:
         made = _small_reports()[planned.kind](out, out / "report").page
-    console.print(f"{len(outcome.done)} runs done: {made}", highlight=False, soft_wrap=True)
+    say(f"{len(outcome.done)} runs done: {made}")
     for name in outcome.claimed:
-        console.print(f"{name}: another process is making this run", highlight=False, soft_wrap=True)
+        say(f"{name}: another process is making this run")
     if outcome.failed:
         names = ", ".join(outcome.failed)
-        console.print(f"{len(outcome.failed)} runs failed: {names}", highlight=False, soft_wrap=True)
+        say(f"{len(outcome.failed)} runs failed: {names}")
         raise typer.Exit(1)
 
 
@@ -90,14 +90,14 @@ def _dry_run(recipe: Any, out: Path, only: Sequence[str], speed: float | None) -
         runs = runs_of(recipe, out)
         results = runs.results()
         for run in runs.selected(only):
-            console.print(f"{run.name}: {'done' if run.name in results else 'to do'}", highlight=False)
+            say(f"{run.name}: {'done' if run.name in results else 'to do'}")
         return
     found = states(recipe, out, only, speed)
     console.print(states_table(recipe.title, found, measured_on(recipe, out) if speed is None else None))
     required = requirements(recipe, found, out)
     for each in required:
         there = "" if each.there else "missing: "
-        console.print(f"{each.what}: {there}{each.said}", highlight=False, soft_wrap=True)
+        say(f"{each.what}: {there}{each.said}")
     if not all(each.there for each in required):
         raise typer.Exit(1)
 
@@ -131,7 +131,7 @@ def report(
     if (write := _small_reports().get(record_kind(folder) or "")) is not None:
         made = write(folder, page)
         _say_missing(made.missing, refused=[PLANNED])
-        console.print(f"page: {made.page}", highlight=False, soft_wrap=True)
+        say(f"page: {made.page}")
         if PLANNED in made.missing:
             raise typer.Exit(1)
         return
@@ -143,8 +143,8 @@ def report(
         written = write_report(found.runs, page, found.missing, lambda *made: bar("tables and figures", *made))
     _say_missing(written.missing, found.refused)
     tables, figures = len(written.tables), len(written.figures)
-    console.print(f"runs: {len(found.runs)}, tables: {tables}, figures: {figures}", highlight=False)
-    console.print(f"page: {written.page}", highlight=False, soft_wrap=True)
+    say(f"runs: {len(found.runs)}, tables: {tables}, figures: {figures}")
+    say(f"page: {written.page}")
     if found.refused:
         raise typer.Exit(1)
 

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from .app import ManyValues, app, check_out, check_resume, console, one_line, stoppable
+from .app import ManyValues, app, check_out, check_resume, console, one_line, say, stoppable
 from .console import metrics_words, progress_bars, stage_words
 
 _LISTED = 10  # outliers of a channel that are printed
@@ -27,40 +27,26 @@ PresetOption = Annotated[
 StepsOption = Annotated[int | None, typer.Option(help="Of training a network; 500 by default.")]
 RateOption = Annotated[float | None, typer.Option(help="Peak learning rate of a network; 0.003 by default.")]
 SeedOption = Annotated[int | None, typer.Option(help="Of training a network; 0 by default.")]
-_TABLE = "How the file is written (told from it, and said, by default)"
-FormatOption = Annotated[
-    str | None, typer.Option(help="Of dates, such as %d.%m.%Y.", metavar="FORMAT", rich_help_panel=_TABLE)
-]
-TimeUnitOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Of epoch stamps; number: of plain numbers.", metavar="s|ms|us|ns|number", rich_help_panel=_TABLE
-    ),
-]
-SeparatorOption = Annotated[
-    str | None, typer.Option(help="Of cells: a character, tab or space.", metavar="SIGN", rich_help_panel=_TABLE)
-]
-DecimalOption = Annotated[
-    str | None, typer.Option(help="Sign before the decimals of numbers.", metavar="SIGN", rich_help_panel=_TABLE)
-]
-ThousandsOption = Annotated[
-    str | None, typer.Option(help="Sign between thousands.", metavar="SIGN", rich_help_panel=_TABLE)
-]
-EncodingOption = Annotated[
-    str | None, typer.Option(help="Of the text, such as cp1252.", metavar="NAME", rich_help_panel=_TABLE)
-]
-MissingOption = Annotated[
-    list[str] | None,
-    typer.Option(help="Marks of missing readings, such as -999 9999.", metavar="MARK ...", rich_help_panel=_TABLE),
-]
-DuplicatesOption = Annotated[
-    str | None,
-    typer.Option(help="Of rows of one time that differ.", metavar="mean|first|last|refuse", rich_help_panel=_TABLE),
-]
-SortOption = Annotated[
-    bool,
-    typer.Option("--sort/--no-sort", help="Put rows in order of time, or refuse.", rich_help_panel=_TABLE),
-]
+
+
+def _of_table(*names: str, says: str, metavar: str | None = None) -> Any:
+    """An option that says how the file is written."""
+    panel = "How the file is written (told from it, and said, by default)"
+    return typer.Option(*names, help=says, metavar=metavar, rich_help_panel=panel)
+
+
+_UNITS = _of_table(says="Of epoch stamps; number: of plain numbers.", metavar="s|ms|us|ns|number")
+_MARKS = _of_table(says="Marks of missing readings, such as -999 9999.", metavar="MARK ...")
+_EQUAL_TIMES = _of_table(says="Of rows of one time that differ.", metavar="mean|first|last|refuse")
+FormatOption = Annotated[str | None, _of_table(says="Of dates, such as %d.%m.%Y.", metavar="FORMAT")]
+TimeUnitOption = Annotated[str | None, _UNITS]
+SeparatorOption = Annotated[str | None, _of_table(says="Of cells: a character, tab or space.", metavar="SIGN")]
+DecimalOption = Annotated[str | None, _of_table(says="Sign before the decimals of numbers.", metavar="SIGN")]
+ThousandsOption = Annotated[str | None, _of_table(says="Sign between thousands.", metavar="SIGN")]
+EncodingOption = Annotated[str | None, _of_table(says="Of the text, such as cp1252.", metavar="NAME")]
+MissingOption = Annotated[list[str] | None, _MARKS]
+DuplicatesOption = Annotated[str | None, _EQUAL_TIMES]
+SortOption = Annotated[bool, _of_table("--sort/--no-sort", says="Put rows in order of time, or refuse.")]
 
 
 @app.command("forecast", cls=ManyValues)
@@ -214,7 +200,7 @@ def forecast_train(
     _say_notes(record)
     print_scores(record["scores"], record["request"]["horizon"])
     said = f"{record['series']} series, {record['split']}, {record['steps']} steps"
-    console.print(f"network: {out} ({said})", highlight=False, soft_wrap=True)
+    say(f"network: {out} ({said})")
 
 
 def _table_format(ctx: typer.Context) -> Any:
@@ -242,7 +228,7 @@ def print_scores(scores: dict[str, Any], horizon: str) -> None:
 
 def _say(text: str) -> None:
     """Print a line. Names of columns and sensors come from files, so control characters are taken out."""
-    console.print(one_line(text), highlight=False, soft_wrap=True)
+    say(one_line(text))
 
 
 def _say_notes(record: dict[str, Any]) -> None:
@@ -292,4 +278,4 @@ def _print_forecast(content: dict[str, Any], out: Path) -> None:
             more = len(one["outliers"]) - _LISTED
             _say(f"{more} earlier outliers of {name} are in forecast.json")
     for label, file in (("forecast", "forecast.csv"), ("details", "forecast.json"), ("figure", "figure.png")):
-        console.print(f"{label + ':':10}{out / file}", highlight=False, soft_wrap=True)
+        say(f"{label + ':':10}{out / file}")

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from rfa.checks import check_range
 
-from .app import ARGUMENTS, ManyValues, app, assignment, check_out, console, one_line
+from .app import ARGUMENTS, ManyValues, app, assignment, check_out, console, one_line, say
 from .console import progress_bars, speed_tables
 
 RESULTS = Path("benchmarks/results")  # of a clone
@@ -97,8 +97,8 @@ def bench(
         if lines:
             console.print(speed_tables(lines))
             for said in dict.fromkeys(text for line in lines for text in _refusals(line)):
-                console.print(said, highlight=False, soft_wrap=True)
-            console.print(f"appended to {out}", highlight=False, soft_wrap=True)
+                say(said)
+            say(f"appended to {out}")
     if not all(line["check"]["passed"] for line in lines):
         raise typer.Exit(1)
 
@@ -153,7 +153,7 @@ def doctor() -> None:
     console.print(table)
     for name in BACKENDS:
         if (reason := missing(name)) is not None:
-            console.print(f"{name} is missing: {' '.join(reason.split())}", highlight=False, soft_wrap=True)
+            say(f"{name} is missing: {' '.join(reason.split())}")
     presets = Table("preset", "model", title="presets")
     for name in PRESETS:
         presets.add_row(name, describe(name))

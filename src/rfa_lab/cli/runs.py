@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import ManyValues, app, assignment, check_out, check_resume, console, interruptible, stoppable
+from .app import ManyValues, app, assignment, check_out, check_resume, console, interruptible, say, stoppable
 from .console import (
     comparison_table,
     evaluation_table,
@@ -58,7 +58,7 @@ def demo(
             progress=lambda stage, *far: bar(stage_words(stage), *far),
         )
     console.print(comparison_table(results))
-    console.print(f"results: {out / 'results.json'}\nfigure:  {out / 'figure.png'}", highlight=False, soft_wrap=True)
+    say(f"results: {out / 'results.json'}\nfigure:  {out / 'figure.png'}")
 
 
 def _series_demo(out: Path, resume: bool, overwrite: bool) -> None:
@@ -70,7 +70,7 @@ def _series_demo(out: Path, resume: bool, overwrite: bool) -> None:
     with interruptible(again), progress_bars() as bar:
         results = run_series_demo(out, overwrite=overwrite, progress=lambda stage, *far: bar(stage_words(stage), *far))
     console.print(series_comparison_table(results))
-    console.print(f"results: {out / 'results.json'}\nfigure:  {out / 'figure.png'}", highlight=False, soft_wrap=True)
+    say(f"results: {out / 'results.json'}\nfigure:  {out / 'figure.png'}")
 
 
 @app.command(cls=ManyValues)
@@ -143,11 +143,9 @@ def train(
     if not speaks:
         return
     result = record["result"]
-    console.print(
+    say(
         f"{out}: validation perplexity {result['valid_perplexity']:.2f} after {record['steps']} steps, "
-        f"{result['tokens']:,} tokens, {tokens_per_second(result)} tokens/s",
-        highlight=False,
-        soft_wrap=True,
+        f"{result['tokens']:,} tokens, {tokens_per_second(result)} tokens/s"
     )
 
 
@@ -196,13 +194,13 @@ def evaluate(
     console.print(evaluation_table(result))
     if json_ is not None:
         write_text_whole(json_.resolve(), json.dumps(result, indent=2) + "\n")
-        console.print(f"result: {json_}", highlight=False, soft_wrap=True)
+        say(f"result: {json_}")
     if attention is not None:
         from rfa_lab.recipes.attention_figures import draw_attention
 
         with progress_bars() as bar:
             paths = draw_attention(run, attention, data, progress=lambda *task: bar("layers", *task))
-        console.print(f"attention: {', '.join(map(str, paths))}", highlight=False, soft_wrap=True)
+        say(f"attention: {', '.join(map(str, paths))}")
 
 
 @app.command()
@@ -239,6 +237,6 @@ def export(
 
     check_out(out)
     shown = export_run(run, out, results=results or (), overwrite=overwrite)
-    console.print(f"model: {out}", highlight=False, soft_wrap=True)
+    say(f"model: {out}")
     said = ", ".join(map(str, shown)) or "none; `rfa evaluate RUN --json F` makes one, for --results F"
-    console.print(f"results on its card: {said}", highlight=False, soft_wrap=True)
+    say(f"results on its card: {said}")

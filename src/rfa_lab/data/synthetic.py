@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -35,23 +35,31 @@ class SyntheticBatch(NamedTuple):
     times: Float[Tensor, "batch length"] | None = None
 
 
+class TaskSizes(NamedTuple):
+    """Sizes of a task.
+
+    Fields:
+        vocabulary: number of token ids.
+        least_length: of a sequence that holds the task.
+        answers: number of answers, which are equally likely: a guess is right in `1 / answers` of all questions.
+    """
+
+    vocabulary: int
+    least_length: int
+    answers: int
+
+
 class SyntheticTask(ABC):
-    """A task whose sequences have any length from `least_length`."""
+    """A task whose sequences have any length from `least_length`. It has the fields of `TaskSizes` as properties."""
 
     @property
     @abstractmethod
-    def vocabulary(self) -> int:
-        """Number of token ids."""
+    def sizes(self) -> TaskSizes:
+        """Vocabulary, least length and answers."""
 
-    @property
-    @abstractmethod
-    def least_length(self) -> int:
-        """The length of the shortest sequence that holds the task."""
-
-    @property
-    @abstractmethod
-    def answers(self) -> int:
-        """Number of answers, which are equally likely: a guess is right in `1 / answers` of all questions."""
+    vocabulary = property(lambda self: self.sizes.vocabulary)
+    least_length = property(lambda self: self.sizes.least_length)
+    answers = property(lambda self: self.sizes.answers)
 
     def check_length(self, length: int) -> None:
         """Raise `ValueError` for a length that the task does not fit in."""
@@ -129,19 +137,9 @@ class AssociativeRecall(SyntheticTask):
         require(not self.corrupted or self.pairs > 1, "pairs", self.pairs, "at least 2 where keys are corrupted")
 
     @property
-    def vocabulary(self) -> int:
-        """Keys, values and filler."""
-        return self.keys + self.values + self.filler
-
-    @property
-    def least_length(self) -> int:
-        """All statements and questions."""
-        return self._stated + self.pairs
-
-    @property
-    def answers(self) -> int:
-        """Number of values."""
-        return self.values
+    def sizes(self) -> TaskSizes:
+        """Keys, values and filler; all statements and questions; a value."""
+        return TaskSizes(self.keys + self.values + self.filler, self._stated + self.pairs, self.values)
 
     @property
     def _stated(self) -> int:
@@ -184,20 +182,16 @@ class StringTask(SyntheticTask):
     symbols: int = 8
     alphabet: int = 64
     filler: int = 32
+    _marks: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         _check_sizes(self, "symbols", "alphabet", "filler")
         check_range("symbols", self.symbols, 2, self.alphabet)
 
     @property
-    def least_length(self) -> int:
-        """The string twice."""
-        return 2 * self.symbols
-
-    @property
-    def answers(self) -> int:
-        """Number of symbols."""
-        return self.alphabet
+    def sizes(self) -> TaskSizes:
+        """Symbols, filler and marks; the string twice; a symbol."""
+        return TaskSizes(self.alphabet + self.filler + self._marks, 2 * self.symbols, self.alphabet)
 
     def _string(self, batch: int, length: int, room: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Filler with a string at random places among the first `room`, and the string."""
@@ -213,10 +207,7 @@ class GappedCopy(StringTask):
     The mark has the last id.
     """
 
-    @property
-    def vocabulary(self) -> int:
-        """Symbols, filler and the mark."""
-        return self.alphabet + self.filler + 1
+    _marks = 1
 
     def _draw(self, batch: int, length: int, generator: torch.Generator) -> SyntheticBatch:
         tokens, string = self._string(batch, length, length - self.symbols, generator)
@@ -232,11 +223,6 @@ class GappedInduction(StringTask):
 
     Its label is the symbol that came after it in the string, however much filler stood between them.
     """
-
-    @property
-    def vocabulary(self) -> int:
-        """Symbols and filler."""
-        return self.alphabet + self.filler
 
     def _draw(self, batch: int, length: int, generator: torch.Generator) -> SyntheticBatch:
         half = length // 2
@@ -277,19 +263,9 @@ class TimedRecall(SyntheticTask):
         require(apart, "lag", self.lag, "no whole number with jitter=0: a question would stand at a value's time")
 
     @property
-    def vocabulary(self) -> int:
-        """Values and the question."""
-        return self.values + 1
-
-    @property
-    def least_length(self) -> int:
-        """The questions, as many values, and those said since."""
-        return 2 * self.questions + math.ceil(self.lag)
-
-    @property
-    def answers(self) -> int:
-        """Number of values."""
-        return self.values
+    def sizes(self) -> TaskSizes:
+        """Values and the question; the questions, as many values, and those said since; a value."""
+        return TaskSizes(self.values + 1, 2 * self.questions + math.ceil(self.lag), self.values)
 
     def _draw(self, batch: int, length: int, generator: torch.Generator) -> SyntheticBatch:
         said = length - self.questions
@@ -332,19 +308,9 @@ class FlipFlop(SyntheticTask):
         require(self.write + self.read <= 1, "read", self.read, f"at most {1 - self.write:g}, what write leaves")
 
     @property
-    def vocabulary(self) -> int:
-        """Instructions and values."""
-        return _BITS + self.values
-
-    @property
-    def least_length(self) -> int:
-        """One write and one read."""
-        return 4
-
-    @property
-    def answers(self) -> int:
-        """Number of values."""
-        return self.values
+    def sizes(self) -> TaskSizes:
+        """Instructions and values; one write and one read; a value."""
+        return TaskSizes(_BITS + self.values, 4, self.values)
 
     def check_length(self, length: int) -> None:
         """Raise `ValueError` for a length that is odd or below 4."""
@@ -384,19 +350,10 @@ class GroupWord(SyntheticTask):
         require(self.group in _PRODUCTS, "group", self.group, f"one of {', '.join(_PRODUCTS)}")
 
     @property
-    def vocabulary(self) -> int:
-        """Number of elements."""
-        return len(_PRODUCTS[self.group])
-
-    @property
-    def least_length(self) -> int:
-        """Two elements."""
-        return 2
-
-    @property
-    def answers(self) -> int:
-        """Number of elements."""
-        return self.vocabulary
+    def sizes(self) -> TaskSizes:
+        """The elements; two of them; an element."""
+        elements = len(_PRODUCTS[self.group])
+        return TaskSizes(elements, 2, elements)
 
     def _draw(self, batch: int, length: int, generator: torch.Generator) -> SyntheticBatch:
         product = _PRODUCTS[self.group]

@@ -132,11 +132,11 @@ def markdown(table: Table, caption: str | None = None) -> str:
 
 def markdown_text(text: str) -> str:
     """Plain text as Markdown, on one line."""
-    return _one_line(text).translate(_TO_MARKDOWN)
+    return one_line(text).translate(_TO_MARKDOWN)
 
 
 def _latex_text(text: str) -> str:
-    return _one_line(text).translate(_TO_LATEX)
+    return one_line(text).translate(_TO_LATEX)
 
 
 def latex(table: Table) -> str:
@@ -206,7 +206,7 @@ def _plain(value: str | float | None) -> str:
 
 
 def _no_formula(text: str) -> str:
-    text = _one_line(text)
+    text = one_line(text)
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
@@ -216,6 +216,6 @@ def alignment(table: Table) -> list[str]:
     return ["l" if text or k == 0 else "r" for k, text in enumerate(texts)]
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """The text on one line, without the control characters on which a terminal, an editor or TeX would act."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
