@@ -1,4 +1,4 @@
-"""The anisotropic operator against explicit loops, the isotropic operator, differences and the stationary frame."""
+"""The anisotropic operator against explicit loops, the isotropic operator, differences and xPos."""
 
 import math
 import re
@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from cover import cover
-from ops.anisotropic import PER_MODE, last_finite, loops, race, tensor_problem, transport_errors, widened
 from ops.oracle import as_array
-from ops.problems import EXACT, PARAMETERS, SINGLE, STATES, WEIGHTS, irregular_times, located, problem
+from ops.problems import EXACT, PARAMETERS, SINGLE, STATES, WEIGHTS, irregular_times, located, problem, with_gradients
 from ops.test_filter_attention_values import STRUCTURE, TIMING, structure_options, timing_options
 from shapes import only_our_own_checks
 
+from appendix.anisotropic import PER_MODE, loops, tensor_problem, widened
 from rfa.appendix import tensor_filter_attention
 from rfa.ops import robust_filter_attention
 from rfa.ops.dot_product import channel_gated_attention
@@ -25,20 +25,8 @@ def attend(inputs, **options):
     return tensor_filter_attention(**inputs, **options, return_log_precision=True)
 
 
-def gradients(inputs, **options):
-    """`(output, log precision, gradients by name)` with random cotangents; empty rows count with 0."""
-    leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items()}
-    output, log_precision = attend(leaves, **options)
-    g = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(x.shape, generator=g).to(x.dtype) for x in (output, log_precision))
-    total = (left * output).sum() + (right * log_precision.masked_fill(log_precision.isinf(), 0.0)).sum()
-    grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    return output, log_precision, dict(zip(leaves, grads, strict=True))
-
-
 def assert_finite(inputs, **options):
-    output, log_precision, grads = gradients(inputs, **options)
-    for name, x in {"output": output, "log_precision": log_precision, **grads}.items():
+    for name, x in with_gradients(inputs, attend, **options).items():
         assert bool(torch.isfinite(x).all()), name
 
 
@@ -139,13 +127,13 @@ def test_masked_keys_may_hold_nan_and_rows_may_be_empty():
     expected = attend(inputs, key_mask=mask)
     for name in ("key", "value"):
         inputs[name] = inputs[name].masked_fill(~mask[:, None, :, None], torch.nan)
-    output, log_precision, grads = gradients(inputs, key_mask=mask)
-    assert torch.equal(output, expected[0])
-    assert torch.equal(log_precision, expected[1])
+    found = with_gradients(inputs, attend, key_mask=mask)
+    assert torch.equal(found["output"], expected[0])
+    assert torch.equal(found.pop("log_precision"), expected[1])
     empty = torch.tensor([[True, True, False, False, False], [True] * 5])[:, None, :, None]
-    assert bool((output.masked_select(empty) == 0).all())
-    assert torch.equal(log_precision == -torch.inf, empty.expand(2, 2, 5, 3))
-    assert all(bool(torch.isfinite(g).all()) for g in grads.values())
+    assert bool((found["output"].masked_select(empty) == 0).all())
+    assert torch.equal(expected[1] == -torch.inf, empty.expand(2, 2, 5, 3))
+    assert all(bool(torch.isfinite(x).all()) for x in found.values())
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -231,28 +219,6 @@ def test_gates_that_do_not_change_are_xpos():
     positions = located(length, length, torch.device("cpu"))
     found = channel_gated_attention(q, k, v, positions=positions, log_gate=zeta.log().expand_as(q))
     torch.testing.assert_close(found, expected, rtol=ROUNDING, atol=ROUNDING)
-
-
-@pytest.mark.parametrize(("dtype", "far"), [(torch.float32, 40.0), (torch.float64, 350.0)])
-def test_the_stationary_frame_loses_digits(dtype, far):
-    """Appendix B.2 is the same estimate, with both exponents rounded to `eps mu t / 2`, whatever the lag."""
-    eps = torch.finfo(dtype).eps
-    assert max(race(1.0, dtype)) < 50 * eps
-    frame, direct = transport_errors(far, dtype)
-    assert eps * far / 8 < frame < eps * (far + 4)  # and four roundings of exponentials and their product
-    assert direct < eps
-    assert race(far, dtype)[0] < eps * far  # what is left of it in an average over keys
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_stationary_frame_overflows_half_way_to_the_end_of_the_range(dtype):
-    """Squares of `exp(mu t)` meet the end of the range at `mu t = log(max) / 2`: 44.4 and 354.9."""
-    half = math.log(torch.finfo(dtype).max) / 2
-    found = last_finite(dtype, 2.5 * half)
-    assert half - 4 < found < half + 2  # states of size e^2 or less; the largest one decides
-    frame, direct = race(half + 6, dtype)
-    assert not math.isfinite(frame)
-    assert direct < 50 * torch.finfo(dtype).eps
 
 
 def refuse(name, change, **options):

@@ -11,7 +11,6 @@ from transformers import DynamicCache
 
 from integrations.hosts import NAMES, generate, host, tokens
 from rfa.integrations import replace_attention
-from rfa.nn import cache_layer as phases
 
 TURNED = {"decay": 0.1, "rotate_values": True, "innovation": True}
 RICCATI = {"prior": "riccati", "decay": 0.2, "weight": "exponential"}
@@ -32,7 +31,7 @@ def spaced(ids, mask):
 HOLES = torch.tensor([[1, 1, 1, 0, 0, 1, 1, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1]])
 
 
-@cover(name=NAMES, options=[TURNED, RICCATI])
+@cover(1, name=NAMES, options=[TURNED, RICCATI])
 def test_padding_takes_no_time_between_tokens(name, options):
     """Whole; in chunks, some of which begin or end in padding; in a cache whose rows change their places."""
     model, ids = replaced(name, options), tokens()
@@ -67,8 +66,7 @@ PACKED = {
 }
 
 
-@pytest.mark.parametrize("given", PACKED.values(), ids=PACKED)
-@pytest.mark.parametrize("padded", ["nothing", "the end", "between"])
+@cover(1, given=PACKED, padded=["nothing", "the end", "between"])
 def test_packed_sequences_beside_padding_are_separate(given, padded):
     """By each argument that can say so. Padding at the end of a sequence belongs to none."""
     model, ids = replaced("llama"), tokens(1)
@@ -77,7 +75,7 @@ def test_packed_sequences_beside_padding_are_separate(given, padded):
     with torch.no_grad():
         apart = torch.cat([model(part).logits for part in ids.split((4, 5), dim=1)], 1)
         for use_cache in (False, True):
-            together = model(ids, attention_mask=mask, use_cache=use_cache, **given).logits
+            together = model(ids, attention_mask=mask, use_cache=use_cache, **PACKED[given]).logits
             close(together[mask.bool()], apart[mask.bool()])
 
 
@@ -138,15 +136,6 @@ def test_a_cache_serves_the_model_that_filled_it():
         last = model(ids).logits[:, 6:]
         for cache in (copy.deepcopy(own), pickle.loads(pickle.dumps(own)), own):
             close(model(ids[:, 6:], past_key_values=cache).logits, last)
-
-
-def test_phases_are_made_for_many_tokens_at_once(monkeypatch):
-    model, ids, calls = replaced("llama"), tokens(1), []
-    made = phases.rotation_of_heads
-    monkeypatch.setattr(phases, "rotation_of_heads", lambda *given: calls.append(given) or made(*given))
-    longer = generate(model, ids, max_new_tokens=70)
-    assert len(calls) == 2 * 3  # in each layer: of the prompt, and of 64 tokens twice
-    assert torch.equal(longer, generate(model, ids, max_new_tokens=70, use_cache=False))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

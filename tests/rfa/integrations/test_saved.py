@@ -28,7 +28,7 @@ def trained(name, **options):
     return model
 
 
-@cover(name=NAMES, options=OPTIONS, size=["50GB", "10KB"])
+@cover(1, name=NAMES, options=OPTIONS, size=["50GB", "10KB"])
 def test_a_saved_model_is_loaded_with_its_options(name, options, size, tmp_path):
     """GPT-2 ties its head. Small files make several shards."""
     model, ids = trained(name, **OPTIONS[options]), tokens()

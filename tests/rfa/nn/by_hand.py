@@ -114,12 +114,15 @@ def dot_product(
     sink=False,
     innovation=False,
     times=None,
+    causal=True,
+    key_mask=None,
 ):
     """`W_o [sum_j softmax_j(Re(q_i^H k_j e^{..}) / sqrt(2d) + bias) e^{-mu lag} v_j]`, in complex numbers."""
     q, k, v = (oracle.as_complex(s) for s in states(layer, x))
     batch, heads, length, modes = q.shape
     t = np.arange(length, dtype=np.float64) if times is None else oracle.as_array(times)
-    t = np.broadcast_to(t, (batch, length))
+    t = t if t.ndim == 3 else np.broadcast_to(t, (batch, length))[:, None].repeat(heads, 1)
+    seen = np.ones((batch, length), bool) if key_mask is None else oracle.as_array(key_mask, bool)
     omega = np.zeros((heads, modes)) if frequency is None else oracle.as_array(frequency)
     mu = np.zeros(heads) if decay is None else oracle.as_array(decay)
     slope = np.zeros(heads) if slopes is None else oracle.as_array(slopes)
@@ -136,20 +139,20 @@ def dot_product(
     turn_sign = -1 if rotate_values else 1  # RoPE as published turns forwards: q^H k with e^{i w (t_j - t_i)}
     out = np.zeros_like(v)
     for b in range(batch):
-        turning, warmth = (omega, 1.0) if yarn is None else yarn_bank(omega, yarn, t[b, -1] - t[b, 0] + 1)
+        turning, warmth = (omega, 1.0) if yarn is None else yarn_bank(omega, yarn, t[b, 0, -1] - t[b, 0, 0] + 1)
         for h in range(heads):
             for i in range(length):
-                lag = t[b, i] - t[b, : i + 1]
-                turned = np.exp(-1j * turn_sign * turning[h] * lag[:, None]) * k[b, h, : i + 1]
-                score = warmth**2 * (turned @ q[b, h, i].conj()).real / np.sqrt(2 * modes) - slope[h] * lag
-                score += [log_gate[b, j + 1 : i + 1, h].sum() for j in range(i + 1)]
-                score -= power[0][h] * np.log(1 + power[1][h] * lag)
-                score += log_gain[b, : i + 1, h]
-                score[lag >= window] = -np.inf
+                lag = t[b, h, i] - t[b, h]
+                turned = np.exp(-1j * turn_sign * turning[h] * lag[:, None]) * k[b, h]
+                score = warmth**2 * (turned @ q[b, h, i].conj()).real / np.sqrt(2 * modes) - slope[h] * abs(lag)
+                score += [log_gate[b, j + 1 : i + 1, h].sum() for j in range(length)]
+                score -= power[0][h] * np.log(1 + power[1][h] * abs(lag))
+                score += log_gain[b, :, h]
+                score[(abs(lag) >= window) | (causal & (np.arange(length) > i)) | ~seen[b]] = -np.inf
                 weight = np.exp(score - score.max())
                 of_sink = np.exp(-score.max()) if sink else 0.0
-                weight = weight / (weight.sum() + of_sink) * np.exp(-mu[h] * lag)
-                carried = v[b, h, : i + 1]
+                weight = weight / (weight.sum() + of_sink) * np.exp(-mu[h] * abs(lag))
+                carried = v[b, h]
                 if rotate_values:
                     carried = np.exp(1j * omega[h] * lag[:, None]) * carried
                 out[b, h, i] = weight @ carried - (v[b, h, i] if innovation else 0)

@@ -32,20 +32,17 @@ FILTERS = {
 BOTH_DECAY = torch.tensor([0.1, 0.4])
 EXTENSIONS = {
     "tied": {"tie_key_value": True},
-    "tied, values do not turn": {"tie_key_value": True, "rotate_values": False},
     "precision": {"step": "precision"},
     "precision with horizon": {"step": "precision", "horizon": 0.7},
-    "precision without gate": {"step": "precision", "gate": False},
     "noise": {"noise": "time_dependent"},
-    "noise without gate": {"noise": "time_dependent", "gate": False},
     "routing": {"aggregation": "routing"},
-    "routing, values do not turn": {"aggregation": "routing", "rotate_values": False},
     "all that go together": {"tie_key_value": True, "step": "precision", "noise": "time_dependent"},
     "routing with the others": {
         "aggregation": "routing",
         "tie_key_value": True,
         "noise": "time_dependent",
         "source_prior": "exponential",
+        "rotate_values": False,
     },
 }
 PRODUCTS = {
@@ -54,7 +51,6 @@ PRODUCTS = {
     "b2": {"slopes": SLOPES},
     "b3": {"frequency": ROPE, "decay": DECAY},
     "RoPER with decay": {"frequency": ROPE, "rotate_values": True, "decay": DECAY},
-    "clock of RoPE": {"frequency": ROPE, "clock": "content"},
     "clock of RoPER, gates": {"frequency": ROPE, "rotate_values": True, "gates": "forget", "clock": "content"},
     "clock of slopes": {"frequency": ROPE, "slopes": SLOPES, "learn_slopes": True, "clock": "content"},
     "c7": {"frequency": ROPE, "slopes": SLOPES, "innovation": True},
@@ -64,7 +60,6 @@ PRODUCTS = {
     "yarn": {"frequency": ROPE, "yarn": Yarn(1000)},  # no text here is as long
     "forget gate": {"gates": "forget"},
     "gains": {"frequency": ROPE, "gates": "gain", "slopes": SLOPES},
-    "unit states of RoPE": {"frequency": ROPE, "normalise_states": True},
     "taps of RoPER": {"frequency": ROPE, "rotate_values": True, "gates": "forget", "taps": True},
     "gates of some heads": {"frequency": ROPE, "gates": "forget", "clock": "content", "gated_heads": 0.5},
     "logarithmic": {"logarithmic": True},

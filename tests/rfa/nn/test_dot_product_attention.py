@@ -76,11 +76,23 @@ def test_rope_is_transformers_own(length):
     assert_near(layer(x), merged(layer, oracle.as_array(estimate)), SINGLE)
 
 
+TIMES = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0], dtype=torch.float64)
+
+
 @cover(1, irregular=[False, True], name=VARIANTS)
 def test_layer_is_written_by_hand(name, irregular):
-    layer, x = build(**VARIANTS[name]), hidden()
-    times = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0], dtype=torch.float64) if irregular else None
+    layer, x, times = build(**VARIANTS[name]), hidden(), TIMES if irregular else None
     assert_near(layer(x, times=times), dot_product(layer, x, times=times, **VARIANTS[name]))
+
+
+@cover(name=["b1", "b2", "b3", "RoPER", "c7", "window"], backend=["reference", "auto"], causal=[True, False])
+def test_all_keys_or_those_that_are_there_by_hand(name, backend, causal):
+    dtype = torch.float32 if backend == "auto" else torch.float64
+    layer, x = build(dtype, causal=causal, backend=backend, **VARIANTS[name]), hidden(dtype=dtype)
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    mask[1, 2] = False
+    given = {"times": TIMES, "key_mask": mask}
+    assert_near(layer(x, **given), dot_product(layer, x, causal=causal, **given, **VARIANTS[name]), SINGLE)
 
 
 def as_released_by_hand(layer, x):

@@ -148,21 +148,6 @@ def _propagate(rate, drift, state, tau):
 # E.5 Time-dependent noise ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("irregular", [False, True], ids=["uniform", "irregular"])
-def test_noise_that_does_not_change_is_white(irregular):
-    layer, white, x, times = build(noise="time_dependent"), build(), hidden(), times_of(irregular)
-    state = layer.state_dict()
-    white.load_state_dict({name: value for name, value in state.items() if "noise." not in name})
-    with torch.no_grad():
-        layer.dynamics.noise.raw_rate.fill_(-60.0)
-        layer.dynamics.noise.angular_frequency.fill_(0.0)
-        layer.dynamics.noise.phase.fill_(math.pi / 2)
-        noise = layer.dynamics()["noise"]
-        total = layer.dynamics()["process_noise"] + noise.amplitude.sum(-1)
-        white.dynamics.raw_process_noise.copy_(total.expm1().log())
-    torch.testing.assert_close(layer(x, times=times), white(x, times=times), rtol=EXACT, atol=EXACT)
-
-
 def test_noise_starts_at_a_tenth_and_stays_positive():
     layer = RobustFilterAttention(SIZE, HEADS, decay=BOTH_DECAY, noise="time_dependent", noise_parts=3)
     noise, white = layer.dynamics()["noise"], layer.dynamics()["process_noise"]

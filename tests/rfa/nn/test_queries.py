@@ -44,48 +44,6 @@ def heads(x):
     return x.detach().unflatten(-1, (HEADS, -1)).transpose(1, 2).numpy()
 
 
-def by_hand(attention, keys, queries, times, query_times, mask):
-    """Dot products, one pair of query and key after another."""
-    geometry = attention.geometry
-    q, k = heads(attention.query_projection(queries)), heads(attention.key_projection(keys))
-    v, own = heads(attention.value_projection(keys)), heads(attention.value_projection(queries))
-    out = np.zeros_like(q)
-    slopes = attention.slopes()
-    for b, h, i in np.ndindex(*q.shape[:3]):
-        scores, values = [], []
-        for j in range(k.shape[2]):
-            lag = float(query_times[b, i] - times[b, j])
-            hidden = (attention.causal and lag < 0) or not mask[b, j]
-            if hidden or (attention.window is not None and abs(lag) >= attention.window):
-                continue
-            frequency = 0.0 if geometry.frequency is None else geometry.frequency[h].detach().double().numpy()
-            turn = lag * frequency * (1 if attention.rotate_values else -1)
-            score = q[b, h, i] @ turned(k[b, h, j], turn) / math.sqrt(q.shape[-1])
-            scores.append(score - (0.0 if slopes is None else float(slopes[h]) * abs(lag)))
-            kept = 1.0 if geometry.decay is None else math.exp(-float(geometry.decay[h]) * abs(lag))
-            values.append(kept * (turned(v[b, h, j], turn) if attention.rotate_values else v[b, h, j]))
-        if scores:
-            weights = np.exp(np.array(scores) - max(scores))
-            out[b, h, i] = weights @ np.array(values) / weights.sum()
-    estimate = torch.from_numpy(out - own if attention.innovation else out)
-    return attention.output_projection(estimate.transpose(1, 2).flatten(-2))
-
-
-@cover(preset=PRODUCTS, causal=[True, False], backend=["reference", "auto"], own=[True, False])
-def test_dot_products_by_hand(preset, causal, backend, own):
-    dtype = torch.float32 if backend == "auto" else torch.float64
-    attention = layer(preset, causal=causal)
-    attention.backend = backend
-    keys, queries, times, query_times, mask = data(dtype)
-    if not own:
-        queries, query_times = keys, times
-    expected = by_hand(attention, keys.double(), queries.double(), times, query_times, mask)
-    asked = {"query_states": queries, "query_times": query_times} if own else {}
-    actual = attention.to(dtype)(keys, times=times, key_mask=mask, **asked)
-    # float32 through one layer of numbers of order one; in float64 slopes and banks are of float32
-    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=1e-5)
-
-
 @cover(preset=FILTERS, causal=[True, False], tied=[True, False])
 def test_filters_by_the_operator(preset, causal, tied):
     torch.manual_seed(0)

@@ -79,6 +79,22 @@ def attend(inputs, backend, **options):
     return tuple(x.double() for x in results) if narrowed else results
 
 
+def with_gradients(inputs, operator, learned=None, **options):
+    """Output, log precision, and the gradients of a random sum of both, by name; the -inf of an empty row counts as 0.
+
+    `operator` is the name of a backend, or a function of the inputs; `learned` are the names that have a gradient.
+    """
+    leaves = {n: x.detach().clone().requires_grad_(learned is None or n in learned) for n, x in inputs.items()}
+    results = attend(leaves, operator, **options) if isinstance(operator, str) else operator(leaves, **options)
+    g = torch.Generator().manual_seed(0)
+    cotangents = [torch.randn(x.shape, generator=g, dtype=torch.float64).to(x) for x in results]
+    total = sum((w * x.masked_fill(x.isinf(), 0.0)).sum() for w, x in zip(cotangents, results, strict=True))
+    wanted = {n: x for n, x in leaves.items() if x.requires_grad}
+    grads = torch.autograd.grad(total, list(wanted.values()), allow_unused=True, materialize_grads=True)
+    output, log_precision = (x.detach() for x in results)
+    return {"output": output, "log_precision": log_precision, **dict(zip(wanted, grads, strict=True))}
+
+
 def assert_matches_oracle(inputs, backend, exact=EXACT, **options):
     tolerance = within(exact, backend)
     output, log_precision = attend(inputs, backend, **options)

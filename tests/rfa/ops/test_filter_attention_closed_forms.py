@@ -7,6 +7,8 @@ import pytest
 import torch
 from scipy.linalg import solve_discrete_are
 
+from rfa.dynamics import bias, gate, peak_lag, prior_response
+
 from . import oracle
 from .problems import EXACT, WEIGHTS, assert_same, attend, irregular_times, problem, within
 
@@ -186,3 +188,51 @@ def test_without_decay_and_process_noise_the_lyapunov_prior_is_a_mean(backend):
     assert_same(output, inputs["value"].cumsum(2) / count[:, None], backend)
     variance = (inputs["key_noise"] + inputs["noise_floor"])[:, None]
     assert_same(log_precision, (count / variance).log().expand(2, 2, 9), backend)
+
+
+def weights(inputs, backend, **options):
+    """`A_ij E_ij`, the estimate of identity channels: `(batch, heads, queries, keys)` for an even number of keys."""
+    batch, heads, keys, _ = inputs["key"].shape
+    identity = torch.eye(keys, dtype=torch.float64).expand(batch, heads, keys, keys)
+    return attend({**inputs, "value": identity}, backend, rotate_values=False, **options)[0]
+
+
+NOISES = ("decay", "process_noise", "key_noise", "noise_floor")
+
+
+def test_zero_decay_is_a_gated_and_biased_dot_product(backend):
+    """Appendix C.1 with noise: `B - 2 P~ / nu + 2 P~ cos / nu`, with the bias and the gate of `rfa.dynamics`."""
+    inputs = problem(2, keys=8, modes=3)
+    inputs["query"], inputs["key"] = unit_norm(inputs["query"]), unit_norm(inputs["key"])
+    inputs["decay"].zero_(), inputs["frequency"].zero_()
+    steps = torch.arange(8, dtype=torch.float64)
+    lag = (steps[:, None] - steps).clamp(min=0)
+    mu, sigma2, eta2, floor, gamma2, nu, beta = (
+        inputs[n][:, None, None] for n in (*NOISES, "query_noise", "robustness", "inverse_temperature")
+    )
+    opened = 2 * gate(mu, sigma2, eta2, floor, gamma2, lag) / (3 * nu)
+    score = beta * (bias(mu, sigma2, eta2, floor, lag) - opened + opened * (inputs["query"] @ inputs["key"].mT))
+    expected = score.masked_fill(steps[:, None] < steps, -torch.inf).softmax(-1)
+    assert_same(weights(inputs, backend, weight="exponential"), expected, backend)
+
+
+def test_the_peak_lag_is_where_the_weights_are_largest(backend):
+    """`A E` without content is the prior response, normalised; its argmax is `log(alpha / beta) / (2 mu)` or 0."""
+    step, keys = 0.25, 240
+    peaked = [(0.2, 0.02, 1.5, 0.01), (0.05, 0.001, 2.0, 0.03)]
+    falling = [(0.25, 0.5, 0.1, 0.02), (0.1, 0.5, 0.6, 0.3), (0.2, 0.02, 0.05, 0.01), (0.0, 0.3, 0.5, 0.1)]
+    numbers = torch.tensor([*peaked, *falling], dtype=torch.float64).T
+    inputs = {**problem(0, heads=6, keys=keys, batch=1), **dict(zip(NOISES, numbers, strict=True))}
+    inputs["query"], inputs["key"] = 0 * inputs["query"][:, :, -1:], 0 * inputs["key"]
+    inputs["inverse_temperature"].fill_(1.0)
+    times = step * torch.arange(keys, dtype=torch.float64)
+    by_lag = weights(inputs, backend, times=times)[0, :, 0].flip(-1)
+    peak = peak_lag(*numbers)
+    assert bool((peak[:2] > 5).all())
+    assert bool((peak[2:] == 0).all())
+    # The grid's nearest point: one side's or the other's, for the response is not symmetric about its peak.
+    assert bool(((step * by_lag.argmax(-1) - peak).abs() < step).all())
+    normalised = prior_response(*numbers[..., None], times) / bias(*numbers[..., None], times).exp().sum(
+        -1, keepdim=True
+    )
+    assert_same(by_lag, normalised, backend)

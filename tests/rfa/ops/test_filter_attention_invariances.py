@@ -4,8 +4,6 @@ import pytest
 import torch
 from cover import cover
 
-from rfa.dynamics import riccati_gain
-
 from .problems import PRIORS, assert_same, attend, irregular_times, problem
 
 # The same float64 arithmetic in another order or at another offset, on numbers of order one.
@@ -134,15 +132,3 @@ def test_a_masked_key_may_carry_any_time(time, where, dtype, prior, backend):
     moved[where] = time
     for x, y in zip(attend(inputs, backend, times=moved, **asked), expected, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-5 if dtype == torch.float32 else 1e-10, atol=0)
-
-
-def test_the_first_riccati_gain_belongs_to_the_first_interval(backend):
-    """Alone, the first key has gain 1, with a second one that of their interval; only log s sees it."""
-    inputs, times = problem(23, keys=2), torch.tensor([0.0, 1.0], dtype=torch.float64)
-    output, log_precision = attend(inputs, backend, times=times, prior="riccati")
-    alone, precision_alone = attend(part(inputs, slice(1), slice(1)), backend, times=times[:1], prior="riccati")
-    assert_same(output[:, :, :1], alone, backend, 1e-12)
-    r = inputs["key_noise"] + inputs["noise_floor"]
-    gain = riccati_gain(inputs["decay"], inputs["process_noise"], r, torch.tensor(1.0, dtype=torch.float64))
-    shift = (inputs["inverse_temperature"] * gain.log())[None, :, None].expand(2, 2, 1)
-    assert_same(log_precision[:, :, :1] - precision_alone, shift, backend)

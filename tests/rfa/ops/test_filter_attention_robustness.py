@@ -4,27 +4,14 @@ import pytest
 import torch
 from cover import cover
 
-from .problems import PARAMETERS, PRIORS, WEIGHTS, assert_same, attend, irregular_times, problem
-
-
-def gradients(inputs, backend, **options):
-    """(output, log precision, gradients by name); the cotangents are random, so that nothing cancels."""
-    leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items()}
-    output, log_precision = attend(leaves, backend, **options)
-    g = torch.Generator().manual_seed(0)
-    left = torch.randn(output.shape, generator=g).to(output.dtype)
-    right = torch.randn(log_precision.shape, generator=g).to(log_precision.dtype)
-    seen = ~log_precision.isinf()
-    objective = (left * output).sum() + (right * torch.where(seen, log_precision, 0.0)).sum()
-    grads = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    return output, log_precision, dict(zip(leaves, grads, strict=True))
+from .problems import PARAMETERS, PRIORS, WEIGHTS, assert_same, attend, irregular_times, problem, with_gradients
 
 
 def assert_finite(inputs, backend, **options):
-    output, log_precision, grads = gradients(inputs, backend, **options)
-    for name, x in {"output": output, "log_precision": log_precision, **grads}.items():
+    found = with_gradients(inputs, backend, **options)
+    for name, x in found.items():
         assert bool(torch.isfinite(x).all()), name
-    return output, log_precision, grads
+    return found
 
 
 @cover(1, dtype=[torch.float32, torch.bfloat16, torch.float16], prior=PRIORS, weight=WEIGHTS)
@@ -50,7 +37,7 @@ def test_large_vanishing_residuals_do_not_turn_negative(gate, weight, prior, dty
         inputs[name].fill_(1e-4)
     inputs["query"] = inputs["key"] = (1e3 * inputs["key"][:, :, :1]).expand(-1, -1, 9, -1).to(dtype).contiguous()
     inputs["value"] = inputs["value"].to(dtype)
-    _, log_precision, _ = assert_finite(inputs, backend, weight=weight, prior=prior, gate=gate)
+    log_precision = assert_finite(inputs, backend, weight=weight, prior=prior, gate=gate)["log_precision"]
     # r >= 0, so that L <= its prior term: log s <= log(9 * 1e4^beta), or log 9 with the Riccati prior.
     top = 2.2 + (9.3 * inputs["inverse_temperature"][:, None] if prior == "lyapunov" else 0.1)
     assert bool((log_precision <= top).all())
@@ -103,34 +90,27 @@ def test_extreme_parameters(name, weight, prior, backend):
                 assert_finite(inputs, backend, weight=weight, prior=prior, times=times, causal=causal)
 
 
-@cover(1, prior=PRIORS, causal=[True, False], timed=[True, False])
-def test_rows_without_keys(timed, causal, prior, backend):
-    inputs = problem(8, keys=6, dtype=torch.float32)
-    mask = torch.tensor([[False, False, True, True, False, True], [False] * 6])
-    options = {
-        "key_mask": mask,
-        "causal": causal,
-        "prior": prior,
-        **({"times": irregular_times(8, 6)} if timed else {}),
-    }
-    output, log_precision, grads = gradients(inputs, backend, **options)
-    empty = torch.zeros(2, 6, dtype=torch.bool)
-    empty[1] = True
-    if causal:
-        empty[0, :2] = True
-    empty = empty[:, None].expand(2, 2, 6)
-    assert bool((output[empty] == 0).all())
-    assert torch.equal(log_precision == -torch.inf, empty)
-    assert bool(torch.isfinite(output).all())
-    for name, g in grads.items():
-        assert bool(torch.isfinite(g).all()), name
+@cover(1, prior=PRIORS, weight=WEIGHTS, causal=[True, False], timed=[True, False], length=[6, 150])
+def test_rows_without_keys(length, timed, causal, weight, prior, backend):
+    """Some rows of a block, and all rows of a sequence; 150 tokens are several blocks of a fused kernel."""
+    inputs = problem(8, keys=length, dtype=torch.float32)
+    mask = torch.arange(2 * length).view(2, length) % 3 > 0
+    mask[0, : length // 3], mask[1] = False, False
+    options = {"key_mask": mask, "causal": causal, "weight": weight, "prior": prior}
+    options |= {"times": irregular_times(8, length)} if timed else {}
+    found = with_gradients(inputs, backend, **options)
+    empty = ~mask.cummax(1).values if causal else ~mask.any(1, keepdim=True).expand(2, length)
+    empty = empty[:, None].expand(2, 2, length)
+    assert bool((found["output"][empty] == 0).all())
+    assert torch.equal(found.pop("log_precision") == -torch.inf, empty)
+    for name, x in found.items():
+        assert bool(torch.isfinite(x).all()), name
     leaves = {n: x.clone().requires_grad_() for n, x in inputs.items()}
     sum(x.sum() for x in attend(leaves, backend, **options)).backward()  # of a loss that takes the -inf too
     assert all(bool(x.grad.isfinite().all()) for x in leaves.values())
-    assert bool((grads["query"][empty] == 0).all())
-    hidden = ~mask[:, None].expand(2, 2, 6)
+    assert bool((found["query"][empty] == 0).all())
     for name in ("key", "value"):
-        assert bool((grads[name][hidden] == 0).all()), name
+        assert bool((found[name][~mask[:, None].expand(2, 2, length)] == 0).all()), name
 
 
 def test_without_autograd(backend):

@@ -61,13 +61,6 @@ def test_any_shape_equals_the_oracle(case, backend):
     assert output.shape == (*expected, 2 * shape.get("value_modes", shape["modes"]))
 
 
-@cover(prior=PRIORS, causal=[True, False], length=[1, 2, 3, 17])
-def test_lengths(length, causal, prior, backend):
-    inputs = problem(length, keys=length, batch=1)
-    assert_matches_oracle(inputs, backend, causal=causal, prior=prior)
-    assert_matches_oracle(inputs, backend, causal=causal, prior=prior, times=irregular_times(length, length))
-
-
 @cover(1, prior=PRIORS, causal=[True, False])
 def test_lengths_across_usual_block_sizes(causal, prior, backend):
     """Longer than one tile of a fused kernel, and not a multiple of any."""

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cover import ALL
 from scripts import script
 
 from . import oracle
@@ -13,9 +14,11 @@ def fuzz():
     return script("benchmarks/fuzz.py")
 
 
-def test_thirty_cases_hold(fuzz, capsys):
-    assert fuzz.main(["--cases", "30", "--triton-cases", "0"]) == 0
-    assert "30 cases, 0 faults" in capsys.readouterr().out
+def test_random_cases_hold(fuzz, capsys):
+    """Of shapes, parameters and options."""
+    cases = 300 if ALL else 40
+    assert fuzz.main(["--cases", str(cases), "--triton-cases", "0"]) == 0
+    assert f"{cases} cases, 0 faults" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("seed", [11983, 30916, 31821, 106700])

@@ -6,9 +6,7 @@ import pytest
 import torch
 from cover import cover
 
-from rfa.ops import robust_filter_attention
-
-from .problems import PRIORS, STATES, WEIGHTS, irregular_times, problem
+from .problems import PRIORS, STATES, WEIGHTS, irregular_times, problem, with_gradients
 
 VARIANCES = ("process_noise", "key_noise", "query_noise", "noise_floor")
 # Powers of two, so that scaling rounds nothing: variances of 1e-35 in float32 and 1e-300 in float64. Exponential scores
@@ -21,15 +19,6 @@ SCALE = {
 }
 
 
-def gradients(inputs, backend, **options):
-    leaves = {n: x.clone().requires_grad_() for n, x in inputs.items()}
-    output, log_precision = robust_filter_attention(**leaves, **options, return_log_precision=True, backend=backend)
-    g = torch.Generator().manual_seed(0)
-    weights = [torch.randn(x.shape, generator=g).to(x) for x in (output, log_precision)]
-    found = torch.autograd.grad((output * weights[0]).sum() + (log_precision * weights[1]).sum(), list(leaves.values()))
-    return {"output": output, **dict(zip(leaves, found, strict=True))}
-
-
 @cover(dtype=[torch.float32, torch.float64], weight=WEIGHTS, prior=PRIORS, timed=[False, True])
 def test_only_the_units_change(dtype, weight, prior, timed, backend):
     if dtype == torch.float64 and backend != "reference":
@@ -40,10 +29,10 @@ def test_only_the_units_change(dtype, weight, prior, timed, backend):
     small = {n: x * scale if n in STATES[:2] else x * scale**2 if n in VARIANCES else x for n, x in inputs.items()}
     # float32 logarithms are 80 instead of one: their rounding is a relative error of weights
     tolerance = 2e-4 if dtype == torch.float32 else 1e-11
-    expected, found = gradients(inputs, backend, **options), gradients(small, backend, **options)
+    expected, found = with_gradients(inputs, backend, **options), with_gradients(small, backend, **options)
     for name, wanted in expected.items():
         factor = scale if name in STATES[:2] else scale**2 if name in VARIANCES else 1.0
-        if name == "inverse_temperature":  # knows the logarithm of the unit
+        if name in ("log_precision", "inverse_temperature"):  # know the logarithm of the unit
             continue
         size = float(wanted.detach().abs().max())
         torch.testing.assert_close(found[name] * factor, wanted, rtol=0, atol=tolerance * max(size, 1e-3), msg=name)
@@ -58,8 +47,8 @@ def test_gradients_of_noises_of_1e_12(backend):
         inputs["query"] *= 1e-6
         inputs["key"] *= 1e-6
         options = {"weight": weight, **({"times": torch.tensor([0, 1, 2.5, 3, 4.1, 5.7])} if timed else {})}
-        found = gradients(inputs, backend, **options)
-        expected = gradients({n: x.double() for n, x in inputs.items()}, "reference", **options)
+        found = with_gradients(inputs, backend, **options)
+        expected = with_gradients({n: x.double() for n, x in inputs.items()}, "reference", **options)
         for name in VARIANCES:  # float32 in and out, scores of order ten
             torch.testing.assert_close(found[name].double(), expected[name], rtol=1e-4, atol=0, msg=name)
 
@@ -71,11 +60,11 @@ def test_a_sigma_of_zero_hides_no_gradient_of_what_is_added_to_it(backend):
         for name in ("process_noise", "key_noise", "noise_floor"):
             inputs[name].zero_()
         options = {"query_noise_in_bias": True, **({"times": irregular_times(1, 5)} if timed else {})}
-        found = gradients(inputs, backend, **options)
+        found = with_gradients(inputs, backend, **options)
         shifted = {n: x.double() for n, x in inputs.items()}
         for name in ("process_noise", "key_noise", "noise_floor"):
             shifted[name] = shifted[name] + 1e-9  # a Sigma far above zero, and below what float32 tells from it
-        expected = gradients(shifted, "reference", **options)
+        expected = with_gradients(shifted, "reference", **options)
         for name in VARIANCES:
             torch.testing.assert_close(found[name].double(), expected[name], rtol=1e-4, atol=1e-6, msg=name)
 
@@ -88,7 +77,7 @@ def test_the_gradient_of_a_query_of_zeros(backend):
     for name in VARIANCES:
         inputs[name].fill_(1e-24 if name == "query_noise" else 0.0)
     times = {"times": torch.zeros(1), "query_times": torch.tensor([1.7, 1.8])}
-    found = gradients(inputs, backend, **times)["query"]
-    expected = gradients({n: x.double() for n, x in inputs.items()}, "reference", **times)["query"]
+    found = with_gradients(inputs, backend, **times)["query"]
+    expected = with_gradients({n: x.double() for n, x in inputs.items()}, "reference", **times)["query"]
     assert expected.abs().amax((0, 1, 3)).min() > 1e-3
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-6)

@@ -4,18 +4,14 @@ import warnings
 
 import pytest
 import torch
-from cover import cover, slow
+from cover import slow
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rfa.ops import robust_filter_attention
-from rfa.ops.dense import evidence, of_finite
-from rfa.ops.transforms import readable
 
 from .cpu.compiled import python
 from .problems import problem
-
-MODES = ["real", "fake", "symbolic"]
 
 
 def traced(function, *given):
@@ -23,47 +19,6 @@ def traced(function, *given):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.jit.trace(function, given, check_trace=False)
-
-
-def summed(states):
-    """Of each state, in each channel."""
-    return of_finite(lambda x: x.sum(-1, keepdim=True).expand(x.shape), states)
-
-
-def judged(residual, variance):
-    return evidence(residual, (variance,), "student_t")
-
-
-ORDINARY = {"evidence": (judged, torch.ones(3), torch.ones(3)), "of_finite": (summed, torch.ones(2, 3))}
-EXTREME = {
-    "evidence": (torch.full((3,), 1e30), torch.full((3,), 1e-15)),  # a quotient beyond float32
-    "of_finite": (torch.tensor([[torch.inf, 0.0, 0.0], [1.0, 1.0, 1.0]]),),
-}
-
-
-@pytest.mark.parametrize("name", ORDINARY)
-def test_a_trace_of_ordinary_numbers(name):
-    function, *given = ORDINARY[name]
-    found = traced(function, *given)(*EXTREME[name])
-    torch.testing.assert_close(found, function(*EXTREME[name]), equal_nan=True)
-
-
-@cover(1, pre_dispatch=[False, True], mode=MODES, name=ORDINARY)
-def test_make_fx(name, mode, pre_dispatch):
-    function, *given = ORDINARY[name]
-    found = make_fx(function, tracing_mode=mode, pre_dispatch=pre_dispatch)(*given)(*EXTREME[name])
-    torch.testing.assert_close(found, function(*EXTREME[name]), equal_nan=True)
-
-
-@pytest.mark.parametrize("name", ORDINARY)
-def test_fake_and_meta_tensors(name):
-    function, *given = ORDINARY[name]
-    with FakeTensorMode() as mode:
-        fake = [mode.from_tensor(x) for x in given]
-        assert function(*fake).shape == given[0].shape
-    for others in (fake, [x.to("meta") for x in given]):  # and where the mode is left
-        assert not readable(*others)
-        assert function(*others).shape == given[0].shape
 
 
 def operator(names, **options):
@@ -81,13 +36,37 @@ def extreme(inputs):
     return {**inputs, **small, "noise_floor": inputs["noise_floor"] * 1e-25, "query": inputs["query"] * 1e12}
 
 
-@pytest.mark.parametrize("record", [traced, lambda function, *given: make_fx(function)(*given)], ids=["jit", "fx"])
-def test_the_reference_recorded(record):
+def recorded(**how):
+    return lambda function, *given: make_fx(function, **how)(*given)
+
+
+RECORDERS = {
+    "jit": traced,
+    "fx": recorded(),
+    "fx, fake": recorded(tracing_mode="fake"),
+    "fx, symbolic": recorded(tracing_mode="symbolic"),
+    "fx, before dispatch": recorded(pre_dispatch=True),
+}
+
+
+@pytest.mark.parametrize("recorder", RECORDERS)
+def test_the_reference_recorded(recorder):
+    """By ordinary numbers, and by a state that is not finite."""
     inputs = problem(0, dtype=torch.float32)
     call = operator(inputs)
-    found = record(call, *inputs.values())
-    for given in (inputs, extreme(inputs)):
-        torch.testing.assert_close(found(*given.values()), call(*given.values()), rtol=1e-6, atol=1e-6)
+    found = RECORDERS[recorder](call, *inputs.values())
+    infinite = {**inputs, "query": inputs["query"].index_fill(2, torch.tensor([2]), torch.inf)}
+    for given in (inputs, extreme(inputs), infinite):
+        torch.testing.assert_close(found(*given.values()), call(*given.values()), rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def test_fake_and_meta_tensors():
+    given = problem(0, dtype=torch.float32)
+    call = operator(given)
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(x) for x in given.values()]
+        assert call(*fake).shape == given["query"].shape
+    assert call(*(x.to("meta") for x in given.values())).shape == given["query"].shape
 
 
 COMPILED = """

@@ -12,7 +12,7 @@ from rfa.ops.cpu import library
 from rfa.ops.dot_product import decayed_dot_product_attention
 from rfa.ops.positions import checked_positions
 
-from ..problems import PARAMETERS, PRIORS, WEIGHTS, attend, irregular_times, problem
+from ..problems import PARAMETERS, PRIORS, WEIGHTS, attend, irregular_times, problem, with_gradients
 from .compiled import give_library, python
 
 LENGTH = 300  # three blocks of keys, four of queries, none of them whole at the end
@@ -71,14 +71,8 @@ def made(seed=0, *, keys=LENGTH, queries=None, modes=8, value_modes=None, dtype=
     return {n: states.get(n, x.float()) for n, x in inputs.items()}
 
 
-def with_gradients(inputs, backend, options):
-    """By name: the results, and the gradients of a random sum of them."""
-    leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items() if n != "frequency"}
-    results = attend({**inputs, **leaves}, backend, **options)
-    g = torch.Generator().manual_seed(3)
-    cotangents = [torch.randn(x.shape, generator=g).to(x.dtype) for x in results]
-    grads = torch.autograd.grad(results, list(leaves.values()), cotangents)
-    return dict(zip(("out", "log precision", *leaves), (*(x.detach() for x in results), *grads), strict=True))
+def results(inputs, backend, options):
+    return with_gradients(inputs, backend, inputs.keys() - {"frequency"}, **options)
 
 
 def assert_near(found, inputs, options):
@@ -86,7 +80,7 @@ def assert_near(found, inputs, options):
     a small one may be a difference of sums that are larger by far.
     """
     exact = {n: x.double() for n, x in inputs.items()}
-    expected = with_gradients(exact, "reference", options)
+    expected = results(exact, "reference", options)
     effects = {n: x.detach() for n, x in exact.items() if n in PARAMETERS and n in expected}
     most = max((expected[n] * x).abs().max() for n, x in effects.items())
     for name, x in found.items():
@@ -104,14 +98,14 @@ def test_results_and_gradients_are_those_of_float64(causal, timed, weight, prior
     inputs = made(0, **sizes)
     options = {"causal": causal, "weight": weight, "prior": prior, "rotate_values": not wide}
     options["times"] = irregular_times(1, LENGTH) if timed else None
-    assert_near(with_gradients(inputs, "cpu", options), inputs, options)
+    assert_near(results(inputs, "cpu", options), inputs, options)
 
 
 @pytest.mark.parametrize("hidden", ["padding", "segments"])
 def test_keys_that_are_not_seen(hidden, products):
     inputs, places = made(1), torch.arange(LENGTH)[None]
     options = {"key_mask": places < 210} if hidden == "padding" else {"segment_ids": places // 70}
-    assert_near(with_gradients(inputs, "cpu", options), inputs, options)
+    assert_near(results(inputs, "cpu", options), inputs, options)
 
 
 def test_states_that_bfloat16_holds_give_the_scores_of_float32(products):
@@ -163,7 +157,7 @@ def test_threads_change_nothing(products):
         both = []
         for number in (1, 2):
             torch.set_num_threads(number)
-            both.append(with_gradients(inputs, "cpu", {}))
+            both.append(results(inputs, "cpu", {}))
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(x, both[1][name]) for name, x in both[0].items())

@@ -11,9 +11,8 @@ from rfa.ops.kernel import kernel_inputs, rotation_tables
 from rfa.ops.prior import kernel_prior
 from rfa.ops.problem import Options, Parameters, Problem
 
-from ..problems import PARAMETERS, PRIORS, STATES, attend, irregular_times, located, problem
+from ..problems import PARAMETERS, PRIORS, STATES, attend, irregular_times, located, problem, with_gradients
 from .compiled import give_library, python
-from .random_problems import run
 
 SAMPLES = {
     "tables": {},
@@ -98,11 +97,7 @@ def threads():
 def results(seed, **shape):
     """All results and gradients of a problem of several blocks, by name."""
     inputs = problem(seed, keys=700, modes=4, dtype=torch.float32, **shape)
-    found = []
-    for times in (None, irregular_times(seed, 700)):
-        options = {"rotate_values": True, **({} if times is None else {"times": times})}
-        found.append(run(inputs, options, list(inputs), "cpu", torch.float32)[0])
-    return found
+    return [with_gradients(inputs, "cpu", times=times) for times in (None, irregular_times(seed, 700))]
 
 
 def test_heads_enough_for_the_threads_give_the_same_bits(threads):
@@ -155,7 +150,7 @@ def test_strides_are_no_concern(timed, dtype, prior):
             assert torch.equal(one, other)
 
 
-@cover(shape=[{"batch": 0}, {"queries": 0}, {"keys": 0}, {"keys": 0, "queries": 0}], timed=[0, 1], prior=PRIORS)
+@cover(1, shape=[{"batch": 0}, {"queries": 0}, {"keys": 0}, {"keys": 0, "queries": 0}], timed=[0, 1], prior=PRIORS)
 def test_nothing_to_do(timed, prior, shape):
     """All strides are zero, as NumPy makes empty arrays; for PyTorch they are contiguous."""
     inputs = problem(4, dtype=torch.float32, **({"queries": 5} | shape))
