@@ -1,6 +1,7 @@
 """What the tests of the layers share: one table of all of them, what they are given, and reading in chunks."""
 
 import torch
+from cover import ALL
 
 from rfa.dynamics import rotary_frequencies
 from rfa.nn import ContentFilterAttention, DotProductAttention, FilterCache, RobustFilterAttention, Yarn, alibi_slopes
@@ -70,6 +71,12 @@ LAYERS = {name: (RobustFilterAttention, options) for name, options in FILTERS.it
 LAYERS |= {name: (RobustFilterAttention, {"decay": BOTH_DECAY, **options}) for name, options in EXTENSIONS.items()}
 LAYERS |= {name: (DotProductAttention, options) for name, options in PRODUCTS.items()}
 LAYERS["content"] = (ContentFilterAttention, {})
+# one for each way through the code
+WAYS = ["defaults", "horizon, values do not turn", "learned", "exponential", "flat", "riccati", "clock, horizon"]
+WAYS += ["taps, clock", "output gain", "clock of some heads", "tied", "precision", "noise", "routing with the others"]
+WAYS += ["b2", "b3", "clock of slopes", "c7", "sink", "window", "yarn", "forget gate", "gains", "gates of some heads"]
+WAYS += ["logarithmic", "gates of channels", "as released", "content"]
+WAYS = list(LAYERS) if ALL else WAYS
 UNTURNED = (
     "plain",
     "b2",

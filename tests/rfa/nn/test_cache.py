@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from cover import cover, some
+from cover import cover
 from shapes import only_our_own_checks
 from transformers import DynamicCache
 
@@ -14,7 +14,7 @@ from rfa.nn import FilterCache
 from rfa.nn.projections import split_heads
 
 from .by_hand import EXACT, SINGLE, hidden
-from .layers import HEADS, IRREGULAR, LAYERS, SITUATIONS, build, mask_of_left_padding, read
+from .layers import HEADS, IRREGULAR, LAYERS, SITUATIONS, WAYS, build, mask_of_left_padding, read
 
 
 @cover(1, situation=SITUATIONS, name=LAYERS)
@@ -28,14 +28,14 @@ def test_chunks_are_the_whole(name, situation):
     assert cache.get_seq_length() == 9
 
 
-@cover(1, given=[{}, {"times": 1e9 + IRREGULAR}], name=LAYERS)
+@cover(1, given=[{}, {"times": 1e9 + IRREGULAR}], name=WAYS)
 def test_single_precision(name, given):
     layer, x = build(name, torch.float32), hidden(length=9, dtype=torch.float32)
     with torch.no_grad():
         torch.testing.assert_close(read(layer, x, **given)[0], layer(x, **given), rtol=SINGLE, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", some(LAYERS, 12))
+@pytest.mark.parametrize("name", WAYS)
 def test_half_precision_keeps_its_dtype(name):
     """What is stored is rounded to bfloat16 once more than without a cache."""
     layer, x = build(name, torch.float32), hidden(length=9, dtype=torch.float32)

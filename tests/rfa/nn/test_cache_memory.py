@@ -14,7 +14,7 @@ from rfa.nn import cache_layer as phases
 from rfa.nn.cache_layer import Buffer, Turns
 
 from .by_hand import EXACT, hidden
-from .layers import IRREGULAR, LAYERS, UNTURNED, build, mask_of_left_padding, read
+from .layers import IRREGULAR, UNTURNED, WAYS, build, mask_of_left_padding, read
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def turned(monkeypatch):
 @cover(
     1,
     given=[{}, {"times": IRREGULAR}, {"key_mask": mask_of_left_padding(2, 0)}],
-    name=[name for name in LAYERS if name not in UNTURNED],
+    name=[name for name in WAYS if name not in UNTURNED],
 )
 def test_the_past_is_never_turned_again(name, given, turned):
     layer, x = build(name), hidden(length=9)

@@ -81,8 +81,7 @@ def test_dot_products_by_hand_at_the_times_of_their_clock(name):
     assert_near(layer(x), dot_product(layer, x, times=clock, **PRODUCTS[name]), 1e-6)  # float32 frequencies
 
 
-@pytest.mark.parametrize("rate", [1.0, 2.5])
-@pytest.mark.parametrize("name", [*FILTERS, *PRODUCTS])
+@cover(1, rate=[1.0, 2.5], name=[*FILTERS, *PRODUCTS])
 def test_a_constant_clock_is_the_layer_at_other_times(name, rate):
     layer, x, times = layer_of(name), hidden(), whereabouts("irregular", 7)["times"]
     other = without_clock(layer, name, rate)

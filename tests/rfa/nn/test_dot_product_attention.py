@@ -13,8 +13,11 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from rfa.dynamics import rotary_frequencies
 from rfa.nn import DotProductAttention, Yarn, alibi_slopes
+from rfa.ops import robust_filter_attention
+from rfa.ops.dot_product import decayed_dot_product_attention
+from rfa.ops.positions import checked_positions
 
-from .by_hand import SINGLE, assert_near, dot_product, hidden, merged, perturb, states
+from .by_hand import EXACT, SINGLE, assert_near, dot_product, hidden, merged, perturb, states
 
 SIZE, HEADS, MODES = 16, 2, 8
 ROPE = rotary_frequencies(HEADS, MODES)
@@ -50,6 +53,8 @@ VARIANTS = {
         "decay": DECAY,
     },
     "RoPER with decay": {"frequency": ROPE, "rotate_values": True, "decay": DECAY},
+    "logarithmic": {"logarithmic": True},
+    "logarithmic, RoPER": {"logarithmic": True, "frequency": ROPE, "rotate_values": True},
 }
 
 
@@ -82,7 +87,8 @@ TIMES = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0], dtype=torch.float64)
 @cover(1, irregular=[False, True], name=VARIANTS)
 def test_layer_is_written_by_hand(name, irregular):
     layer, x, times = build(**VARIANTS[name]), hidden(), TIMES if irregular else None
-    assert_near(layer(x, times=times), dot_product(layer, x, times=times, **VARIANTS[name]))
+    tolerance = SINGLE if "logarithmic" in name else EXACT  # numbers of the bias are float32 at the start
+    assert_near(layer(x, times=times), dot_product(layer, x, times=times, **VARIANTS[name]), tolerance)
 
 
 @cover(name=["b1", "b2", "b3", "RoPER", "c7", "window"], backend=["reference", "auto"], causal=[True, False])
@@ -156,3 +162,31 @@ def test_gates_that_start_at_slopes():
     sloping = DotProductAttention(SIZE, HEADS, slopes=SLOPES).double()
     sloping.load_state_dict(gated.state_dict(), strict=False)
     assert_near(gated(hidden()), sloping(hidden()), 1e-6)  # the gates' bias was float32 at the start
+
+
+def test_the_filter_without_decay_is_kerple():
+    """`-beta log Sigma` is the bias, and Gaussian residuals of keys of one length are dot products.
+
+    With m2.5's zero frequencies, no decay, no gate, and nu to infinity the score is
+    `-beta log(sigma^2 tau + eta^2 + sigma_0^2) - beta |q - k|^2 / d`.
+    """
+    generator = torch.Generator().manual_seed(0)
+    modes, one = 3, torch.ones(HEADS, dtype=torch.float64)
+    query, key, value = torch.randn(3, 2, HEADS, 9, 2 * modes, generator=generator, dtype=torch.float64)
+    key = key / key.norm(dim=-1, keepdim=True)
+    beta, noise, key_noise, floor = 0.7 * one, torch.tensor([0.3, 2.0]).double(), 0.4 * one, 0.05 * one
+    numbers = {"decay": 0 * one, "frequency": torch.zeros(HEADS, modes).double(), "process_noise": noise}
+    numbers |= {"key_noise": key_noise, "query_noise": one, "noise_floor": floor, "inverse_temperature": beta}
+    found = robust_filter_attention(query, key, value, robustness=1e9 * one, gate=False, **numbers)
+    scale = (2 * beta / modes * np.sqrt(2 * modes))[:, None, None]  # 2 beta q.k / d as a score over sqrt(2 d)
+    bias, positions = (beta, noise / (key_noise + floor)), checked_positions(2, 9, 9, query.device, None)
+    expected = decayed_dot_product_attention(scale * query, key, value, positions=positions, logarithmic=bias)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)  # 1 / nu, times residuals of order 10
+
+
+def test_a_new_logarithmic_bias_starts_as_published():
+    numbers = torch.stack(DotProductAttention(512, 256, logarithmic=True).logarithmic())
+    for found, most in zip(numbers, (2.0, 1.0), strict=True):
+        assert found.min() >= 0.01 - 1e-6
+        assert 0.9 * most < found.max() < most + 1e-6
+        assert abs(float(found.mean()) - most / 2) < 0.1 * most  # five deviations of the mean of 256 uniform numbers

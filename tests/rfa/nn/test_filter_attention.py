@@ -30,6 +30,8 @@ CASES = {
     "flat": ({"prior": "flat"}, {"flat": True}, True),
     "riccati": ({"prior": "riccati"}, {"prior": "riccati"}, True),
     "values do not turn": ({"rotate_values": False}, {"rotate_values": False}, True),
+    "all keys": ({"causal": False}, {"causal": False}, True),
+    "all keys, riccati": ({"causal": False, "prior": "riccati"}, {"causal": False, "prior": "riccati"}, True),
     "no gate": ({"gate": False}, {"gate": False}, True),
     "learned frequency": ({"learn_frequency": True}, {}, True),
     "learned decay": ({"learn_decay": True}, {}, True),

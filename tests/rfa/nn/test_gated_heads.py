@@ -1,7 +1,7 @@
 """Layers some of whose heads have forget gates or a content clock: each head is as in a layer of one kind."""
 
-import pytest
 import torch
+from cover import cover
 
 from rfa.dynamics import rotary_frequencies
 from rfa.nn import DotProductAttention, RobustFilterAttention
@@ -31,8 +31,7 @@ def heads_of(layer, x):
     return found[0]
 
 
-@pytest.mark.parametrize("gated", [1, 2, 3])
-@pytest.mark.parametrize("kind", KINDS)
+@cover(1, gated=[1, 2, 3], kind=KINDS)
 def test_each_head_is_that_of_a_layer_of_one_kind(kind, gated):
     """The first heads are those of a layer without gates, the last ones those of a layer with gates."""
     build, options, own = KINDS[kind]
