@@ -47,17 +47,6 @@ def test_written_once_and_again_when_damaged(tmp_path, damage):
     assert len(calls) == 2
 
 
-def test_full_disk_leaves_nothing_partial(tmp_path):
-    def write(file):
-        file.write(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(OSError, match="No space left") as error:
-        cached_file(tmp_path / "file", write)
-    assert error.value.errno == errno.ENOSPC
-    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == []
-
-
 def test_a_real_write_error_leaves_nothing_partial(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))

@@ -139,12 +139,6 @@ def nowhere(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
-def test_a_folder_of_code(nowhere, tmp_path, monkeypatch):
-    monkeypatch.setenv("RFA_CODE", str(tmp_path))
-    (tmp_path / "train").mkdir()
-    assert find_text("code:python") == (False, f"{tmp_path} lacks valid/, test/")
-
-
 def test_files_and_folders_that_are_here(nowhere, tmp_path):
     assert find_text(str(tmp_path / "none")) == (False, f"{tmp_path / 'none'} does not exist")
     assert find_text(str(tmp_path)) == (True, str(tmp_path))

@@ -83,57 +83,6 @@ def test_loss_by_position(stream):
     assert np.mean(found) == pytest.approx(row["loss"], abs=1e-6)
 
 
-def unigram(probabilities):
-    """A model that knows how often each token comes and nothing else."""
-    model = tiny()
-    with torch.no_grad():
-        model.lm_head.weight.zero_()
-        model.lm_head.bias.copy_(torch.tensor(probabilities).log())
-    return model
-
-
-@pytest.mark.parametrize("protocol", ["blocks", "matched", "strided"])
-def test_a_unigram_model_has_the_cross_entropy(protocol):
-    counts = np.arange(1, 12)
-    probabilities = counts / counts.sum()
-    stream = np.random.default_rng(1).permutation(np.repeat(np.arange(11), counts * 10)).astype(np.uint16)
-    for row in perplexities(unigram(probabilities.tolist()), stream, [4, 30], protocol):
-        tokens = [
-            token
-            for w in windows(protocol, len(stream), row["length"], [4, 30])
-            for token in stream[w.stop - w.targets : w.stop]
-        ]
-        assert row["loss"] == pytest.approx(-np.log(probabilities[tokens]).mean(), abs=1e-5)
-    (uniform,) = perplexities(unigram([1 / 11] * 11), stream, [16], protocol)
-    assert uniform["perplexity"] == pytest.approx(11, rel=1e-5)
-
-
-class ForgetsAfter(torch.nn.Module):
-    """Stands in for a model on a text of period `period`: sure of the next token once it has seen a whole period."""
-
-    def __init__(self, period):
-        super().__init__()
-        self.period, self.device = period, torch.device("cpu")
-        self.config = type("Config", (), {"vocab_size": 11})
-        self.lm_head = torch.nn.Identity()
-
-    def model(self, ids, use_cache):
-        logits = torch.zeros(*ids.shape, 11)
-        known = torch.arange(ids.shape[1]) >= self.period - 1  # the token one period before the next one
-        guess = torch.nn.functional.one_hot(ids.roll(self.period - 1, 1), 11) * 100.0
-        return type("Output", (), {"last_hidden_state": torch.where(known[:, None], guess, logits)})
-
-
-def test_only_the_context_differs_in_matched():
-    """Below a period of context the loss is log 11, above it zero; in blocks it is the share of known targets."""
-    stream = np.tile(np.random.default_rng(0).permutation(11), 20).astype(np.uint16)
-    rows = perplexities(ForgetsAfter(11), stream, [4, 8, 16, 32], "matched")
-    assert [row["loss"] for row in rows] == pytest.approx([math.log(11)] * 2 + [0, 0], abs=1e-5)
-    assert len({row["targets"] for row in rows}) == 1
-    (row,) = perplexities(ForgetsAfter(11), stream, [16], "blocks")
-    assert row["loss"] == pytest.approx(math.log(11) * 10 / 15, abs=1e-5)
-
-
 class Largest(TorchDispatchMode):
     """The largest tensor that any operation returns, in bytes."""
 
@@ -197,32 +146,6 @@ def test_document_of_token(documents_stream, tmp_path):
     tokenizer = load_tokenizer("bytes")
     places = document_of_token(token_stream(documents, tokenizer, tmp_path), tokenizer.eos_token_id)
     assert places.tolist() == [place for place, text in enumerate(texts) for _ in range(len(text.encode()) + 1)]
-
-
-@cover(1, protocol=["blocks", "matched", "strided"], batch_tokens=[1, 4096])
-def test_documents_add_up_to_the_row(monkeypatch, documents_stream, protocol, batch_tokens):
-    monkeypatch.setattr("rfa_lab.evaluation.perplexity.batch_tokens", lambda device: batch_tokens)
-    books = LossByDocument(NAMES, document_of_token(documents_stream, END))
-    lengths, seen = [6, 24], []
-    rows = perplexities(
-        tiny(),
-        documents_stream,
-        lengths,
-        protocol,
-        observe=lambda *batch: (books(*batch), seen.append(batch[1].ravel())),
-    )
-    assert rows == perplexities(tiny(), documents_stream, lengths, protocol)
-    totals = books.totals()
-    for row in rows:
-        parts = [book[str(row["length"])] for book in totals.values() if str(row["length"]) in book]
-        assert sum(targets for _, targets in parts) == row["targets"]
-        assert sum(loss for loss, _ in parts) / row["targets"] == pytest.approx(row["loss"], rel=1e-12)
-    expected = [w.stop - w.targets + i for n in lengths for w in plan(protocol, n, lengths) for i in range(w.targets)]
-    assert np.concatenate(seen).tolist() == expected
-
-
-def plan(protocol, length, lengths):
-    return windows(protocol, 100, length, lengths)
 
 
 def test_each_documents_sum_by_hand(documents_stream):

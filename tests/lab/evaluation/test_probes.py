@@ -113,23 +113,6 @@ def test_a_model_that_copies_from_nearby_scores_zero_beyond(stream, kind):
             assert row["accuracy"] == (0 if kind == "passkey" else None)  # all words as likely: none is its answer
 
 
-@pytest.mark.parametrize("kind", ["passkey", "repeat"])
-def test_a_model_that_ignores_the_past_scores_zero(stream, kind):
-    for row in probe(kind, LastToken(1), stream, **GIVEN)["rows"]:
-        assert row["score"] == 0
-        if kind == "passkey":
-            assert abs(row["accuracy"] - 1 / 16) < 4 * math.sqrt(15 / 16**2 / 64)
-
-
-def test_a_repeated_passage_is_found_after_its_first_tokens(stream):
-    result = probe("repeat", Copies(4), stream, **GIVEN)
-    assert (result["chance"], result["key_tokens"]) == (None, 16)
-    assert [row["distance"] for row in result["rows"]] == [32, 64, 128, 256, 512]
-    for row in result["rows"]:
-        assert row["accuracy"] is None
-        assert row["by_token"][4:] == pytest.approx([SURE + math.log(VOCABULARY)] * 12, rel=0.05)  # chance repeats
-
-
 @pytest.mark.parametrize("name", ["b1-rope", "m2-sc-rfa"])
 def test_a_model_by_hand(stream, name):
     """One trial after the other, from the model's own logits."""

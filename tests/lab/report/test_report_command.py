@@ -2,11 +2,9 @@
 
 import json
 import math
-import os
 import random
 import string
 
-import numpy as np
 import pytest
 from cover import cover, slow
 from experiments.recipes import TRAINING, write_recipe
@@ -23,8 +21,6 @@ TABLES = ["table1-blocks", "differences-blocks", "table1-matched", "differences-
 TABLES += ["probe-passkey", "probe-repeat", "probe-accuracy", "attention", "runs"]
 FIGURES = ["length-blocks", "differences-blocks", "length-matched", "differences-matched"]
 FIGURES += ["training", "position", "retrieval", "attention", "attention-near"]
-FILES = {"index.html", ".rfa-output", *(f"tables/{name}.{form}" for name in TABLES for form in ("md", "tex", "csv"))}
-FILES |= {f"figures/{name}.{form}" for name in FIGURES for form in ("png", "pdf")}
 RUNS = [whole_result("m2-sc-rfa", maps=True), whole_result("b1-rope")]
 
 
@@ -42,20 +38,6 @@ def only(monkeypatch, *names):
 @pytest.fixture
 def one_figure(monkeypatch):
     only(monkeypatch, "training")
-
-
-@slow
-def test_everything_is_written(rfa, out):
-    status, said, err = rfa("report", "out")
-    assert (status, messages(err)) == (0, [])
-    assert said.splitlines() == [f"runs: 2, tables: 10, figures: {len(FIGURES)}", "page: out/report/index.html"]
-    written = contents(out / "report")
-    assert set(written) == FILES
-    for name, data in written.items():
-        magic = {"png": b"\x89PNG", "pdf": b"%PDF", "html": b"<!DOCTYPE html>"}.get(name.rpartition(".")[2], b"")
-        assert data.strip().startswith(magic)
-    assert b"b1-rope" in written["tables/table1-blocks.md"]
-    assert list(written["tables/runs.csv"].decode().splitlines())[1].startswith("b1-rope,0,98765.0,")  # presets' order
 
 
 def test_the_same_results_are_the_same_bytes(rfa, out, tmp_path, monkeypatch):
@@ -299,22 +281,3 @@ def test_a_terminal_obeys_no_file_name(rfa, tmp_path, monkeypatch):
     assert (status, len(messages(err))) == (1, 1)
     assert "\x1b" not in err
     assert messages(err)[0].startswith("rfa: missing: a [2J b.json: ")
-
-
-class Payload:
-    def __init__(self, marker):
-        self.marker = str(marker)
-
-    def __reduce__(self):
-        return os.mkdir, (self.marker,)
-
-
-def test_maps_run_nothing(rfa, tmp_path, monkeypatch):
-    only(monkeypatch, "attention")
-    out = write_results(tmp_path / "out", [whole_result("m2-sc-rfa", maps=True)])
-    file, held = out / "results" / "m2-sc-rfa-seed0.attention.npz", np.array([Payload(tmp_path / "ran")], dtype=object)
-    np.savez(file, weights=held, near=held)
-    status, _, err = rfa("report", "out")
-    assert not (tmp_path / "ran").exists()
-    assert (status, len(messages(err))) == (1, 1)
-    assert f"rfa: missing: {file.name}: maps: out/results/{file.name} is damaged" in messages(err)[0]

@@ -60,14 +60,6 @@ def test_verdict(value, half, books, noise, expected):
     assert verdict(Difference(value, books, half), noise) == expected
 
 
-def test_two_books_have_three_samples():
-    """Twice the one, one of each, twice the other, with probabilities 1/4, 1/2, 1/4."""
-    model, baseline = books([30.0, 20.0], [10, 40]), books([40.0, 24.0], [10, 40])
-    first, both, second = -10 / 10, -14 / 50, -4 / 40
-    found = paired_difference([model], [baseline])
-    assert found == (pytest.approx(both), pytest.approx((first, second)), None)
-
-
 def test_interval_is_scipys():
     generator = np.random.default_rng(0)
     targets = generator.integers(50, 500, 30)

@@ -11,13 +11,12 @@ import yaml
 from rfa.models import preset as build
 from rfa.models.flat import flat_record
 from rfa_lab.report.contents import listed_tables
-from rfa_lab.report.layout import comma_separated, latex, markdown, text_of
+from rfa_lab.report.layout import comma_separated, markdown, text_of
 from rfa_lab.report.runs import damping_by_label, damping_of
 from rfa_lab.report.summary import facts
 from rfa_lab.report.tables import damping_table, difference_table, models_table, published_results, published_table
 
 from .results import LENGTHS, near, result, whole_result
-from .test_layout import check_latex
 
 RUNS = [result("b1-rope", seed, 4.0 + 0.1 * seed) for seed in range(3)] + [result("x2", 1, 3.5, -0.1)]
 WHOLE = [whole_result("b1-rope"), whole_result("m2-sc-rfa")]
@@ -157,13 +156,6 @@ def test_differences_of_partial_results():
         assert all(cell is None for name, cell in row(table, label).items() if name.startswith("L ="))
 
 
-@pytest.mark.parametrize("table", [models_table("table1", RUNS), difference_table(RUNS)], ids=["1", "d"])
-def test_all_forms(table):
-    check_latex(latex(table))
-    assert markdown(table).count("\n| ") == len(table.rows) + 2
-    assert len(comma_separated(table).splitlines()) == len(table.rows) + 1
-
-
 def test_two_runs_of_one_seed_are_refused():
     with pytest.raises(ValueError, match="b1-rope-seed0, b1-rope-seed0 both of label b1-rope and seed 0"):
         models_table("table1", [*RUNS, RUNS[0]])
@@ -172,9 +164,6 @@ def test_two_runs_of_one_seed_are_refused():
 def swept(label, preset, loss=4.0, **model):
     written = {"spec": {"preset": preset, "model": {"hidden_size": 256, **model}}}
     return {**result(label, loss=loss), **written, "config": flat_record(build(preset, **model).to_dict())}
-
-
-SWEEP = [swept("b1-rope", "b1-rope"), swept("b=5.0", "m3-sc-rfa", 3.8), swept("low", "m2-sc-rfa", 3.9, damping=0.0005)]
 
 
 def test_recipe_of_table_2():
@@ -199,14 +188,10 @@ def test_recipe_of_table_2():
         ("m2-sc-rfa", {}, 0.05),
         ("m3-sc-rfa", {}, 5.0),
         ("m3-sc-rfa", {"zero_heads": 2}, 5.0),
-        ("m3-sc-rfa", {"zero_heads": 1}, None),
-        ("m2-sc-rfa", {"zero_heads": 0}, None),
         ("m2-sc-rfa", {"damping": 5}, 5.0),
         ("m2-sc-rfa", {"num_hidden_layers": 2, "damping": 0.0}, 0.0),
         ("m2-sc-rfa", {"innovation": False}, None),
-        ("m2.3-no-gate", {}, None),
         ("b3-decayed-rope", {"damping": 0.5}, None),
-        ("b1-rope", {}, None),
     ],
 )
 def test_damping_of(preset, model, damping):

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,16 +16,10 @@ from cover import slow
 from rfa_lab import training
 from rfa_lab.evaluation import evaluate
 from rfa_lab.training import RunFolder, Stopped
-from training.runs import STOPPING, command, messages
+from training.runs import STOPPING, messages
 
 SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=4"]
 SMALL = ["--tokenizer", "bytes", "--length", "16", "--batch-size", "4", "--set", *SIZES]
-
-
-@pytest.fixture
-def rfa(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    return partial(command, monkeypatch, capsys)
 
 
 @slow

@@ -56,23 +56,16 @@ def test_a_foreign_folder_is_never_deleted(corpus, tmp_path, overwrite, foreign)
     assert (tmp_path / "mine" / "years of work.txt").read_text() == "precious"
 
 
-def damage(run, change):
-    file = run / "run.json"
-    file.write_text(change(file.read_text()))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda text: "[" * 100_000, "is damaged"),
         (lambda text: text.replace('"cpu"', '"\\ud800"'), "is damaged .*surrogates not allowed"),
-        (lambda text: '{"format": 1}', "is damaged .spec: Field required, and 5 more faults"),
         (lambda text: text.replace('"m2-sc-rfa"', '"m9"'), "preset: got 'm9'"),
-        (lambda text: text.replace('"length": 16', '"length": "long"'), "damaged .length: got 'long'"),
     ],
 )
 def test_a_damaged_record(stopped, change, message):
-    damage(stopped.path, change)
+    stopped.record.write_text(change(stopped.record.read_text()))
     with pytest.raises(ValueError, match=message):
         resume(stopped.path)
 
@@ -81,8 +74,6 @@ def test_a_damaged_record(stopped, change, message):
     ("field", "value", "said"),
     [
         ("spec", None, "Input should be a valid dictionary"),
-        ("data.corpus", 3, "Input should be a valid string"),
-        ("data.tokens.train", "1", "Input should be a valid integer"),
         ("processes", 0, "Input should be greater than or equal to 1"),
         ("steps", 10**30, "Input should be less than or equal to 9223372036854775807"),
         ("result.valid_perplexity", float("nan"), "Input should be a finite number"),
