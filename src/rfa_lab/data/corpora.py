@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import huggingface_hub
 
+from rfa.checks import require
 from rfa.files import OUTPUT, cache_folder
 from rfa.progress import Progress
 
@@ -47,8 +48,7 @@ class Corpus:
 
     def documents(self, split: str) -> tuple[Document, ...]:
         """The documents of a split. Raises `ValueError` for another split."""
-        if split not in self.splits:
-            raise ValueError(f"split: got {split!r}, expected one of {', '.join(self.splits)}")
+        require(split in self.splits, "split", split, f"one of {', '.join(self.splits)}")
         return self.splits[split]
 
     def fingerprint(self, split: str) -> str:

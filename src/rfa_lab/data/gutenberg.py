@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import BinaryIO
 
+from rfa.checks import require
 from rfa.files import cache_folder, cached_file
 from rfa.progress import Progress
 
@@ -43,8 +44,7 @@ class Book:
 def books(spec: str) -> tuple[Book, ...]:
     """The books of the list that `gutenberg:LIST` names, by name. Raises `ValueError` for another list."""
     name = spec.removeprefix(PREFIX)
-    if name not in LISTS:
-        raise ValueError(f"data: got {spec!r}, expected {', '.join(PREFIX + known for known in LISTS)}")
+    require(name in LISTS, "data", spec, ", ".join(PREFIX + known for known in LISTS))
     text = resources.files("rfa_lab.data").joinpath("lists", f"{name}.tsv").read_text("utf-8")
     lines = (line.split("\t") for line in text.splitlines() if not line.startswith("#"))
     return tuple(

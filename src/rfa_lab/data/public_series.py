@@ -70,8 +70,7 @@ def load_ett(name: str = "ETTh1", path: str | Path | None = None) -> SeriesTable
     Raises:
         ValueError: for another name, a file that is another, or no network.
     """
-    if name not in ("ETTh1", "ETTh2", "ETTm1", "ETTm2"):
-        raise ValueError(f"name: got {name!r}, expected ETTh1, ETTh2, ETTm1 or ETTm2")
+    require(name in ("ETTh1", "ETTh2", "ETTm1", "ETTm2"), "name", name, "ETTh1, ETTh2, ETTm1 or ETTm2")
     found = Path(path) if path is not None else _fetched(_ETT.format(name=name), f"{name}.csv")
     return read_series(found, "date", ["HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT"])
 
@@ -89,8 +88,7 @@ def load_physionet2012(part: str = "a", path: str | Path | None = None) -> Serie
     Raises:
         ValueError: for another part, no network, or a file that is damaged.
     """
-    if part not in ("a", "b", "c"):
-        raise ValueError(f"part: got {part!r}, expected a, b or c")
+    require(part in ("a", "b", "c"), "part", part, "a, b or c")
     if path is not None:
         texts = {file.stem: file.read_text("utf-8") for file in sorted(Path(path).glob("*.txt"))}
         if not texts:

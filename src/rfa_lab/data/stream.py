@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast
 
+from rfa.checks import require
 from rfa.files import cache_folder, cached_file
 from rfa.progress import Progress
 
@@ -153,8 +154,7 @@ class TokenBlocks(Dataset[dict[str, Tensor]]):
     """
 
     def __init__(self, stream: UInt[np.ndarray, " tokens"], length: int, name: str = "text"):
-        if length < 2:
-            raise ValueError(f"length: got {length}, expected at least 2 tokens a block")
+        require(length >= 2, "length", length, "at least 2 tokens a block")
         if len(stream) < length:
             raise ValueError(f"{name}: got {len(stream)} tokens, expected at least {length}, the length of one block")
         self.stream = stream

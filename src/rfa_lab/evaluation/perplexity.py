@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from rfa.checks import require
 from rfa.models import RFAForCausalLM
 from rfa.progress import Progress
 from rfa_lab.data import evenly_spaced
@@ -33,8 +34,7 @@ class Window(NamedTuple):
 
 def check_protocol(protocol: str) -> None:
     """Raise `ValueError` for an unknown protocol."""
-    if protocol not in PROTOCOLS:
-        raise ValueError(f"protocol: got {protocol!r}, expected one of {', '.join(PROTOCOLS)}")
+    require(protocol in PROTOCOLS, "protocol", protocol, f"one of {', '.join(PROTOCOLS)}")
 
 
 def windows(protocol: str, tokens: int, length: int, lengths: list[int]) -> Iterator[Window]:
@@ -56,8 +56,7 @@ def windows(protocol: str, tokens: int, length: int, lengths: list[int]) -> Iter
     """
     check_protocol(protocol)
     for given in {length, *lengths}:
-        if given < 2:
-            raise ValueError(f"lengths: got {given}, expected at least 2")
+        require(given >= 2, "lengths", given, "at least 2")
     longest = max(lengths) if protocol == "matched" else length
     if tokens < longest:
         raise ValueError(f"lengths: got {longest} for a text of {tokens} tokens, expected at most {tokens}")

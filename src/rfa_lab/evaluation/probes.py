@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rfa.checks import require
 from rfa.models import RFAForCausalLM
 from rfa.progress import Progress
 
@@ -107,10 +108,8 @@ def probe(
     Raises:
         ValueError: for an unknown kind, fewer than two trials, or if no distance fits.
     """
-    if kind not in get_args(ProbeKind):
-        raise ValueError(f"kind: got {kind!r}, expected one of {', '.join(get_args(ProbeKind))}")
-    if trials < 2:
-        raise ValueError(f"trials: got {trials}, expected at least 2")
+    require(kind in get_args(ProbeKind), "kind", kind, f"one of {', '.join(get_args(ProbeKind))}")
+    require(trials >= 2, "trials", trials, "at least 2")
     layout, distances = probe_layout(kind, stream, train_length, longest, tokenizer)
     total = sum(2 * trials * _context(layout, distance) for distance in distances)
     rows: list[dict[str, Any]] = []

@@ -1,36 +1,20 @@
 """`rfa bench` from end to end, in miniature: what it prints, appends, refuses and keeps."""
 
-from functools import partial
-
 import pytest
 import torch
 from cover import slow, some
 from scripts import ROOT
-from training.runs import command, messages
+from training.runs import messages
 
 from rfa.models import PRESETS, RFAForCausalLM
 from rfa.ops import choose_backend
 from rfa_lab.bench import Setting, cases, read
-from rfa_lab.bench.bound import Peaks
 from rfa_lab.bench.measurement import StateShape, compare_with_tolerances
 from rfa_lab.bench.models import TrainingStepCase
 from rfa_lab.bench.operator import OperatorProblem
 
 TINY = ["--batch", "1", "--heads", "2", "--channels", "8", "--repeats", "2", "--backend", "reference"]
 MODEL = ["--set", "vocab_size=11", "num_hidden_layers=1"]
-
-
-@pytest.fixture(autouse=True)
-def _short(monkeypatch):
-    monkeypatch.setattr("rfa_lab.bench.measurement.TURN", 1e-4)
-    monkeypatch.setattr("rfa_lab.bench.bound.measured_peaks", lambda *_: Peaks(1e10, 1e9, 1e9, 1e12))
-
-
-@pytest.fixture
-def rfa(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "250")
-    return partial(command, monkeypatch, capsys)
 
 
 def test_operator(rfa, tmp_path):

@@ -5,7 +5,6 @@ import torch
 
 from rfa.nn import cache_layer as phases
 from rfa_lab.bench import Setting, cases, decode
-from rfa_lab.bench.bound import Peaks
 from rfa_lab.bench.decode import RUN, dot_product_run, filter_run
 from rfa_lab.bench.measurement import StateShape
 from rfa_lab.bench.operator import OperatorProblem
@@ -37,7 +36,6 @@ def test_the_dot_product_goes_the_same_way():
 
 
 def test_the_time_is_that_of_a_token(monkeypatch):
-    monkeypatch.setattr("rfa_lab.bench.bound.measured_peaks", lambda *_: Peaks(1e10, 1e9, 1e9, 1e12))
     monkeypatch.setattr(decode, "in_turns", lambda *_: {"rfa": [3.0 * RUN], "sdpa": [2.0 * RUN]})
     (case,) = cases("decode", Setting(backend="reference", repeats=1), lengths=[20], heads=2, channels=8, batch=1)
     (line,) = case.lines(lambda: None)

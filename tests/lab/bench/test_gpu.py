@@ -208,7 +208,6 @@ def test_tests_that_passed_are_not_run_again(tmp_path):
 @pytest.fixture
 def captured(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr("rfa_lab.bench.measurement.TURN", 1e-4)
     return script("benchmarks/captured.py")
 
 

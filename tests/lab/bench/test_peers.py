@@ -10,12 +10,10 @@ import torch.nn.functional as F
 from cover import slow, some
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
-from training.runs import command
 
 import rfa_lab.bench.peers as peers_module
 from rfa.ops.backends import BACKENDS
 from rfa_lab.bench import PEERS, Setting, cases, read
-from rfa_lab.bench.bound import Peaks
 from rfa_lab.bench.decode import filter_run
 from rfa_lab.bench.measurement import StateShape
 from rfa_lab.bench.operator import OperatorProblem
@@ -126,15 +124,6 @@ def test_peers_that_cannot_run_are_named(monkeypatch):
 
     monkeypatch.setattr(peers_module, "dot_products", broken)
     assert found(["sdpa"]).refused == {"sdpa": "OSError: the compiler crashed"}
-
-
-@pytest.fixture
-def rfa(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "250")
-    monkeypatch.setattr("rfa_lab.bench.measurement.TURN", 1e-4)
-    monkeypatch.setattr("rfa_lab.bench.bound.measured_peaks", lambda *_: Peaks(1e10, 1e9, 1e9, 1e12))
-    return partial(command, monkeypatch, capsys)
 
 
 def test_the_command_names_them(rfa, tmp_path):
