@@ -62,7 +62,7 @@ def demo(
 
 
 def _series_demo(out: Path, resume: bool, overwrite: bool) -> None:
-    from rfa_lab.recipes.series_demo import run_series_demo
+    from rfa_lab.recipes.demo import run_series_demo
 
     if resume:
         raise ValueError("--resume: got it with --series, which takes a minute, expected --overwrite")

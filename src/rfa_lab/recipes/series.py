@@ -36,7 +36,6 @@ from .runner import UnsavedRuns
 from .series_contestants import (
     FILTERS,
     NETWORKS,
-    PredictOf,
     Scores,
     Setting,
     best_soft,
@@ -240,13 +239,13 @@ class SeriesRuns(UnsavedRuns[SeriesRecipe, SeriesRun]):
         recipe, contestant = self.recipe, run.contestant
         if contestant.preset:
             network, made = self._trained_network(run, report)
-            predict_of: PredictOf = lambda _: network_predictor(network)  # noqa: E731
+            predict = network_predictor(network)
         else:
             soft = best_soft(recipe.setting, 2 * _SAMPLE) if contestant.label == "wolf" else 0.0
             made = {"parameters": 0, "c^2": soft} if soft else {"parameters": 0}
-            predict_of = filter_predictor(contestant.label, soft)
+            predict = filter_predictor(contestant.label, soft)
         names = {"label": contestant.label, "seed": run.seed}
-        return lambda setting: score(predict_of(setting), setting, recipe.evaluation.series), {**names, **made}
+        return lambda setting: score(predict, setting, recipe.evaluation.series), {**names, **made}
 
     def _trained_network(self, run: SeriesRun, report: StageProgress) -> tuple[nn.Module, dict[str, Any]]:
         """The network of a run, and what its result says of the training. The first seed tries all rates.

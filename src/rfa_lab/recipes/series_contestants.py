@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -116,8 +116,7 @@ def _weighted_filter(
 
 
 Setting = SimulatedSetting | TableSetting
-Predict = Callable[[SeriesBatch], Distribution]
-PredictOf = Callable[[Setting], Predict]
+Predict = Callable[[Setting, SeriesBatch], Distribution]
 Scores = dict[str, dict[str, float | None]]  # by part and name
 NETWORKS = (*PRESETS, *CONTROLS)
 _TEST_SEED, _VALID_SEED = 20_260_000, 10_260_000  # of the series that all are scored on, and of those for choices
@@ -192,24 +191,19 @@ def _drawn_ahead(setting: SimulatedSetting) -> Draw:
 
 def network_predictor(network: nn.Module) -> Predict:
     """A network's predictions."""
-    return lambda batch: network(batch.times, batch.values).unchecked()
+    return lambda _, batch: network(batch.times, batch.values).unchecked()
 
 
-def filter_predictor(name: str, soft: float = 4.0) -> PredictOf:
-    """For each setting, a filter with the true model of its process."""
-
-    def predict_of(setting: Setting) -> Predict:
-        assert isinstance(setting, SimulatedSetting)  # the recipe is checked
-        return lambda batch: known_filter(name, setting.sde, batch, soft)
-
-    return predict_of
+def filter_predictor(name: str, soft: float = 4.0) -> Predict:
+    """The predictions of a filter with the true model of a simulated process."""
+    return lambda setting, batch: known_filter(name, cast(SimulatedSetting, setting).sde, batch, soft)
 
 
 def best_soft(setting: Setting, series: int) -> float:
     """The c^2 with which WoLF has the least mean squared error on series for choices."""
 
     def error(soft: float) -> float:
-        found = score(filter_predictor("wolf", soft)(setting), setting, series, choice=True)
+        found = score(filter_predictor("wolf", soft), setting, series, choice=True)
         return sum(math.inf if part["mse"] is None else part["mse"] for part in found.values())
 
     return min(SOFT, key=error)
@@ -242,18 +236,16 @@ def score(predict: Predict, setting: Setting, series: int, choice: bool = False)
     for start in range(0, series, _CHUNK):
         part = batch.part(start, start + _CHUNK)
         with torch.no_grad():
-            distribution = predict(part)
+            distribution = predict(setting, part)
         for name, total in sums.items():
             targets = part.targets.to(distribution.mean)
             found = forecast_scores(distribution, targets, rows[name][start : start + _CHUNK])._asdict()
             for key, value in found.items():
                 total[key] = total.get(key, 0.0) + value * (1 if key == "targets" else found["targets"])
-    return {
-        name: {key: _mean(key, value, total["targets"]) for key, value in total.items()} for name, total in sums.items()
-    }
+    return {name: _means(**total) for name, total in sums.items()}
 
 
-def _mean(key: str, total: float, targets: float) -> float | None:
-    """The mean of a score over its targets; None for a network whose answers are not finite."""
-    value = total if key == "targets" else total / targets
-    return value if math.isfinite(value) else None
+def _means(targets: float, **sums: float) -> dict[str, float | None]:
+    """Scores from their sums over targets; None for a network whose answers are not finite."""
+    means = {name: value / targets for name, value in sums.items()}
+    return {name: value if math.isfinite(value) else None for name, value in means.items()} | {"targets": targets}

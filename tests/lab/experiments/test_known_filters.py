@@ -53,7 +53,7 @@ def test_noises_are_filterpys(name):
 
 def test_who_knows_more_errs_less():
     setting = SimulatedSetting(length=40, outliers=0.2, size=20.0)
-    errors = {name: score(filter_predictor(name)(setting), setting, 60) for name in FILTERS}
+    errors = {name: score(filter_predictor(name), setting, 60) for name in FILTERS}
     mse = {name: found["filter"]["mse"] for name, found in errors.items()}
     assert mse["informed"] < min(mse["robust"], mse["wolf"])
     assert max(mse["robust"], mse["wolf"]) < mse["kalman"] / 5
@@ -64,7 +64,7 @@ def test_wolf_takes_the_best_of_its_values():
     setting = SimulatedSetting(length=20, outliers=0.2, size=20.0)
     best = best_soft(setting, 30)
     errors = {
-        soft: sum(part["mse"] for part in score(filter_predictor("wolf", soft)(setting), setting, 30, True).values())
+        soft: sum(part["mse"] for part in score(filter_predictor("wolf", soft), setting, 30, True).values())
         for soft in (best, 1.0, 32.0)
     }
     assert min(errors, key=errors.get) == best

@@ -4,19 +4,17 @@ import json
 
 import pytest
 
-from rfa_lab.recipes import series_demo
+from rfa_lab.recipes import demo
 from rfa_lab.training.series import SeriesTraining
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    setting = series_demo.SETTING.changed(length=12, forecasts=4)
-    monkeypatch.setattr(series_demo, "SETTING", setting)
-    monkeypatch.setattr(series_demo, "TRAINING", SeriesTraining(steps=2, batch_size=4, learning_rate=1e-2))
-    monkeypatch.setattr(
-        series_demo, "COLUMNS", {"as trained": setting, "wrong": setting.changed(outliers=0.3, size=30.0)}
-    )
-    monkeypatch.setattr(series_demo, "SERIES", 8)
+    setting = demo.SETTING.changed(length=12, forecasts=4)
+    monkeypatch.setattr(demo, "SETTING", setting)
+    monkeypatch.setattr(demo, "TRAINING", SeriesTraining(steps=2, batch_size=4, learning_rate=1e-2))
+    monkeypatch.setattr(demo, "COLUMNS", {"as trained": setting, "wrong": setting.changed(outliers=0.3, size=30.0)})
+    monkeypatch.setattr(demo, "SERIES", 8)
 
 
 def test_it_prints_a_table_and_writes_results_and_figure(rfa, tmp_path):
@@ -24,7 +22,7 @@ def test_it_prints_a_table_and_writes_results_and_figure(rfa, tmp_path):
     status, said, _ = rfa("demo", "--series", "--out", out)
     assert status == 0
     found = json.loads((out / "results.json").read_text())
-    assert list(found["mse"]) == [*series_demo.NETWORKS, *series_demo.FILTERS]
+    assert list(found["mse"]) == [*demo.NETWORKS, *demo.FILTERS]
     assert all(name in said for name in found["mse"])
     wrong = {name: errors["wrong"]["filter"] for name, errors in found["mse"].items()}
     assert wrong["robust filter, true model"] < wrong["Kalman filter, true model"] / 3
@@ -46,7 +44,7 @@ def assert_reported(rfa, out, mse):
 
 
 def test_a_stopped_demo_leaves_what_is_finished(rfa, tmp_path, monkeypatch):
-    out, train, trained = tmp_path / "a demo", series_demo.train_network, []
+    out, train, trained = tmp_path / "a demo", demo.train_network, []
 
     def stops_at_the_fourth(*given):
         trained.append(given)
@@ -54,7 +52,7 @@ def test_a_stopped_demo_leaves_what_is_finished(rfa, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return train(*given)
 
-    monkeypatch.setattr(series_demo, "train_network", stops_at_the_fourth)
+    monkeypatch.setattr(demo, "train_network", stops_at_the_fourth)
     assert rfa("demo", "--series", "--out", out)[0] == 0
     status, _, err = rfa("demo", "--series", "--overwrite", "--out", out)
     said = f"rfa: stopped; start again with: rfa demo --series --overwrite --out '{out}'"
