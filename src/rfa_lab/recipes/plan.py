@@ -74,10 +74,9 @@ def _state(runs: TextRuns, run: PlannedRun, results: Mapping[str, Any], speed: f
         training = results[run.name]["training"]
         return RunState(run, "done", training["steps"], training["steps"], training["tokens"], 0.0)
     record, state, step = runs.record(run), "to do", 0
-    if run.trial and record is not None and runs.finished(run) is not None:
-        return RunState(run, "done", steps or record["steps"], steps, tokens, 0.0)
-    if record is not None and DIVERGED in record:
-        return RunState(run, "diverged", record["steps"], steps, tokens, 0.0)
+    tried = run.trial and runs.finished(run) is not None
+    if record is not None and (tried or DIVERGED in record):
+        return RunState(run, "done" if tried else "diverged", record["steps"], steps, tokens, 0.0)
     if record is not None and not runs.is_lost(run, record):
         if record["finished"]:
             state, step = "to evaluate", record["steps"]

@@ -137,14 +137,14 @@ def raise_faults(faults: list[InitErrorDetails]) -> None:
         raise ValidationError.from_exception_data("recipe", faults)
 
 
-def check_each(items: Iterable[tuple[str | int, Any]], check: Callable[[Any], T]) -> list[T]:
-    """What `check` makes of each item. Faults of all items are raised at once, each at the item's place."""
+def check_each(items: Iterable[tuple[str | int | None, Any]], check: Callable[[Any], T]) -> list[T]:
+    """What `check` makes of each item. Faults of all items are raised at once, each at its place if it has one."""
     found, faults = list[T](), list[InitErrorDetails]()
     for place, item in items:
         try:
             found.append(check(item))
         except (ValueError, TypeError) as error:
-            faults += faults_of(error, place)
+            faults += faults_of(error, *(() if place is None else (place,)))
     raise_faults(faults)
     return found
 
@@ -197,16 +197,11 @@ def different(values: Sequence[Any]) -> Any:
     return values
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Raise `ValueError` for a name of files that occurs twice."""
+def check_names(labels: Iterable[str]) -> None:
+    """Raise `ValueError` for labels of which two are the same in names of files."""
+    names = [file_name(label) for label in labels]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"{twice[0]}: named {names.count(twice[0])} times, expected once (a label tells them apart)")
-
-
-def different_labels(entries: list[Any]) -> list[Any]:
-    """The entries. Raises `ValueError` for a label that occurs twice."""
-    check_names([file_name(entry.label) for entry in entries])
-    return entries
 
 
 def one_of(names: Collection[str]) -> AfterValidator:
@@ -227,6 +222,20 @@ Rates = Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(min_length=1)
 Lengths = Annotated[
     list[Annotated[int, Field(ge=2)]], Field(min_length=1), AfterValidator(different), AfterValidator(sorted)
 ]
+
+
+class Network(Section):
+    """A network of a comparison.
+
+    Args:
+        preset: of the network.
+        label: a name for readers, which becomes part of file names.
+        model: fields in which its configuration differs from the preset.
+    """
+
+    preset: str
+    label: Label = Field(default_factory=lambda given: given.get("preset", ""))
+    model: dict[str, Any] = Field(default={})
 
 
 class BaseRecipe(Section):

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, field_validator, model_validator
+from pydantic import Field, PlainValidator, ValidationInfo, field_validator, model_validator
 from typing_extensions import Self
 
 from rfa.models import PRESETS, RFAConfig, RFAForCausalLM, preset
@@ -20,13 +20,13 @@ from .reading import (
     BaseRecipe,
     Label,
     Lengths,
+    Network,
     Section,
     Seeds,
     built,
     check_each,
     check_names,
     checked_fields,
-    different_labels,
     file_name,
     one_of,
 )
@@ -57,20 +57,15 @@ def _task(given: Any) -> RecallTask:
     return RecallTask(named.label, TASKS[named.task](**sizes))
 
 
-class RecallModel(Section):
-    """A model of the comparison.
+class RecallModel(Network):
+    """A model of the comparison. In a recipe, `model` has the fields of all models too.
 
     Args:
-        preset: one of `PRESETS`.
-        label: a name for readers.
-        model: fields in which its configuration differs from the preset; in a recipe those of all models are added.
         one_group: whether the parameters of the SDE are trained as all others.
         tasks: the labels of its tasks; None for all.
     """
 
     preset: Annotated[str, one_of(PRESETS)]
-    label: Label = Field(default_factory=lambda given: given.get("preset", ""))
-    model: dict[str, Any] = Field(default={})
     one_group: bool = False
     tasks: list[str] | None = None
 
@@ -119,7 +114,7 @@ class RecallRecipe(BaseRecipe):
     evaluation: RecallEvaluation
     tasks: Annotated[list[Annotated[RecallTask, PlainValidator(_task)]], Field(min_length=1)]
     model: dict[str, Any] = Field(default={})
-    models: Annotated[list[RecallModel], Field(min_length=1), AfterValidator(different_labels)]
+    models: Annotated[list[RecallModel], Field(min_length=1)]
     seeds: Seeds
 
     @field_validator("tasks")
@@ -133,11 +128,13 @@ class RecallRecipe(BaseRecipe):
                 task.task.check_length(length)
 
         check_each(enumerate(tasks), check)
-        return different_labels(tasks)
+        check_names(task.label for task in tasks)
+        return tasks
 
     @field_validator("models")
     @classmethod
     def _whole_models(cls, models: list[RecallModel], info: ValidationInfo) -> list[RecallModel]:
+        check_names(model.label for model in models)
         known = [task.label for task in info.data.get("tasks", [])]
 
         def whole(model: RecallModel) -> RecallModel:
@@ -152,7 +149,7 @@ class RecallRecipe(BaseRecipe):
 
     @model_validator(mode="after")
     def _different_names(self) -> Self:
-        check_names([run.name for run in self.runs])
+        check_names(run.name for run in self.runs)
         return self
 
     @property

@@ -102,17 +102,16 @@ class _Entry(Section):
         changes: dict[str, Any] = {"learning_rate": rates[0]} if rates else {}  # of several, each model takes its best
         changes |= {name: getattr(self, name) for name in ("one_group", "max_steps") if name in self.model_fields_set}
         training = {**training, **changes, "model": {**training.get("model", {}), **self.model}}
+        presets = ((None, preset) for preset in self.presets)  # a fault names its preset itself
+        specs = check_each(presets, lambda preset: TrainingSpec(preset, **training, seed=self.seeds[0]))
+        return [
+            PlannedRun(replace(spec, seed=seed), self.label, rates=tuple(rates))
+            for seed in self.seeds
+            for spec in specs
+        ]
 
-        def specs(preset: str) -> list[TrainingSpec]:
-            first = TrainingSpec(preset, **training, seed=self.seeds[0])
-            return [replace(first, seed=seed) for seed in self.seeds]
 
-        of_presets = [specs(preset) for preset in self.presets]
-        by_seed = zip(*of_presets, strict=True)
-        return [PlannedRun(spec, self.label, rates=tuple(rates)) for specs in by_seed for spec in specs]
-
-
-_ENTRIES = TypeAdapter(Annotated[list[_Entry], Field(min_length=1)])
+_ENTRIES = TypeAdapter(Annotated[list[Any], Field(min_length=1)])
 
 
 def _alone(rates: list[float], training: dict[str, Any]) -> list[float]:
@@ -159,12 +158,15 @@ class Recipe(BaseRecipe):
     @field_validator("runs", mode="plain")
     @classmethod
     def _planned(cls, given: Any, info: ValidationInfo) -> tuple[PlannedRun, ...]:
-        entries = _ENTRIES.validate_python(given)
-        if not {"training", "rates"} <= info.data.keys():
-            return ()
-        training, rates = info.data["training"], info.data["rates"]
-        runs = [run for of in check_each(enumerate(entries), lambda entry: entry.runs(training, rates)) for run in of]
-        check_names([run.name for run in runs])
+        training, rates = info.data.get("training"), info.data.get("rates")
+
+        def planned(entry: Any) -> list[PlannedRun]:
+            checked = _Entry.model_validate(entry)
+            return [] if training is None or rates is None else checked.runs(training, rates)
+
+        entries = enumerate(_ENTRIES.validate_python(given))
+        runs = [run for of_entry in check_each(entries, planned) for run in of_entry]
+        check_names(run.name for run in runs)
         return tuple(runs)
 
     @field_validator("evaluation")

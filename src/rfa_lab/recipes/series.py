@@ -20,15 +20,15 @@ from rfa_lab.training.series import SeriesTraining
 
 from .reading import (
     BaseRecipe,
-    Label,
+    Network,
     Rates,
     Section,
     Seeds,
     built,
     check_each,
+    check_names,
     checked_fields,
     different,
-    different_labels,
     file_name,
     one_of,
 )
@@ -72,19 +72,14 @@ def _changed(setting: Setting, changes: dict[str, Any]) -> Setting:
     return found
 
 
-class SeriesContestant(Section):
-    """One row of a table: a network that is trained, or a filter with the true model.
+class SeriesContestant(Network):
+    """A network that is trained, or without preset a filter with the true model, whose label is one of `FILTERS`.
 
     Args:
-        preset: of the network; empty for a filter, whose label is one of `FILTERS`.
-        label: a name for readers, which becomes part of file names.
-        model: fields of the network's configuration.
         setting: what differs in the series from which the network learns.
     """
 
     preset: Annotated[str, one_of(NETWORKS)]
-    label: Label = Field(default_factory=lambda given: given.get("preset", ""))
-    model: dict[str, Any] = Field(default={})
     setting: dict[str, Any] = Field(default={})
 
     def check(self, setting: Setting) -> None:
@@ -165,7 +160,8 @@ class SeriesRecipe(BaseRecipe):
 
     @model_validator(mode="after")
     def _different_contestants(self) -> Self:
-        if not different_labels(self.contestants):
+        check_names(each.label for each in self.contestants)
+        if not self.contestants:
             raise ValueError("models: got none, expected at least one network or filter")
         return self
 

@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributions import Distribution, Normal
 
@@ -25,26 +23,8 @@ from rfa_lab.training.series_controls import CONTROLS
 _LEAST_VARIANCE = 1e-12
 
 
-class _Row(NamedTuple):
-    """A row of many series, whitened by the noise: `z - C m-`, `C P- C^T`, and the true factor of the error."""
-
-    residual: Tensor
-    predicted: Tensor
-    factor: Tensor
-
-
-_Weight = Callable[[_Row, float], Tensor]
-_WEIGHTS: Mapping[str, _Weight] = MappingProxyType(
-    {
-        "kalman": lambda row, _: torch.ones_like(row.residual),
-        "wolf": lambda row, soft: (1 / (1 + row.residual.square().sum(-1, keepdim=True) / soft)).expand_as(
-            row.residual
-        ),
-        "informed": lambda row, _: row.factor**-2,
-    }
-)
 SOFT = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # values of c^2 from which WoLF's is chosen
-FILTERS = (*_WEIGHTS, "robust")
+FILTERS = ("kalman", "wolf", "informed", "robust")
 
 
 def known_filter(name: str, sde: LinearSDE, batch: SeriesBatch, soft: float = 4.0) -> Normal:
@@ -64,28 +44,25 @@ def known_filter(name: str, sde: LinearSDE, batch: SeriesBatch, soft: float = 4.
         batch: the series.
         soft: c^2 of WoLF.
     """
-    start = torch.zeros(sde.state_size, dtype=torch.float64), _start_covariance(sde)
+    try:
+        covariance = sde.stationary_covariance()
+    except ValueError:  # a tracker starts at zero
+        covariance = 1e-9 * torch.eye(sde.state_size, dtype=torch.float64)
+    start = torch.zeros(sde.state_size, dtype=torch.float64), covariance
     if name == "robust":
         found = recursive_estimate(sde, batch.times, batch.values, initial=start)
         mean, covariance = found.mean, found.covariance
     else:
-        mean, covariance = _weighted_filter(sde, batch, start, _WEIGHTS[name], soft)
+        mean, covariance = _weighted_filter(name, sde, batch, start, soft)
     row = sde.observation
     variance = (row @ covariance @ row.mT).diagonal(dim1=-2, dim2=-1)
     return Normal(mean @ row.mT, variance.clamp(min=_LEAST_VARIANCE).sqrt())
 
 
-def _start_covariance(sde: LinearSDE) -> Float[Tensor, "n n"]:
-    try:
-        return sde.stationary_covariance()
-    except ValueError:  # a tracker starts at zero
-        return 1e-9 * torch.eye(sde.state_size, dtype=torch.float64)
-
-
 def _weighted_filter(
-    sde: LinearSDE, batch: SeriesBatch, start: tuple[Tensor, Tensor], weight: _Weight, soft: float
+    name: str, sde: LinearSDE, batch: SeriesBatch, start: tuple[Tensor, Tensor], soft: float
 ) -> tuple[Tensor, Tensor]:
-    """Mean and covariance at each row, `(batch, rows, ...)`."""
+    """Mean and covariance at each row, `(batch, rows, ...)`. Readings are whitened by the noise."""
     lags = batch.times.diff(dim=-1)
     transition, variance = sde.transition(lags), sde.covariance(lags)
     deviation = sde.observation_noise.diagonal().sqrt()
@@ -103,7 +80,7 @@ def _weighted_filter(
         here = seen[:, k]
         residual = torch.where(here, values[:, k] - mean @ rows.mT, 0.0)
         predicted = rows @ covariance @ rows.mT
-        w = torch.where(here, weight(_Row(residual, predicted, factors[:, k]), soft), 0.0)
+        w = torch.where(here, _weights(name, residual, factors[:, k], soft), 0.0)
         root = w.sqrt()  # a missing component has weight 0, and no gain
         innovation = root[..., None] * predicted * root[..., None, :] + torch.eye(len(rows), dtype=torch.float64)
         shown = covariance @ rows.mT * root[..., None, :]
@@ -114,6 +91,17 @@ def _weighted_filter(
         covariances.append(covariance)
     return torch.stack(means, 1), torch.stack(covariances, 1)
 
+
+def _weights(name: str, residual: Tensor, factor: Tensor, soft: float) -> Tensor:
+    """The weight of each component of a row, from its whitened residual and the true factor of its error."""
+    if name == "informed":
+        return factor**-2
+    if name == "wolf":
+        return (1 / (1 + residual.square().sum(-1, keepdim=True) / soft)).expand_as(residual)
+    return torch.ones_like(residual)
+
+
+# Networks, and the scores of both
 
 Setting = SimulatedSetting | TableSetting
 Predict = Callable[[Setting, SeriesBatch], Distribution]

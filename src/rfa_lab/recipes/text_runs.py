@@ -33,7 +33,7 @@ from .run_result import (
     with_best_rate,
 )
 from .runner import Runs, TimeLimit
-from .trigram_result import is_of_another_text, lacks_trigram, write_trigram
+from .trigram_result import RecipeTrigram
 
 
 class TextRuns(Runs[Recipe, PlannedRun]):
@@ -99,11 +99,12 @@ class TextRuns(Runs[Recipe, PlannedRun]):
         trials = [trial for run in waiting for trial, record in self.tried(run) if record is not None]
         for run in (*trials, *(() if self.recipe.keep_models else finished)):  # a process may have been killed before
             _delete_weights(self.folder(run))
-        if waiting or lacks_trigram(self.recipe, self.out):
+        trigram = RecipeTrigram(self.recipe, self.out)
+        if waiting or trigram.is_missing():
             text = self._check_text(waiting, limit)
             self._check_machine(waiting, limit)
-            if lacks_trigram(self.recipe, self.out) or is_of_another_text(self.recipe, text, self.out):
-                write_trigram(self.recipe, text, self.out)
+            if trigram.is_missing() or trigram.is_of_another_text(text):
+                trigram.write(text)
 
     def make(self, run: PlannedRun, limit: TimeLimit) -> None:
         """Train or resume a run, evaluate it, write the result, and delete the model unless the recipe keeps it.

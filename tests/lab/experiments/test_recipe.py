@@ -138,11 +138,15 @@ def test_faults_of_what_does_not_fit_together(tmp_path):
         {**RUN, "model": {"damping": 0.5}},
         {**RUN, "model": {"head": 3}},
         {"presets": ["m2-sc-rfa"], "seeds": [0], "model": {"horizon": "x"}},
+        {"presets": ["b1-rope", "m2-sc-rfa", "b2-alibi"], "seeds": [0], "model": {"damping": 0.5}},
+        {"presets": ["b9-new"], "seeds": [0]},
     ]
     wanted = [
         "runs[0]: damping: got 0.5, expected nothing: it has no effect in b1-rope",
         "runs[1]: head: not a field of RFAConfig",
         "runs[2]: horizon: got 'x'",
+        "runs[3]: damping: got 0.5, expected nothing: it has no effect in b2-alibi",  # that of b1-rope is named above
+        "runs[4].presets[0]: got 'b9-new'",
         "evaluation: protocols: got 8 for blocks, expected null or a number of tokens of at least 16",
     ]
     evaluation = {"lengths": [16], "protocols": {"blocks": 8}}

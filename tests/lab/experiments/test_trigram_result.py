@@ -7,7 +7,7 @@ import numpy as np
 from rfa_lab.data import prepare
 from rfa_lab.evaluation import Trigram
 from rfa_lab.recipes import load_recipe, run_recipe
-from rfa_lab.recipes.trigram_result import is_of_another_text
+from rfa_lab.recipes.trigram_result import RecipeTrigram
 from rfa_lab.results import read_result, read_results, read_trigram
 from rfa_lab.training import seen_blocks
 
@@ -62,7 +62,7 @@ def test_one_of_another_text_or_evaluation_is_made_anew(tmp_path, out):
     run_recipe(planned, out, only=[NAMES[0]])
     path, spec = out / "results" / "trigram.json", planned.resolved(planned.runs[0])
     text = prepare(spec.data, spec.tokenizer, spec.split_by)
-    assert not is_of_another_text(planned, text, out)
+    assert not RecipeTrigram(planned, out).is_of_another_text(text)
     found = json.loads(path.read_text("utf-8"))
     rows = next(iter(found["evaluations"].values()))["rows"]
     for damaged in (
@@ -76,7 +76,7 @@ def test_one_of_another_text_or_evaluation_is_made_anew(tmp_path, out):
         {},
     ):
         path.write_text(json.dumps(damaged), "utf-8")
-        assert is_of_another_text(planned, text, out)
+        assert RecipeTrigram(planned, out).is_of_another_text(text)
 
 
 def test_a_longer_run_that_joins_the_recipe_has_it_made_anew(tmp_path, out, evaluated):

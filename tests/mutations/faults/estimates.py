@@ -67,7 +67,7 @@ SERIES = [
              "the chosen rate is that of the largest loss", "lab/experiments/test_rates.py"),
     Mutation("rfa_lab/training/trainer.py", "if old != best:", "if True:",
              "the best model is deleted", "lab/training/test_resume.py"),
-    Mutation("rfa_lab/recipes/series_contestants.py", "row.factor**-2", "row.factor**-1",
+    Mutation("rfa_lab/recipes/series_contestants.py", "return factor**-2", "return factor**-1",
              "the filter that knows the outliers", "lab/experiments/test_known_filters.py"),
     Mutation("rfa_lab/report/records.py", "math.log(mine / theirs) for mine", "mine / theirs for mine",
              "the mean of ratios", "lab/report/test_records.py"),
