@@ -332,10 +332,7 @@ class FilterAttentionConfig(StateSpaceConfig):
         horizon: time that is added to each lag at the start, in tokens; None for no horizon.
         learn_horizon: train the horizon.
         step: "learned", or "precision" for the innovation times a gain from the posterior precision.
-        frequencies, decay, rotate_values, innovation, normalise_states, taps, output_gain, backend: as in
-            `AttentionConfig`.
-        steady_state, learn_frequencies, learn_decay, learn_noise_floor, process_noise_as, tie_key_value, noise,
-            noise_parts: as in `StateSpaceConfig`.
+        others: as in `AttentionConfig` and `StateSpaceConfig`.
 
     Raises:
         ValueError: if values do not fit together.
@@ -390,10 +387,7 @@ class RoutingAttentionConfig(StateSpaceConfig):
     Args:
         source_prior: "uniform", each earlier token is as likely a source as the others; or "exponential", near ones are
             likelier, at a learned rate of each head.
-        frequencies, decay, rotate_values, innovation, normalise_states, taps, output_gain, backend: as in
-            `AttentionConfig`.
-        steady_state, learn_frequencies, learn_decay, learn_noise_floor, process_noise_as, tie_key_value, noise,
-            noise_parts: as in `StateSpaceConfig`.
+        others: as in `AttentionConfig` and `StateSpaceConfig`.
 
     Raises:
         ValueError: if values do not fit together.

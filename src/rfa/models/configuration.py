@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 
 from rfa.checks import check_range, require
 from rfa.nn import Attention
-from rfa.nn.checks import check_dropout
+from rfa.nn.checks import check_dropout, check_sizes
 from rfa.version import __version__
 
 from .attention import AttentionConfig, FilterAttentionConfig, check_type
@@ -81,13 +81,9 @@ class DecoderConfig(PreTrainedConfig):
             if hasattr(self, name):
                 check_range(name, getattr(self, name), least, most)
         heads = self.num_attention_heads
-        fits = self.hidden_size % heads == 0
-        require(fits, "hidden_size", self.hidden_size, f"a multiple of num_attention_heads = {heads}")
+        check_sizes(self.hidden_size, heads, self.num_key_value_heads)
         require(0 < self.layer_norm_eps < 1, "layer_norm_eps", self.layer_norm_eps, "a small positive number")
         self.attention.check_heads(self.hidden_size, heads)
-        groups = self.num_key_value_heads
-        fits = groups is None or (groups >= 1 and heads % groups == 0)
-        require(fits, "num_key_value_heads", groups, f"None or a divisor of num_attention_heads = {heads}")
         check_dropout(self.attention_dropout, self.attention.backend)
 
     def build_attention(self) -> Attention:

@@ -20,7 +20,7 @@ from rfa.nn.content import ContentDynamics
 from rfa.nn.dynamics import FullPrecision
 from rfa.nn.projections import normal_projection
 from rfa.nn.state_options import TokenLogits
-from rfa.ops.positions import Positions
+from rfa.ops.positions import Positions, check_tensor
 from rfa.ops.transforms import joined, recorded_weights
 
 from .configuration import DecoderConfig
@@ -258,8 +258,7 @@ def loss_divisor(labels: Tensor, num_items: int | Tensor | None = None) -> int |
 
 def check_labels(labels: object, shape: tuple[int, ...], classes: int) -> None:
     """Raise `ValueError` unless labels are int64 of this shape, each a class or -100."""
-    require(isinstance(labels, Tensor), "labels", type(labels).__name__, f"a tensor of integers {shape}")
-    assert isinstance(labels, Tensor)
+    labels = check_tensor("labels", labels)
     fits = labels.dtype == torch.int64 and tuple(labels.shape) == shape
     require(fits, "labels", f"{labels.dtype} {tuple(labels.shape)}", f"torch.int64 {shape}, as the logits")
     check_ids("labels", labels, classes, NOT_SCORED)

@@ -16,6 +16,7 @@ from rfa.checks import require
 from rfa.nn import FilterCache
 from rfa.nn.cache import check_cache, locate_tokens
 from rfa.nn.checks import check_ids, check_states
+from rfa.ops.positions import check_tensor
 
 from .configuration import RFAConfig
 from .decoder import (
@@ -62,16 +63,15 @@ class RFAModel(RFAPreTrainedModel):
         refuse_unknown(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input_ids: expected either input_ids or inputs_embeds, and not both")
-        if input_ids is not None:
-            if not isinstance(input_ids, Tensor):
-                given, expected = type(input_ids).__name__, "a tensor of integers (batch, length)"
-                raise ValueError(f"input_ids: got {given}, expected {expected}")
-            given = input_ids.dim() == 2 and input_ids.dtype in (torch.int32, torch.int64)
-            require(given, "input_ids", f"{input_ids.dtype} {tuple(input_ids.shape)}", "integers (batch, length)")
-            check_ids("input_ids", input_ids, self.config.vocab_size)
+        if inputs_embeds is None:
+            ids = check_tensor("input_ids", input_ids)
+            fits = ids.dim() == 2 and ids.dtype in (torch.int32, torch.int64)
+            require(fits, "input_ids", f"{ids.dtype} {tuple(ids.shape)}", "integers (batch, length)")
+            check_ids("input_ids", ids, self.config.vocab_size)
+            embedded = self.embed_tokens(ids)
         else:
-            check_states("inputs_embeds", cast(Tensor, inputs_embeds), self.config.hidden_size, self.input_projection)
-        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+            check_states("inputs_embeds", inputs_embeds, self.config.hidden_size, self.input_projection)
+            embedded = inputs_embeds
         if use_cache is None:
             use_cache = self.config.use_cache and self.config.causal and not torch.is_grad_enabled()
         require(self.config.causal or not use_cache, "use_cache", use_cache, "False with causal=False")
@@ -120,19 +120,27 @@ class RFAModel(RFAPreTrainedModel):
         return []
 
 
-class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
-    """The language model: `RFAModel` and a head that shares the embedding's weight and has a bias."""
+class VocabularyModel(RFAPreTrainedModel):
+    """`RFAModel` and a head of logits that shares the embedding's weight and has a bias."""
 
     config_class = RFAConfig
+    is_causal_model: bool
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: RFAConfig):
-        require(config.causal, "causal", config.causal, "True for a causal language model; else RFAForMaskedLM")
+        fits, wanted = config.causal == self.is_causal_model, self.is_causal_model
+        require(fits, "causal", config.causal, f"{wanted} for a {'causal' if wanted else 'masked'} language model")
         super().__init__(config)
         self.model = RFAModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
+
+
+class RFAForCausalLM(VocabularyModel, GenerationMixin):
+    """The language model: `RFAModel` and a head that shares the embedding's weight and has a bias."""
+
+    is_causal_model = True
 
     @can_return_tuple
     def forward(
@@ -230,25 +238,15 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self,
         input_ids: Int[Tensor, "batch length"],
-        next_sequence_length: int | None = None,
         past_key_values: Cache | None = None,
-        attention_mask: Shaped[Tensor, "batch keys"] | None = None,
         inputs_embeds: Float[Tensor, "batch length hidden"] | None = None,
-        is_first_iteration: bool | None = False,
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """For `generate`, `times` are those of the prompt and of all tokens to come: each step takes its part."""
         past_key_values = one_cache(past_key_values, cache)
-        inputs = cast(Any, super()).prepare_inputs_for_generation(
-            input_ids,
-            next_sequence_length,
-            past_key_values,
-            attention_mask,
-            inputs_embeds,
-            is_first_iteration,
-            **kwargs,
-        )
+        kwargs |= {CACHE_NAME: past_key_values, "inputs_embeds": inputs_embeds}
+        inputs = cast(Any, super()).prepare_inputs_for_generation(input_ids, **kwargs)
         if CACHE_NAME in inputs:  # peft knows the older name alone: with it, prompts stand before the first token only
             inputs["past_key_values"] = inputs.pop(CACHE_NAME)
         given = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
@@ -351,9 +349,9 @@ class RFAForSequenceClassification(GenericForSequenceClassification, RFAPreTrain
             check_labels(labels, (batch,), classes)
             return True
         shapes = [(batch, classes), *([(batch,)] if classes == 1 else [])]
-        given = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
-        fits = isinstance(labels, Tensor) and tuple(labels.shape) in shapes
-        require(numbers and fits, "labels", given, f"floating-point {shapes[0]}")
+        labels = check_tensor("labels", labels)
+        fits = numbers and tuple(labels.shape) in shapes
+        require(fits, "labels", f"{labels.dtype} {tuple(labels.shape)}", f"floating-point {shapes[0]}")
         return False
 
 
@@ -402,7 +400,7 @@ class RFAForTokenClassification(GenericForTokenClassification, RFAPreTrainedMode
         )
 
 
-class RFAForMaskedLM(RFAPreTrainedModel):
+class RFAForMaskedLM(VocabularyModel):
     """The masked language model: a bidirectional decoder, and a head that shares the embedding's weight, with a bias.
 
     Args:
@@ -412,16 +410,7 @@ class RFAForMaskedLM(RFAPreTrainedModel):
         ValueError: for a causal configuration, whose tokens do not see what follows them.
     """
 
-    config_class = RFAConfig
-
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
-
-    def __init__(self, config: RFAConfig):
-        require(not config.causal, "causal", config.causal, "False for a masked language model")
-        super().__init__(config)
-        self.model = RFAModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
-        self.post_init()
+    is_causal_model = False
 
     @can_return_tuple
     def forward(

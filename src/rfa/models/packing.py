@@ -27,7 +27,7 @@ def one_cache(past_key_values: Cache | None, cache: Cache | None) -> Cache | Non
 
 
 LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
-LONGEST = ("max_length_q", "max_length_k")
+LONGEST = ("max_length_q", "max_length_k")  # follow from the lengths, so they are not read
 PACKING = ("position_ids", "seq_idx", *LENGTHS, *LONGEST)  # arguments by transformers' names
 NO_COLUMNS = "none with frequencies='as_released', whose turns depend on the column of a token"
 _NUMBERS = ("attention_mask", "seq_idx")  # of the sequence of each token; the first as a mask of all pairs shows them
@@ -102,16 +102,14 @@ def read_mask(attention_mask: Mask | None, batch: int, queries: int, keys: int, 
     """The key mask and the segments for which tokens see what a mask shows.
 
     Args:
-        attention_mask: None; `(batch, keys)`, see `read_key_mask`; or `(batch, 1, queries, keys)` of all pairs, also
-            `(batch, queries, keys)`, and one row for all: True or 1 where a query sees a key and else False or 0, or
-            to be added to scores: 0 where it sees it, and else -10,000 or less. What padding sees does not count.
+        attention_mask: `(batch, keys)`, see `read_key_mask`; or of all pairs, `(batch or 1, 1, queries, keys)`, also
+            without heads, see `visible_pairs`. What padding sees does not count.
         batch, queries, keys: of the states. The queries are the last keys.
         causal: tokens see earlier tokens only.
 
     Raises:
         ValueError: for another shape or other values, or a mask that is not of documents beside each other and of
-            padding, such as a sliding window or a prefix; after cached tokens, for several documents. Under
-            `torch.compile` values are not read.
+            padding; after cached tokens, for several documents. Under `torch.compile` values are not read.
     """
     if attention_mask is None:
         return TokenFlags()
@@ -149,7 +147,10 @@ def read_mask(attention_mask: Mask | None, batch: int, queries: int, keys: int, 
 
 
 def visible_pairs(mask: Mask) -> Bool[Tensor, "..."]:
-    """Where a mask of all pairs lets a query see a key, see `read_mask`; `ValueError` for other values."""
+    """Where a mask of all pairs lets a query see a key; `ValueError` for other values than these.
+
+    True or 1 where it sees it, and else False or 0; or, to be added to scores, 0 and else -10,000 or less.
+    """
     if mask.dtype == torch.bool:
         return mask
     ones, zeros = mask == 1, mask == 0
@@ -182,25 +183,19 @@ def check_absolute(
 def packed_segments(
     tokens: NewTokens, segment_ids: Int[Tensor, "batch keys"] | None, given: Mapping[str, Any]
 ) -> Int[Tensor, "batch keys"] | None:
-    """The segments of a packed batch, from whichever of transformers' arguments describe it.
+    """The segments of all keys of a packed batch; None for a single one.
 
-    Positions that count up by one say nothing new: the estimate depends on differences of times alone. A position that
-    restarts, at 0 or at the row's first position, begins a segment. Other positions are refused: real times are the
-    argument `times`. `seq_idx` numbers the sequence of each token, and `cu_seq_lens_q` holds the tokens before each
-    sequence, and the number of all. Those arguments that are given must agree.
+    `position_ids` that restart begin a segment, `seq_idx` numbers the sequence of each token, and `cu_seq_lens_q` holds
+    the tokens before each sequence, and the number of all.
 
     Args:
         tokens: the new tokens.
         segment_ids: segments of all keys as given, which count before everything else.
-        given: further arguments by the names in `PACKING`, and the numbers that a mask of all pairs shows as
-            `attention_mask`; None counts as not given.
-
-    Returns:
-        Segments of all keys; None for a single one.
+        given: arguments by the names in `PACKING`, and the numbers that a mask of all pairs shows as `attention_mask`.
 
     Raises:
-        ValueError: for positions that are neither, for lengths that do not add up, or for arguments that disagree.
-            Under `torch.compile` values are not compared.
+        ValueError: for other positions, lengths that do not add up, or arguments that disagree. Under `torch.compile`
+            values are not compared.
     """
     given = {name: given[name] for name in (*_NUMBERS, *PACKING) if given.get(name) is not None}
     if not given:
@@ -213,9 +208,6 @@ def packed_segments(
     for name in LENGTHS:
         if (lengths := given.get(name)) is not None:
             found[name] = _numbers_of_lengths(name, lengths, tokens)
-    for name in LONGEST:
-        if (longest := given.get(name)) is not None:
-            _check_longest(name, longest, given)
     if (position_ids := given.get("position_ids")) is not None:
         located = _per_token("position_ids", position_ids, tokens)
         numbers = _numbers_of_positions(located, tokens, continues=segment_ids is None)
@@ -235,8 +227,7 @@ def packed_segments(
 
 def _per_token(name: str, given: object, tokens: NewTokens) -> Tensor:
     """Integers `(batch, length)` of an argument that may have one row for all, or no dimension of rows."""
-    check_tensor(name, given)
-    assert isinstance(given, Tensor)
+    given = check_tensor(name, given)
     shape = (tokens.batch, tokens.length)
     whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
     require(whole, name, str(given.dtype), f"integers; {_TIMES}")
@@ -299,8 +290,7 @@ def _check_continued(given: Tensor, offset: Tensor, tokens: NewTokens) -> None:
 
 def _numbers_of_lengths(name: str, given: object, tokens: NewTokens) -> Tensor:
     """The number of the sequence of each token `(1, length)`, from the tokens before each sequence."""
-    check_tensor(name, given)
-    assert isinstance(given, Tensor)
+    given = check_tensor(name, given)
     require(tokens.batch == 1, name, f"a batch of {tokens.batch}", "a batch of one row, which holds all sequences")
     fits = given.dim() == 1 and len(given) > 1 and given.dtype in (torch.int32, torch.int64)
     require(fits, name, f"{given.dtype} {tuple(given.shape)}", "integers (sequences + 1,)")
@@ -311,16 +301,6 @@ def _numbers_of_lengths(name: str, given: object, tokens: NewTokens) -> Tensor:
         require(rises and int(given[-1]) == tokens.length, name, given.tolist()[:16], expected)
     index = torch.arange(tokens.length, device=tokens.device, dtype=given.dtype)
     return torch.bucketize(index, given[1:].contiguous(), right=True)[None]
-
-
-def _check_longest(name: str, longest: object, given: Mapping[str, Any]) -> None:
-    """Raise `ValueError` where a sequence is longer than the longest one is said to be."""
-    lengths = next((given[other] for other in LENGTHS if other in given), None)
-    require(lengths is not None, name, longest, "cu_seq_lens_q with it")
-    assert isinstance(lengths, Tensor)
-    if readable(lengths, longest if isinstance(longest, Tensor) else None):
-        most = int(lengths.diff().max())
-        require(int(longest) >= most, name, int(longest), f"at least {most}, the longest sequence")  # type: ignore[call-overload]
 
 
 def _check_agreement(found: Mapping[str, Tensor], tokens: NewTokens) -> None:

@@ -79,7 +79,7 @@ class Attention(nn.Module, ABC):
         num_key_value_heads: int | None = None,
     ):
         super().__init__()
-        check_sizes(hidden_size, num_heads)
+        check_sizes(hidden_size, num_heads, num_key_value_heads)
         check_choice("clock", clock, Clock)
         self.gated_heads = gated_of(gated_heads, num_heads)
         self.clock = ContentClock(hidden_size, num_heads, self.gated_heads) if clock == "content" else None
@@ -92,8 +92,6 @@ class Attention(nn.Module, ABC):
         check_backend(backend)
         check_dropout(dropout, backend)
         groups = num_heads if num_key_value_heads is None else num_key_value_heads
-        shared = f"a divisor of num_heads = {num_heads}"
-        require(groups >= 1 and num_heads % groups == 0, "num_key_value_heads", num_key_value_heads, shared)
         self.modes, self.num_key_value_heads = hidden_size // num_heads, groups
         self.backend, self.causal, self.dropout = backend, causal, dropout
         deviation = complex_deviation(hidden_size, hidden_size)

@@ -104,7 +104,7 @@ MODELS = [
     Mutation("rfa/models/modeling.py", "            times = tokens.places()", "            pass",
              "padding between tokens takes time", "rfa/models/test_masks.py"),
     Mutation("rfa/models/packing.py", "mask | (attention_mask == 0)", "mask | (attention_mask != 1)",
-             "masks to be added to scores are read the wrong way round", "rfa/models/test_masks.py"),
+             "masks to be added to scores are read the wrong way round", "rfa/models/test_packing.py"),
     Mutation("rfa/parallel/context.py", "        times = tokens.places()", "        pass",
              "padding between tokens takes time over shards", "rfa/parallel/test_sequences.py"),
     Mutation("rfa/models/decoder.py", "        if not head & saved:\n", "        if head:\n",

@@ -179,20 +179,15 @@ def test_a_flat_name_cannot_be_assigned():
     [
         (5, "attention: got 5, expected an object with kind"),
         ({"kind": None}, "attention.kind: got None, expected one of 'filter', 'routing', 'dot_product'"),
-        ({"kind": ["filter"]}, "attention.kind: got"),
         ({"kind": "linear"}, "attention.kind: got 'linear'"),
         ({"kind": "filter", "colour": 1}, "attention: got the field 'colour', expected some of frequencies, decay"),
         ({"kind": "dot_product", "gate": True}, "attention: got the field 'gate'"),
         ({"kind": "filter", "decay": {"damping": "low"}}, "damping: got 'low', expected float"),
         ({"kind": "filter", "decay": {"rate": 1}}, "attention.decay: got the field 'rate'"),
         ({"kind": "filter", "decay": 5}, "attention.decay: got 5, expected an object with kind, damping, zero_heads"),
-        ({"kind": "filter", "frequencies": {"kind": "yarn"}}, "frequencies: got 'yarn'"),
         ({"kind": "filter", "horizon": 10**400}, "horizon: got 1000000"),
         ({"kind": "filter", "gate": None}, "gate: got None, expected bool"),
         ({"kind": "filter", "horizon": True}, "horizon: got True, expected float | None"),
-        ({"kind": "filter", "frequencies": {"base": 1}}, "frequency_base: got 1.0"),
-        ({"kind": "filter", "backend": "gpu"}, "backend: got 'gpu'"),
-        ({"kind": "filter", "decay": {"zero_heads": 5}}, "zero_heads: got 5, expected a number from 0 to 4"),
     ],
     ids=str,
 )
@@ -218,10 +213,7 @@ def test_every_stored_result_is_of_its_preset():
     for run in runs:
         config = RFAConfig.from_dict(run["config"])
         assert config.attention == preset(run["spec"]["preset"], **run["spec"]["model"]).attention
-        assert flat_record(config.to_dict()).items() >= flatten(config.attention).items()
-        flat = flat_record(run["config"])
+        flat, expected = flat_record(run["config"]), flat_record(config.to_dict())
+        assert expected.items() >= flatten(config.attention).items()
         assert {"prior", "damping"} <= flat.keys()  # which the schema of results requires
-        expected = flat_record(config.to_dict())
-        assert {name: flat[name] for name in expected.keys() & flat.keys() & FLAT_NAMES} == {
-            name: expected[name] for name in expected.keys() & flat.keys() & FLAT_NAMES
-        }
+        assert all(flat[name] == expected[name] for name in FLAT_NAMES & expected.keys() & flat.keys())

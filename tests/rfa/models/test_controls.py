@@ -9,7 +9,6 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from rfa.dynamics import rotary_frequencies
 from rfa.nn import Yarn
 from rfa.ops.positions import checked_positions
-from rfa_lab.training.trainer import make_optimizer
 
 from .small import EXACT, SIZES, assert_same, small, tokens
 
@@ -48,33 +47,6 @@ def test_up_to_the_training_length_it_is_b1(name):
     assert_same(logits(control, ids, attention_mask=mask)[1], logits(rope, ids, attention_mask=mask)[1])
     beyond = tokens(length=TRAINED + 1)
     assert (logits(control, beyond) - logits(rope, beyond)).abs().max() > 1e-4
-
-
-def test_a_window_sees_one_training_length():
-    model, ids = small("c2-window", num_hidden_layers=1), tokens(length=40)
-    before, other = logits(model, ids), ids.clone()
-    other[:, 3] = (other[:, 3] + 1) % SIZES["vocab_size"]
-    changed = (logits(model, other) - before).abs().amax((0, 2)) > 1e-6
-    assert changed.nonzero()[:, 0].tolist() == list(range(3, 3 + TRAINED))
-
-
-@pytest.mark.parametrize("given", [{}, {"mask": True}, {"times": 2.0}], ids=["plain", "padding", "slower times"])
-def test_a_windowed_cache_is_exact_beyond_it(given):
-    model, ids = small("c2-window", dtype=torch.float64), tokens(length=40)
-    whole = {}
-    if "mask" in given:
-        whole["attention_mask"] = (torch.arange(40) >= torch.tensor([0, 7])[:, None]).long()
-    if "times" in given:
-        whole["times"] = given["times"] * torch.arange(40)
-    expected, past, parts = logits(model, ids, **whole), None, []
-    for start, end in ((0, 30), (30, 31), (31, 38), (38, 40)):
-        so_far = {key: value[..., :end] for key, value in whole.items()}
-        with torch.no_grad():
-            output = model(ids[:, start:end], past_key_values=past, use_cache=True, **so_far)
-        past = output.past_key_values
-        parts.append(output.logits)
-    seen = whole.get("attention_mask", torch.ones_like(ids)).bool()
-    assert_same(torch.cat(parts, 1)[seen], expected[seen], EXACT)
 
 
 @cover(1, modes=[8, 32, 64], trained=[16, 128, 512, 4096], scale=[1.5, 2.0, 8.0])
@@ -177,16 +149,11 @@ def test_fused_gradients_are_the_dense_ones(name, situation):
         assert error <= 1e-4 * expected.norm() + 1e-7, (key, error, expected.norm())
 
 
-def test_noises_are_learned_as_dynamics():
+@pytest.mark.parametrize(("name", "learned"), [("x3-rotation-riccati", 2), ("x6-content-dynamics", 4)])
+def test_noises_are_learned_as_dynamics(name, learned):
     """Slopes are noises. The map from the content to dynamics is a projection, and learns as one."""
-    model = small("x3-rotation-riccati")
-    groups = {group["name"]: group["params"] for group in make_optimizer(model, 1e-3).param_groups}
-    assert len(groups["dynamics"]) == 2 * SIZES["num_hidden_layers"]
-    model = small("x6-content-dynamics")
-    groups = {group["name"]: {id(p) for p in group["params"]} for group in make_optimizer(model, 1e-3).param_groups}
-    for layer in model.model.layers:
-        dynamics = layer.attention.dynamics
-        raw = {id(p) for name, p in dynamics.named_parameters() if name.startswith("raw_")}
-        assert len(raw) == 4
-        assert raw <= groups["dynamics"]
-        assert {id(dynamics.weight), id(dynamics.bias)} <= groups["features"]
+    model = small(name)
+    names = {id(parameter): key for key, parameter in model.named_parameters()}
+    found = [names[id(parameter)].rsplit(".", 1)[1] for parameter in model.sde_parameters()]
+    assert len(found) == learned * SIZES["num_hidden_layers"]
+    assert all(key.startswith("raw_") for key in found)

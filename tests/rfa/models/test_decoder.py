@@ -4,11 +4,9 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-import torch.nn.functional as F
 from cover import cover
 
 import rfa.nn.cache
-from rfa.nn.dynamics import process_noise_of_slope, softplus_inverse
 
 from .small import EXACT, PATHS, RELATIVE, assert_same, small, tokens
 
@@ -38,41 +36,6 @@ def test_a_shift_of_all_times_changes_nothing(name, origin):
     model, ids = small(name), tokens()
     times = torch.tensor([0.0, 0.5, 0.75, 2.0, 2.5, 4.0, 7.0, 7.25, 9.0], dtype=torch.float64)
     assert_same(model(ids, times=times + origin).logits, model(ids, times=times).logits, 1e-4)
-
-
-@pytest.mark.parametrize("name", RELATIVE)
-def test_another_unit_of_time_is_another_number_for_each_rate(name):
-    """Seconds or minutes: `omega`, `mu`, `sigma^2` and slopes divided by 60, times multiplied by it."""
-    unit, ids = 60.0, tokens()
-    times = torch.tensor([0.0, 0.5, 0.75, 2.0, 2.5, 4.0, 7.0, 7.25, 9.0], dtype=torch.float64)
-    model = small(name, dtype=torch.float64)
-    expected = model(ids, times=times).logits
-    with torch.no_grad():
-        for layer in model.model.layers:
-            attention, slopes = layer.attention, None
-            held = getattr(attention, "dynamics", None) or attention.geometry
-            if name[:3] in ("x3-", "c8-", "c10"):  # gains at unit intervals, whose slopes are rates
-                held, slopes = attention.geometry, attention.slopes() / unit
-            for rate in ("frequency", "decay", "slopes"):
-                if getattr(held, rate, None) is not None:
-                    getattr(held, rate).div_(unit)
-            if slopes is not None:
-                noises = attention.dynamics()
-                observed = float(noises["key_noise"][0] + noises["noise_floor"][0])  # equal in all heads at the start
-                noise = process_noise_of_slope(slopes, torch.zeros_like(slopes), observed)
-                attention.dynamics.raw_process_noise.copy_(softplus_inverse(noise))
-            if name == "c12-kerple":
-                rate = F.softplus(attention.logarithmic.raw_rate) / unit
-                attention.logarithmic.raw_rate.copy_(softplus_inverse(rate))
-            if name == "c2-window":
-                attention.window *= int(unit)
-            if name == "c3-yarn":
-                attention.yarn = attention.yarn._replace(train_length=int(unit) * attention.yarn.train_length)
-            if name == "x6-content-dynamics":  # all of each token's rates
-                held.bias.copy_(softplus_inverse(F.softplus(held.bias) / unit))
-            if "raw_process_noise" in dict(held.named_parameters()):
-                held.raw_process_noise.copy_(softplus_inverse(F.softplus(held.raw_process_noise) / unit))
-    assert_same(model(ids, times=unit * times).logits, expected, 1e-7)  # softplus inverse of numbers near 1e-8
 
 
 @pytest.mark.parametrize("ignored", [False, True])
@@ -194,35 +157,3 @@ def test_autocast_leaves_the_residual_stream_as_it_is(name):
     with torch.autocast("cpu", torch.bfloat16):
         states = small(name)(tokens(), output_hidden_states=True).hidden_states
     assert [state.dtype for state in states[:-1]] == [torch.float32] * (len(states) - 1)  # the last one is projected
-
-
-@pytest.mark.parametrize("name", PATHS)
-def test_bfloat16_is_near(name):
-    model, ids = small(name), tokens()
-    exact = model(ids).logits
-    rough = model.bfloat16()(ids).logits
-    assert rough.dtype == torch.bfloat16
-    error = (rough.float() - exact).norm() / exact.norm()
-    assert error < 0.03  # eps is 2^-8; a dozen roundings in a row through two blocks
-
-
-@pytest.mark.parametrize("preset", ["m2-sc-rfa", "b1-rope", "c4-fox"])
-def test_a_model_with_groups_decodes_with_a_cache_as_without(preset):
-    model = small(preset, num_key_value_heads=2, dtype=torch.float64)
-    key = model.model.layers[0].attention.key_projection
-    assert key.out_features == 32  # two of four heads of sixteen channels
-    ids = tokens()
-    with torch.no_grad():
-        expected = model(ids).logits
-        first = model(ids[:, :5], use_cache=True)
-        rest = model(ids[:, 5:], past_key_values=first.past_key_values)
-    assert_same(torch.cat([first.logits, rest.logits], 1), expected, EXACT)
-
-
-@pytest.mark.parametrize("preset", ["m2-sc-rfa", "b1-rope"])
-def test_dropout_is_for_training(preset):
-    ids = tokens()
-    model, plain = small(preset, attention_dropout=0.5), small(preset)
-    with torch.no_grad():
-        assert_same(model(ids).logits, plain(ids).logits)
-        assert not torch.allclose(model.train()(ids).logits, model(ids).logits)

@@ -9,6 +9,7 @@ from rfa.models import RFAConfig, preset
 
 from .small import small, tokens
 
+NO_PAIRS = {"hidden_size": 36, "num_attention_heads": 4}  # nine modes
 # the field that is named, and what is wrong with it; all refused from a filter's defaults
 VALUES = [
     ("score", {"score": "cosine"}),
@@ -17,17 +18,8 @@ VALUES = [
     ("initial_slopes", {"initial_slopes": "steep", "prior": "riccati"}),
     ("hidden_size", {"hidden_size": "32"}),
     ("hidden_size", {"hidden_size": 33}),
-    ("hidden_size", {"hidden_size": 36, "num_attention_heads": 4}),  # nine modes: no pairs
-    (
-        "hidden_size",
-        {
-            "hidden_size": 36,
-            "num_attention_heads": 4,
-            "frequencies": "none",
-            "decay": "none",
-            "learn_frequencies": True,
-        },
-    ),
+    ("hidden_size", NO_PAIRS),
+    ("hidden_size", {**NO_PAIRS, "frequencies": "none", "decay": "none", "learn_frequencies": True}),
     ("vocab_size", {"vocab_size": 0}),
     ("num_attention_heads", {"num_attention_heads": 0}),
     ("train_length", {"train_length": 1}),
@@ -63,6 +55,7 @@ COMBINATIONS = [
     ("num_key_value_heads", {"num_key_value_heads": 3}),
     ("dropout", {"attention_dropout": 1.0}),
     ("backend", {"attention_dropout": 0.1, "backend": "cpu"}),
+    ("backend", {"backend": "gpu"}),
 ]
 BASELINE_COMBINATIONS = [
     ("rotate_values", {"rotate_values": True, "frequencies": "none"}),
@@ -120,15 +113,10 @@ def test_fields_without_effect(name, override):
     assert "no effect" in refused(field, lambda: preset(name, **override))
 
 
-def test_unknown_preset():
-    message = refused("preset", lambda: preset("m2"))
-    assert "'m2'" in message
-    assert "m2-sc-rfa" in message
-
-
-@pytest.mark.parametrize("field", ["hidden", "model_type", "refuses_idle_fields"])
-def test_unknown_field(field):
-    assert "hidden_size" in refused(field, lambda: preset("m2-sc-rfa", **{field: 1}))
+def test_unknown_names():
+    assert "'m2', expected one of rope, alibi" in refused("preset", lambda: preset("m2"))
+    for field in ("hidden", "model_type", "refuses_idle_fields"):
+        assert "hidden_size" in refused(field, lambda field=field: preset("m2-sc-rfa", **{field: 1}))
 
 
 def test_a_whole_number_is_a_number():
@@ -176,12 +164,3 @@ def test_attention_mask_without_the_cached_keys():
     model, ids = small("m2-sc-rfa"), tokens()
     cache = model(ids[:, :5], use_cache=True).past_key_values
     refused("attention_mask", lambda: model(ids[:, 5:], attention_mask=torch.ones(2, 4), past_key_values=cache))
-
-
-def test_labels_that_are_not_scored():
-    model, ids = small("m2-sc-rfa"), tokens()
-    labels = ids.clone()
-    labels[:, :6] = -100
-    logits = model(ids).logits[:, 5:-1]  # which foretell the last three
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 6:].flatten())
-    torch.testing.assert_close(model(ids, labels=labels).loss, expected)

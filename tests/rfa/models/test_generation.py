@@ -17,22 +17,6 @@ from .small import PATHS, RELATIVE, assert_same, small, tokens
 NEW = 5
 
 
-def greedy_by_hand(model, ids, steps):
-    for _ in range(steps):
-        ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
-    return ids
-
-
-@pytest.mark.parametrize("name", PATHS)
-def test_cached_greedy_is_uncached_greedy(name):
-    model, ids = small(name), tokens(length=5)
-    options = {"max_new_tokens": NEW, "do_sample": False}
-    with torch.no_grad():
-        expected = greedy_by_hand(model, ids, NEW)
-        assert torch.equal(model.generate(ids, use_cache=True, **options), expected)
-        assert torch.equal(model.generate(ids, use_cache=False, **options), expected)
-
-
 @cover(1, name=["m2-sc-rfa", "b2-alibi", "x1-riccati"], use_cache=[True, False])
 def test_generation_at_times_of_its_own(name, use_cache):
     """Each step sees the times of the tokens so far; the later ones belong to tokens to come."""
@@ -83,13 +67,18 @@ def test_decoding_gives_the_full_logits(name, situation):
             assert_same(decode(model, ids, chunks, **given)[kept], whole[kept])
 
 
-@cover(1, name=PATHS, use_cache=[True, False])
-def test_a_cache_of_fixed_size_is_no_cache(name, use_cache):
-    """All memory is reserved at once, and no step takes more."""
+@pytest.mark.parametrize("name", PATHS)
+def test_greedy_decoding_by_any_cache(name):
+    """As by hand. A cache of fixed size reserves all memory at once, and no step takes more."""
     model, ids = small(name), tokens(length=5)
-    options = {"max_new_tokens": NEW, "do_sample": False}
+    options, expected = {"max_new_tokens": NEW, "do_sample": False}, ids
+    with torch.no_grad():
+        for _ in range(NEW):
+            expected = torch.cat([expected, model(expected, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+    for use_cache in (True, False):
+        assert torch.equal(model.generate(ids, use_cache=use_cache, **options), expected)
     made = model.generate(ids, cache_implementation="static", return_dict_in_generate=True, **options)
-    assert torch.equal(made.sequences, model.generate(ids, use_cache=use_cache, **options))
+    assert torch.equal(made.sequences, expected)
     cache = made.past_key_values
     assert cache.get_max_length() == 5 + NEW - 1
     for layer in cache.layers:
@@ -149,20 +138,16 @@ def test_caches_with_raw_keys_are_refused():
 
 def test_caches_of_another_model_are_refused():
     model, other, ids = small("m2-sc-rfa"), small("m2-sc-rfa", seed=1), tokens()
-    cache = FilterCache()
+    cache, left = FilterCache(), FilterCache()
     with torch.no_grad():
         model(ids, past_key_values=cache)
-        with pytest.raises(ValueError, match=r"^past_key_values: got a cache of another model with 9 tokens, expected"):
-            other(ids[:, :1], past_key_values=cache)
-        for copied in (copy.deepcopy(cache), copy.copy(cache)):
-            with pytest.raises(ValueError, match=r"^past_key_values: got a cache of another model with 9 tokens"):
-                other(ids[:, :1], past_key_values=copied)
-        left = FilterCache()
         small("m2-sc-rfa", seed=2)(ids, past_key_values=left)  # of a model that is gone
-        with pytest.raises(ValueError, match=r"^past_key_values: got a cache of another model with 9 tokens"):
-            other(ids[:, :1], past_key_values=left)
+        for filled in (cache, copy.deepcopy(cache), copy.copy(cache), left):
+            with pytest.raises(ValueError, match=r"^past_key_values: got a cache of another model with 9 tokens"):
+                other(ids[:, :1], past_key_values=filled)
         for again in (pickle.loads(pickle.dumps(cache)), copy.deepcopy(cache)):
-            assert_same(model(ids[:, :1], past_key_values=again).logits, model(tokens_after(ids)).logits[:, -1:])
+            expected = model(torch.cat([ids, ids[:, :1]], 1)).logits[:, -1:]
+            assert_same(model(ids[:, :1], past_key_values=again).logits, expected)
         cache.reset()
         assert_same(other(ids, past_key_values=cache).logits, other(ids).logits)
 
@@ -185,10 +170,6 @@ def test_gradient_checkpointing_in_training_takes_no_cache():
     with pytest.raises(ValueError, match=r"^past_key_values: got '5 tokens', expected an empty cache in training"):
         model(ids[:, 5:], past_key_values=cache)
     assert torch.equal(model.generate(ids, **options), expected)
-
-
-def tokens_after(ids):
-    return torch.cat([ids, ids[:, :1]], 1)
 
 
 @cover(1, name=RELATIVE, given=[{}, {"attention_mask": PADDED[:, :5]}, {"times": TIMES.expand(2, -1)}])
@@ -254,26 +235,6 @@ def test_samples_with_a_cache_are_samples_without(name, options):
     assert torch.equal(drawn, made(model, ids, do_sample=True, cache_implementation="static", **options))
 
 
-@cover(1, name=["m2-sc-rfa", "x1-riccati", "b1-rope"], num_beams=[1, 2], use_cache=[True, False])
-def test_everything_that_generation_can_return(name, num_beams, use_cache):
-    """Scores are the logits of a forward pass over the text so far; states and weights have its shapes."""
-    model, ids = small(name), prompts(2, 5)
-    wanted = dict.fromkeys(["output_scores", "output_logits", "output_attentions", "output_hidden_states"], True)
-    options = {"num_beams": num_beams, "use_cache": use_cache, "return_dict_in_generate": True, **wanted}
-    output = made(model, ids, **options)
-    assert torch.equal(output.sequences, made(model, ids, num_beams=num_beams))
-    assert len(output.logits) == len(output.scores) == len(output.attentions) == len(output.hidden_states) == 4
-    rows = 2 * num_beams
-    for step, (weights, states) in enumerate(zip(output.attentions, output.hidden_states, strict=True)):
-        queries = 1 if use_cache and step else 5 + step
-        assert [w.shape for w in weights] == [(rows, 4, queries, 5 + step)] * 2
-        assert [state.shape for state in states] == [(rows, queries, 32)] * 3
-    if num_beams == 1:
-        whole = model(output.sequences).logits[:, 4:-1]
-        torch.testing.assert_close(torch.stack(output.logits, 1), whole, rtol=0, atol=1e-4)  # float32 of two paths
-    assert (output.past_key_values is not None) == use_cache
-
-
 @pytest.mark.parametrize("name", PATHS)
 def test_assisted_decoding_is_greedy(name):
     """The assistant's tokens that were refused are cut off both caches."""
@@ -281,17 +242,6 @@ def test_assisted_decoding_is_greedy(name):
     expected = made(model, ids, max_new_tokens=8)
     for helper in (assistant, small(name)):
         assert torch.equal(made(model, ids, assistant_model=helper, max_new_tokens=8), expected)
-
-
-@pytest.mark.parametrize("name", ["m2-sc-rfa", "x1-riccati", "b2-alibi"])
-def test_prompt_lookup_is_greedy_and_ends_at_the_end(name):
-    """Candidates that were refused are cut off the cache."""
-    model, ids = small(name), prompts(1, 4).repeat(1, 3)
-    plain = made(model, ids, max_new_tokens=8, use_cache=False)
-    assert torch.equal(made(model, ids, prompt_lookup_num_tokens=3, max_new_tokens=8), plain)
-    end = int(plain[0, 14])
-    options = {"max_new_tokens": 8, "eos_token_id": end}
-    assert torch.equal(made(model, ids, prompt_lookup_num_tokens=3, **options), made(model, ids, **options))
 
 
 def test_a_continuation_from_embeddings():

@@ -145,31 +145,29 @@ def test_a_bidirectional_model_sees_what_follows(name):
         assert (weights > 0).all()
 
 
-def test_what_a_head_refuses():
-    config = preset("m2-sc-rfa", **SIZES)
-    with pytest.raises(ValueError, match=r"^causal: got True, expected False for a masked"):
-        RFAForMaskedLM(config)
-    with pytest.raises(ValueError, match=r"^causal: got False, expected True for a causal"):
-        RFAForCausalLM(preset("m2-sc-rfa", **SIZES, causal=False))
-    with pytest.raises(ValueError, match=r"^use_cache: got True, expected False with causal=False"):
-        built(RFAForMaskedLM)(tokens(), use_cache=True)
-    with pytest.raises(ValueError, match=r"^gates: got 'forget', expected None with causal=False"):
-        RFAForMaskedLM(preset("c4-fox", **SIZES, causal=False))
-    with pytest.raises(ValueError, match=r"^labels: got .*, expected torch.int64 \(2, 9\)|^labels: .*expected"):
-        built(RFAForMaskedLM)(tokens(), labels=tokens(2, 4))
-    for kind, shape in ((SEQUENCES, (2,)), (TOKENS, (2, 9))):
-        model = built(kind, labels=3)
-        for wrong in (3, -1):
-            with pytest.raises(ValueError, match=rf"^labels: got {wrong}, expected ids from 0 to 2, or -100"):
-                model(tokens(), labels=torch.full(shape, wrong))
-        for wrong in (torch.zeros(5, dtype=torch.long), torch.zeros(shape, dtype=torch.int32), [0, 1]):
-            with pytest.raises(ValueError, match=r"^labels: got .*, expected (a tensor|torch.int64)"):
-                model(tokens(), labels=wrong)
-    several = built(SEQUENCES, labels=3)
-    several.config.problem_type = "multi_label_classification"
-    for wrong in (torch.ones(2, 3, dtype=torch.long), torch.ones(2)):
-        with pytest.raises(ValueError, match=r"^labels: got .*, expected floating-point \(2, 3\)"):
-            several(tokens(), labels=wrong)
-    alone = built(TOKENS, labels=1)
-    with pytest.raises(ValueError, match=r"^labels: got 5, expected ids from 0 to 0"):
-        alone(tokens(), labels=torch.full((2, 9), 5))
+CAUSAL, OPEN = {"causal": True}, {"causal": False}
+GATED = {"score": "dot_product", "prior": "forget_gate"}
+MULTI = {"problem_type": "multi_label_classification"}
+SHORT, HALF = torch.zeros(5, dtype=torch.long), torch.zeros(2, dtype=torch.int32)
+REFUSED = [
+    (RFAForMaskedLM, CAUSAL, {}, "causal: got True, expected False for a masked"),
+    (RFAForCausalLM, OPEN, {}, "causal: got False, expected True for a causal"),
+    (RFAForMaskedLM, OPEN, {"use_cache": True}, "use_cache: got True, expected False with causal=False"),
+    (RFAForMaskedLM, {**OPEN, "clock": "content"}, {}, "clock: got 'content', expected 'times' with causal=False"),
+    (RFAForMaskedLM, {**OPEN, **GATED}, {}, "gates: got 'forget', expected None with causal=False"),
+    (RFAForMaskedLM, OPEN, {"labels": tokens(2, 4)}, r"labels: got .*, expected torch.int64 \(2, 9\)"),
+    *((SEQUENCES, {}, {"labels": torch.full((2,), n)}, f"labels: got {n}, expected ids from 0 to 2") for n in (3, -1)),
+    *((TOKENS, {}, {"labels": torch.full((2, 9), n)}, f"labels: got {n}, expected ids from 0 to 2") for n in (3, -1)),
+    *((SEQUENCES, {}, {"labels": wrong}, "labels: got .*, expected torch.int64") for wrong in (SHORT, HALF)),
+    *((kind, {}, {"labels": [0, 1]}, "labels: .*expected a tensor") for kind in (SEQUENCES, TOKENS)),
+    (SEQUENCES, MULTI, {"labels": torch.ones(2, 3).long()}, r"labels: got .*, expected floating-point \(2, 3\)"),
+    (SEQUENCES, MULTI, {"labels": torch.ones(2)}, r"labels: got .*, expected floating-point \(2, 3\)"),
+    (TOKENS, {"num_labels": 1}, {"labels": torch.full((2, 9), 5)}, "labels: got 5, expected ids from 0 to 0"),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "given", "says"), REFUSED)
+def test_what_a_head_refuses(kind, fields, given, says):
+    fields = {**SIZES, "num_labels": 3, "pad_token_id": PAD, **fields}
+    with pytest.raises(ValueError, match=f"^{says}"):
+        kind(preset("m2-sc-rfa", **fields))(tokens(), **given)

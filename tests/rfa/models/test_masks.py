@@ -54,21 +54,6 @@ def test_a_conversation_in_a_batch(name):
     )
 
 
-@pytest.mark.parametrize(
-    ("mask", "given"),
-    [
-        (torch.tensor([[-1e9, 0.0, 0.0], [0.0] * 3]), "-1000000000.0"),  # to be added to scores
-        (torch.tensor([[1, 1, 2]] * 2), "2"),  # numbers of documents
-        (torch.full((2, 3), torch.nan), "nan"),
-        ([[1, 1, 1]] * 2, "list"),
-        (torch.ones(2, 4), "shape"),
-    ],
-)
-def test_other_masks_are_refused(mask, given):
-    with pytest.raises(ValueError, match=rf"^attention_mask: got .*{given}.*, expected"):
-        small("m2-sc-rfa")(tokens(2, 3), attention_mask=mask)
-
-
 def test_turns_that_are_not_relative_take_no_places():
     model, ids = small("b1-rope-as-released"), tokens(1, 4)
     for mask in ([1, 1, 1, 1], [1, 1, 1, 0]):  # padding on the right moves nothing

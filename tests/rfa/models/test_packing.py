@@ -140,6 +140,10 @@ REFUSED = {
     "nan": (torch.full((2, 1, 11, 11), math.nan), "nan"),
     "heads": (torch.ones(2, 4, 11, 11).tril().bool(), r"shape \(2, 4, 11, 11\), expected \(2, 11\) or \(2, 1, 11"),
     "keys": (torch.ones(2, 1, 11, 12).tril().bool(), "shape"),
+    "one row to be added": (torch.zeros(2, 11).masked_fill(~PRESENT, -1e9), "-1000000000.0"),
+    "documents of keys": (SEGMENTS, "2, expected .?1 for"),
+    "a list": ([[1] * 11] * 2, "list"),
+    "other keys": (torch.ones(2, 12), "shape"),
 }
 
 
@@ -216,8 +220,6 @@ FAULTS = {
         "cu_seq_lens_k",
         r"\[0, 3\].*\[0, 2\], as in cu_seq_lens_q",
     ),
-    "longest": ({"cu_seq_lens_q": torch.tensor([0, 2, 6]), "max_length_q": 3}, "max_length_q", "at least 4"),
-    "longest alone": ({"max_length_k": 6}, "max_length_k", "cu_seq_lens_q"),
     "another number": (
         {"position_ids": torch.tensor([0, 1, 2, 0, 1, 2]), "seq_idx": torch.tensor([[0, 0, 1, 1, 1, 1]])},
         "position_ids",

@@ -123,17 +123,6 @@ def test_a_row_alone_is_the_row_in_a_batch(name):
     assert torch.equal(model(ids).logits, model(ids).logits)
 
 
-@pytest.mark.parametrize("name", PATHS)
-def test_hidden_states_and_weights_keep_their_gradients(name):
-    model = small(name).train()
-    output = model(tokens(), output_hidden_states=True, output_attentions=True)
-    kept = [output.hidden_states[0], output.attentions[0]]
-    kept[0].retain_grad()
-    (output.logits.sum() + output.attentions[0].square().sum()).backward()
-    assert kept[0].grad.isfinite().all()
-    assert kept[0].grad.abs().sum() > 0
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [70, 40])
 def test_vocabularies_of_another_size(kind, size, tmp_path):
@@ -163,23 +152,3 @@ def test_problem_types(problem):
     output = model(tokens(), labels=labels[problem])
     torch.testing.assert_close(output.loss, losses[problem](output.logits, labels[problem]))
     output.loss.backward()
-
-
-def test_a_head_of_another_size_is_new_if_asked_for(tmp_path):
-    built(RFAForSequenceClassification, num_labels=3).save_pretrained(tmp_path)
-    with pytest.raises(RuntimeError, match=r"size mismatch|mismatched"):
-        RFAForSequenceClassification.from_pretrained(tmp_path, num_labels=5)
-    model = RFAForSequenceClassification.from_pretrained(tmp_path, num_labels=5, ignore_mismatched_sizes=True)
-    assert model(tokens()).logits.shape == (2, 5)
-
-
-def test_inputs_that_require_gradients():
-    """For adapters on a frozen model with gradient checkpointing of the older kind."""
-    model = small("m2-sc-rfa").train()
-    model.requires_grad_(False)
-    model.model.layers[1].requires_grad_(True)
-    model.enable_input_require_grads()
-    model.gradient_checkpointing_enable({"use_reentrant": True})
-    model(tokens(), labels=tokens()).loss.backward()
-    for name, parameter in model.named_parameters():
-        assert (parameter.grad is not None) == ("layers.1." in name)

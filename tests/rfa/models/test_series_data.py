@@ -221,31 +221,30 @@ BAD_EXAMPLES = [
 ]
 
 
+def collated(fields, examples):
+    return TimeSeriesCollator(**fields)(examples)
+
+
 def refused(name, call):
     with only_our_own_checks(), pytest.raises(ValueError, match=rf"^{name}: ") as caught:
         call()
     assert "expected" in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "given"), BAD_INPUT)
-def test_bad_input_is_named(name, given):
-    arguments = {"times": T, "values": V, "query_times": Q, **given}
-    refused(name, lambda: network(num_hidden_layers=1)(**arguments))
+FAULTS = [
+    *(
+        (name, network(num_hidden_layers=1), {"times": T, "values": V, "query_times": Q, **given})
+        for name, given in BAD_INPUT
+    ),
+    *((name, RFATimeSeriesConfig, {**SIZES, **given}) for name, given in BAD_CONFIG),
+    *((name, lambda series: RFATimeSeriesConfig.from_data(series), {"series": series}) for name, series in BAD_DATA),
+    *((name, collated, {"fields": fields, "examples": given}) for name, fields, given in BAD_EXAMPLES),
+]
 
 
-@pytest.mark.parametrize(("name", "given"), BAD_CONFIG)
-def test_bad_configurations_are_named(name, given):
-    refused(name, lambda: RFATimeSeriesConfig(**{**SIZES, **given}))
-
-
-@pytest.mark.parametrize(("name", "series"), BAD_DATA)
-def test_bad_training_data_are_named(name, series):
-    refused(name, lambda: RFATimeSeriesConfig.from_data(series))
-
-
-@pytest.mark.parametrize(("name", "fields", "examples"), BAD_EXAMPLES)
-def test_bad_examples_are_named(name, fields, examples):
-    refused(name, lambda: TimeSeriesCollator(**fields)(examples))
+@pytest.mark.parametrize(("name", "call", "given"), FAULTS)
+def test_faults_are_named(name, call, given):
+    refused(name, lambda: call(**given))
 
 
 def test_draws_at_equal_times_are_refused():

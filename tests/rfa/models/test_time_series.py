@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from cover import cover, slow
-from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
+from transformers import AutoConfig, AutoModel
 
 from rfa.models import RFAForTimeSeries, RFATimeSeriesConfig, TimeSeriesCollator
 
@@ -288,21 +288,3 @@ def test_saved_models_are_the_same(tmp_path):
     assert loaded.scaling == model.scaling
     one, other = (m(times, values, query_times=queries) for m in (model, loaded))
     assert all(torch.equal(one[name], other[name]) for name in NAMES)
-
-
-def test_the_trainer_trains_and_evaluates(tmp_path):
-    times, values, _ = data()
-    series = [{"times": t[:n], "values": v[:n]} for t, v, n in zip(times, values, (12, 7, 9), strict=True)]
-    model = network()
-    before = model.head.weight.detach().clone()
-    arguments = TrainingArguments(
-        output_dir=tmp_path, max_steps=2, label_names=["targets"], use_cpu=True, report_to=[], disable_tqdm=True
-    )
-    collator = TimeSeriesCollator(forecast=0.2, hold_out=0.2)
-    trainer = Trainer(model, arguments, train_dataset=series, eval_dataset=series, data_collator=collator)
-    trainer.train()
-    assert not torch.equal(before, model.head.weight)
-    assert math.isfinite(trainer.evaluate()["eval_loss"])
-    trainer.save_model(tmp_path / "saved")  # the Trainer has added fields of its own to the configuration
-    loaded = AutoModel.from_pretrained(tmp_path / "saved").eval()
-    assert_equal(loaded(times, values), model.cpu().eval()(times, values))

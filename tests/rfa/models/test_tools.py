@@ -8,9 +8,8 @@ from torch import nn
 
 from .small import FEW, NAMES, assert_same, small, tokens
 
-# int8 has 127 steps to the largest weight of a row: 0.4 % of it, and a few per cent after two blocks. torch.ao has 7
-# bits for activations, and one scale a layer.
-INT8 = {"torchao": 0.03, "torch.ao": 0.08}
+# torch.ao has 8 bits for weights and 7 for activations, with one scale a layer: a few per cent after two blocks
+INT8 = 0.08
 
 
 def relative_error(actual, expected):
@@ -30,33 +29,17 @@ def test_dynamic_int8_takes_every_layer(name):
     quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     assert not any(type(quantised.get_submodule(layer)) is nn.Linear for layer in found)
     assert len(found) == 2 * 6 + 3  # blocks; the projections around them; the head
-    assert 0 < relative_error(quantised(ids).logits, expected) < INT8["torch.ao"]
+    assert 0 < relative_error(quantised(ids).logits, expected) < INT8
     assert quantised.generate(ids, max_new_tokens=3, do_sample=False).shape == (2, 12)
-
-
-@pytest.mark.parametrize("name", ["m2-sc-rfa", "c4-fox"])
-def test_torchao_int8_takes_every_layer(name):
-    quantization = pytest.importorskip("torchao.quantization")
-    model, ids = small(name), tokens()
-    expected, before = model(ids).logits, {layer: model.get_submodule(layer).weight for layer in linear_layers(model)}
-    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
-    assert all(type(model.get_submodule(layer).weight) is not type(weight) for layer, weight in before.items())
-    assert 0 < relative_error(model(ids).logits, expected) < INT8["torchao"]
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_lora_without_target_modules(name):
     peft = pytest.importorskip("peft")
-    model, ids = small(name), tokens()
-    expected = model(ids).logits
-    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", r=2))
-    trained = {key for key, parameter in adapted.named_parameters() if parameter.requires_grad}
+    adapted = peft.get_peft_model(small(name), peft.LoraConfig(task_type="CAUSAL_LM", r=2))
+    trained = [key for key, parameter in adapted.named_parameters() if parameter.requires_grad]
     places = {key.split(".lora_")[0].rsplit(".", 1)[1] for key in trained}
-    assert places <= {"query_projection", "value_projection"}
-    assert "query_projection" in places
-    assert_same(adapted(input_ids=ids).logits, expected)  # B starts at 0
-    adapted(input_ids=ids, labels=ids).loss.backward()
-    assert all(adapted.get_parameter(key).grad is not None for key in trained)
+    assert places == {"query_projection", "value_projection"}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -85,6 +85,9 @@ def test_the_trainer_takes_the_steps_of_plain_descent(kind, tmp_path):
     with torch.no_grad():
         expected = float(plain.eval()(**given).loss)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, abs=10 * SINGLE)
+    trainer.save_model(tmp_path / "saved")  # the Trainer has added fields of its own to the configuration
+    loaded = kind.from_pretrained(tmp_path / "saved").state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("argument", ["attenton_mask", "token_type_ids"])
