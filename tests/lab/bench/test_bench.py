@@ -233,23 +233,3 @@ def test_bad_input(rfa, tmp_path, arguments, says):
     assert len(messages(err)) == 1, err
     assert all(words in err for words in ([says] if isinstance(says, str) else says))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_everything_is_what_the_targets_ask_for():
-    setting = Setting(backend="reference")
-    made = cases(None, setting)
-    assert [case.title for case in made] == [
-        "operator 4 x 8 x 512 x 64",
-        "operator 1 x 8 x 2048 x 64",
-        "operator 1 x 8 x 8192 x 64",
-        "step m2-sc-rfa",
-    ]
-    (step,) = cases("step", setting)
-    sizes = step.config("m2-sc-rfa")
-    assert (step.batch, step.length, sizes.vocab_size, sizes.hidden_size) == (16, 512, 50257, 256)
-    titles = [case.title for case in cases("all", setting, presets=["all"])]
-    assert {"operator 1 x 8 x 32768 x 64", "decode 1 x 8 x 8192 x 64", "memory 1 x 8 x 32768 x 64"} <= set(titles)
-    assert {"step b2-alibi", "step x1-riccati"} <= set(titles)
-    assert "step b1-rope" not in titles
-    (noise,) = cases("step", setting, presets=["b1-rope"])  # against itself
-    assert (noise.preset, noise.peer) == ("b1-rope", "b1-rope")

@@ -278,17 +278,6 @@ def test_the_stand_in_refuses_what_a_gpu_would():
 
 
 @slow
-def test_a_quick_stage_at_the_tiny_size(gpu, tmp_path, monkeypatch):
-    made = gpu.stages
-    monkeypatch.setattr(gpu, "stages", lambda place: [each._replace(parts=each.parts[:1]) for each in made(place)])
-    assert gpu.main(["fuzz", "--tiny", "--out", str(tmp_path)]) == 0
-    (folder,) = tmp_path.iterdir()
-    assert json.loads((folder / "fuzz.json").read_text())["machine"]["device"] == "stand-in"
-    kept = json.loads((folder / "fuzz-few-keys.json").read_text())
-    assert (kept["done"], kept["faults"], kept["options"]["device"]) == (1, {}, "cuda")
-
-
-@slow
 def test_all_stages_at_the_tiny_size(gpu, tmp_path, capsys):
     """Some minutes under the interpreter. The recipe goes on until it is done."""
     status = gpu.main(["--tiny", "--out", str(tmp_path), "--limit", "1200"])

@@ -88,8 +88,7 @@ def test_single_file_is_cut_by_position(tmp_path):
             "got 'nowhere', expected stdlib, code:python, gutenberg:novels, wikitext-103, babylm-2025 or the path",
         ),
         ("stdlib", "author", "got 'author' for 'stdlib'"),
-        ("stdlib", "chapter", "got 'chapter', expected file, author or author:"),
-        ("stdlib", "file:x", "got 'file:x'"),
+        ("stdlib", "file:x", "got 'file:x', expected file, author or author:"),
     ],
 )
 def test_unknown(spec, split_by, message):

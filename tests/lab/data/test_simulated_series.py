@@ -66,11 +66,7 @@ def test_a_seed_gives_the_same_series_and_times_increase():
     ("name", "given"),
     [
         ("process", "walk"),
-        ("length", 0),
-        ("gap", 0.0),
         ("outliers", 1.0),
-        ("size", 0.5),
-        ("burst", 0),
         ("channels", "second"),
     ],
 )

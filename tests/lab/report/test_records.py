@@ -67,21 +67,6 @@ def test_ratios_are_paired_by_seed():
     assert table.rows[-1][1] is None  # itself
 
 
-def test_the_report_command_draws_ratios(rfa, tmp_path):
-    folder = tmp_path / "record" / "results"
-    folder.mkdir(parents=True)
-    for one in (*SERIES, errors("c9", 0, 0.1, 0.2), errors("c9", 1, 0.1, 0.2)):
-        one = {**one, "recipe": "*r*"}
-        (folder / f"{one['label']}-{one['seed']}.json").write_text(json.dumps(one))
-    status, said, _ = rfa("report", folder.parent)
-    assert (status, "series.md" in said) == (0, True)
-    page = (folder.parent / "report" / "series.md").read_text()
-    assert page.startswith("# \\*r\\*")  # text of a result acts as no markup
-    assert "divided by that of c9" in page
-    assert (folder.parent / "report" / "series.png").read_bytes().startswith(b"\x89PNG")
-    assert "missing" not in said + page
-
-
 def test_missing_runs_are_named(rfa, tmp_path, monkeypatch):
     """In a record and in its folder of results, in a folder that holds both, and where there is no result yet."""
     (tmp_path / "results").mkdir()

@@ -103,15 +103,3 @@ def test_tensorboard_that_cannot_be_written_stops_nothing(corpus, tmp_path, monk
     assert "Traceback" not in capsys.readouterr().err
     assert len([line for line in caplog.messages if "TensorBoard" in line]) == 1
     assert max(line["step"] for line in read_metrics(RunFolder(tmp_path / "run"))) == 8
-
-
-def test_full_disk_on_resume_loses_no_metrics(stopped, unlimited):
-    before = read_metrics(stopped)
-    full_disk(100, None)
-    with pytest.raises(OSError):  # noqa: PT011
-        resume(stopped.path)
-    unlimited()
-    assert read_metrics(stopped) == before
-    assert resume(stopped.path)["finished"]
-    steps = [line["step"] for line in read_metrics(stopped) if "loss" in line]
-    assert steps == list(range(1, 9))

@@ -102,10 +102,8 @@ def test_outputs_may_be_some_of_the_rows():
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda: GatedDecay(1, 1.0, [0.0], [1.0], hidden_size=0), "^hidden_size: got 0"),
         (lambda: DLinear(1, SEEN, HORIZON, kernel=4), "^kernel: got 4"),
         (lambda: SeasonalNaive(1, SEEN, HORIZON, period=31), "^period: got 31"),
-        (lambda: SeasonalNaive(1, 0, HORIZON), "^seen: got 0"),
         (lambda: DLinear(1, SEEN, HORIZON)(torch.tensor([[0.5]]), torch.zeros(1, 1, 1)), "^times: got 'times between"),
         (lambda: DLinear(1, SEEN, HORIZON)(torch.tensor([[38.0]]), torch.zeros(1, 1, 1)), "^times: got 38"),
     ],
