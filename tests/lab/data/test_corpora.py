@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rfa_lab.data import load_corpus, load_documents, text_document
-from rfa_lab.data.corpora import find_text, find_tokenizer
+from rfa_lab.data.corpora import find_text
 from rfa_lab.data.gutenberg import books
 from rfa_lab.data.splits import by_author, by_file, by_position
 
@@ -138,16 +138,6 @@ def nowhere(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
-def test_files_and_folders_that_are_here(nowhere, tmp_path):
-    assert find_text(str(tmp_path / "none")) == (False, f"{tmp_path / 'none'} does not exist")
-    assert find_text(str(tmp_path)) == (True, str(tmp_path))
-    (tmp_path / "train").mkdir()
-    assert find_text(str(tmp_path)) == (False, f"{tmp_path} lacks valid/, test/")
-    (tmp_path / "valid").mkdir()
-    (tmp_path / "test").mkdir()
-    assert find_text(str(tmp_path)).there
-
-
 def test_books_that_are_here(nowhere, tmp_path, monkeypatch):
     listed = books("gutenberg:novels")
     numbers = [book.number for book in listed if book.number]
@@ -168,18 +158,6 @@ def test_data_sets_that_are_here(nowhere, tmp_path):
     cached.mkdir(parents=True)
     assert find_text("babylm-2025") == (True, f"in {cached.parent}")
     assert find_text("wikitext-103") == (True, FETCHED)
-
-
-def test_tokenizers_that_are_here(nowhere, tmp_path, monkeypatch):
-    assert find_tokenizer("bytes") == (True, "needs no file")
-    assert find_tokenizer("bpe:512") == (True, "trained on the text")
-    assert find_tokenizer("gpt2") == (True, FETCHED)
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda repository, name: f"/{repository}/{name}")
-    assert find_tokenizer("gpt2") == (True, "in the cache")
-    (tmp_path / "vocab.bpe").touch()
-    assert find_tokenizer(f"gpt2:{tmp_path}") == (False, f"{tmp_path} lacks encoder.json")
-    (tmp_path / "encoder.json").touch()
-    assert find_tokenizer(f"gpt2:{tmp_path}") == (True, str(tmp_path))
 
 
 def named(names):

@@ -98,18 +98,6 @@ def test_ett(tmp_path):
     assert found.values[:, -1].tolist() == [6.0, 7.0, 8.0]
 
 
-@pytest.mark.parametrize(
-    ("load", "given", "message"),
-    [
-        (load_ett, ["ETTh3"], r"^name: got 'ETTh3'"),
-        (load_physionet2012, ["d"], r"^part: got 'd'"),
-    ],
-)
-def test_names_that_are_none(load, given, message):
-    with pytest.raises(ValueError, match=message):
-        load(*given)
-
-
 @pytest.mark.parametrize("line", ["00:07,HR", "seven,HR,1", "00:07,HR,high"])
 def test_a_damaged_record(tmp_path, line):
     (tmp_path / "1.txt").write_text(f"Time,Parameter,Value\n{line}\n")

@@ -72,15 +72,6 @@ def test_a_tokenizer_set_to_truncate_loses_nothing(tmp_path):
     assert len(list(tmp_path.rglob("*.npy"))) == 1  # the same content, the same tokenizer
 
 
-@pytest.mark.parametrize("size", [0, 128, -2])
-def test_cut_off_file_is_rebuilt(tmp_path, size):
-    ids = np.array(token_stream(DOCUMENTS, BYTES, tmp_path))
-    [path] = tmp_path.rglob("*.npy")
-    path.write_bytes(path.read_bytes()[:size])
-    np.testing.assert_array_equal(token_stream(DOCUMENTS, BYTES, tmp_path), ids)
-    np.testing.assert_array_equal(np.load(path), ids)
-
-
 def test_bad_text_leaves_no_file(tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"good text " * 10_000 + b"\xe9")
     with pytest.raises(ValueError, match=r"'bad\.txt' with byte 0xe9 at offset 100000"):

@@ -14,7 +14,7 @@ from rfa_lab.report.contents import listed_tables
 from rfa_lab.report.layout import comma_separated, markdown, text_of
 from rfa_lab.report.runs import damping_by_label, damping_of
 from rfa_lab.report.summary import facts
-from rfa_lab.report.tables import damping_table, difference_table, models_table, published_results, published_table
+from rfa_lab.report.tables import damping_table, difference_table, models_table, published_results
 
 from .results import LENGTHS, near, result, whole_result
 
@@ -52,18 +52,6 @@ def test_ours_in_the_papers_order():
     own = row(table, "x2")
     assert (own["L = 128"].value, own["L = 128"].error) == (pytest.approx(math.exp(3.2)), None)
     assert own["L = 128"].best
-
-
-def test_the_published_numbers_have_a_table_of_their_own():
-    """At the paper's lengths, which are not ours."""
-    tables = {name: published_table(name) for name in ("table1", "table2", "table3")}
-    for table in tables.values():
-        assert table.columns == ("model", "L = 512", "L = 1024", "L = 2048", "L = 4096")
-    assert row(tables["table1"], "b1-rope")["L = 4096"].value == 72.69
-    swept = [f"b = {b}" for b in ("0.0005", "0.005", "0.05", "0.5", "5")]
-    assert [each[0] for each in tables["table2"].rows] == ["b1-rope", "b2-alibi", *swept]
-    assert row(tables["table2"], "b = 5")["L = 512"].value == 27.91
-    assert row(tables["table3"], "m2-sc-rfa")["L = 512"].best
 
 
 def test_the_trigram_and_the_repeated_passage_stand_in_the_table():

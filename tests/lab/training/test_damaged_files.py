@@ -4,17 +4,15 @@ import io
 import json
 import os
 import pickle
-from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
 from cover import some
 from safetensors.torch import load_file, save_file
-from transformers.utils import logging
 
 from rfa.models import RFAForCausalLM, preset
-from rfa.models.saved_files import DIGESTS, check_digests, quiet_transformers, read_model, write_digests
+from rfa.models.saved_files import DIGESTS, check_digests, read_model, write_digests
 from rfa_lab.training import resume
 from training.runs import contents, messages
 
@@ -285,16 +283,3 @@ def test_no_other_precision(tmp_path, dtype):
     save_tiny(tmp_path, torch.float32, dtype=dtype)
     with pytest.raises(ValueError, match=r"dtype: got .* expected one of float16, bfloat16, float32, float64"):
         read_model(tmp_path, RFAForCausalLM)
-
-
-def test_transformers_are_quiet_inside_and_as_before_afterwards():
-    def current():
-        return logging.get_verbosity(), logging.is_progress_bar_enabled()
-
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.INFO)
-    with suppress(KeyError), quiet_transformers():
-        assert current() == (logging.ERROR, False)
-        raise KeyError
-    assert current() == (logging.INFO, True)
-    logging.set_verbosity(before)
