@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -120,25 +121,9 @@ def train(
         if resume:
             record = training.resume(out, **bars)
         else:
-            spec = training.TrainingSpec(
-                preset=preset,
-                model=dict(assignment(text) for text in set_ or []),
-                data=data,
-                split_by=split,
-                tokenizer=tokenizer,
-                length=length,
-                batch_size=batch_size,
-                accumulate=accumulate,
-                epochs=epochs,
-                max_steps=max_steps,
-                learning_rate=lr,
-                seed=seed,
-                valid_tokens=valid_tokens,
-                eval_steps=eval_steps,
-                log_steps=log_steps,
-                bf16=bf16,
-                one_group=one_group,
-            )
+            other_names = {"model": dict(map(assignment, set_ or [])), "split_by": split, "learning_rate": lr}
+            same_names = {field.name for field in fields(training.TrainingSpec)} & ctx.params.keys()
+            spec = training.TrainingSpec(**{name: ctx.params[name] for name in same_names}, **other_names)
             record = training.train(spec, out, overwrite=overwrite, **bars)
     if not speaks:
         return

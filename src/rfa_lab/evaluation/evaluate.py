@@ -42,10 +42,10 @@ class EvaluationInput:
         for length in lengths:
             windows(protocol, len(self.stream[:max_tokens]), length, list(lengths))
 
-    def model(self, device: str | None = None) -> RFAForCausalLM:
-        """The run's model in evaluation mode on a device, by default on the GPU if there is one."""
+    def model(self) -> RFAForCausalLM:
+        """The run's model in evaluation mode, on the GPU if there is one."""
         model = self.folder.load_model(self.weights)
-        cast(Any, model).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        cast(Any, model).to("cuda" if torch.cuda.is_available() else "cpu")
         return model
 
     def by_document(self) -> LossByDocument:
@@ -83,7 +83,6 @@ def evaluate(
     protocol: str = "blocks",
     max_tokens: int | None = None,
     by_position: bool = False,
-    device: str | None = None,
     data_progress: Progress | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -96,7 +95,6 @@ def evaluate(
         protocol: "blocks", "matched" or "strided", as in `windows`.
         max_tokens: use only this many tokens from the start of the text.
         by_position: also compute the loss at each position of the longest length.
-        device: "cuda" or "cpu"; by default the GPU if there is one.
         data_progress: called with the bytes of text read so far and their total.
         progress: called with the tokens scored so far and their total.
 
@@ -115,7 +113,7 @@ def evaluate(
     spec, stream = inputs.spec, inputs.stream[:max_tokens]
     lengths = sorted(set(lengths)) if lengths else [spec.length * factor for factor in FACTORS]
     inputs.check(protocol, lengths, max_tokens)
-    model, books = inputs.model(device), inputs.by_document()
+    model, books = inputs.model(), inputs.by_document()
     result = {
         "format": RESULT_FORMAT,
         "run": str(inputs.folder.path),
@@ -147,7 +145,6 @@ def full_evaluation(
     by_position: bool = False,
     passkey: bool = False,
     attention: Path | None = None,
-    device: str | None = None,
     progress: StageProgress | None = None,
 ) -> dict[str, Any]:
     """Everything that a result file needs from a run on its test split, with the run loaded once.
@@ -160,7 +157,6 @@ def full_evaluation(
         passkey: also run the probes of `rfa_lab.evaluation.probe`, at distances up to the longest length.
         attention: file to which the maps of `attention_maps` are written (`.npz`), for a window of 8 training lengths;
             None for no maps.
-        device: "cuda" or "cpu"; by default the GPU if there is one.
         progress: called with the stage ("text", a protocol, "by_position" or a probe), the amount done and the total.
 
     Returns:
@@ -192,7 +188,7 @@ def full_evaluation(
     for protocol in protocols:
         inputs.check(protocol, lengths)
     window = None if attention is None else middle_window(len(stream), MAP_LENGTHS * spec.length)
-    model = inputs.model(device)
+    model = inputs.model()
 
     positions = LossByPosition(longest)
     evaluations = {}

@@ -13,9 +13,7 @@ from rfa_lab.report.figures import heads
 from rfa_lab.results import write_maps
 
 
-def draw_attention(
-    run: str | Path, out: Path, data: str | None = None, device: str | None = None, progress: Progress | None = None
-) -> list[Path]:
+def draw_attention(run: str | Path, out: Path, data: str | None = None, progress: Progress | None = None) -> list[Path]:
     """Write `layer-K.npz` for each layer, `attention.png` and `attention-near.png`: a row a layer, a column a head.
 
     A layer with decay has a second row: its weights before decay.
@@ -26,7 +24,6 @@ def draw_attention(
         run: a run folder.
         out: a folder, which is made if it does not exist.
         data: as for `evaluate`: a corpus, file or folder; by default the run's own test split.
-        device: "cuda" or "cpu"; by default the GPU if there is one.
         progress: called with the number of layers done so far, and their total number.
 
     Returns:
@@ -39,7 +36,7 @@ def draw_attention(
     inputs = load_evaluation_input(run, data)
     length = inputs.spec.length
     window = inputs.stream[middle_window(len(inputs.stream), MAP_LENGTHS * length)]
-    model = inputs.model(device)
+    model = inputs.model()
     layers = len(model.model.layers)
     far, near = {}, {}
     for layer in range(layers):

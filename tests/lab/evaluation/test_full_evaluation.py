@@ -36,7 +36,6 @@ def test_everything(books, tmp_path):
         by_position=True,
         passkey=True,
         attention=tmp_path / "maps.npz",
-        device="cpu",
         progress=lambda stage, done, total: seen.update({stage.name: (done, total)}),
     )
     assert contents(run) == before
