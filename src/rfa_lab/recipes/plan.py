@@ -49,7 +49,7 @@ def states(
         tokens_per_second: the speed of training of every run; by default that of finished runs.
 
     Raises:
-        ValueError: for a speed that is not positive, and as `rfa_lab.recipes.runner.Runs` for names and folders.
+        ValueError: for a speed that is not positive, and as `run_recipe` for names and folders.
     """
     if tokens_per_second is not None:
         require(0 < tokens_per_second < math.inf, "tokens_per_second", tokens_per_second, "a positive number")

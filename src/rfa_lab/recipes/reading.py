@@ -30,12 +30,7 @@ R = TypeVar("R", bound="BaseRecipe")
 
 
 class RecipeError(ValueError):
-    """All faults of a recipe.
-
-    Args:
-        path: of the recipe's file.
-        faults: one line for each fault.
-    """
+    """All faults of a recipe, one a line."""
 
     def __init__(self, path: Path, faults: Iterable[str]):
         super().__init__("\n".join(f"{path}: {' '.join(fault.split())}" for fault in faults))
@@ -62,17 +57,7 @@ _Loader.add_implicit_resolver(  # YAML 1.1 requires a point and a sign in such n
 
 
 def read_recipe(path: Path, kinds: Mapping[str, type[R]], data: str | None) -> R:
-    """Read a recipe and check all of it.
-
-    Args:
-        path: of a YAML file.
-        kinds: the recipe of each `kind`; the first one is that of a file without `kind`.
-        data: what replaces the recipe's data; None to leave them.
-
-    Raises:
-        RecipeError: with all faults of the recipe.
-        OSError: if it cannot be read.
-    """
+    """As `load_recipe`. `kinds` has the recipe of each `kind`; the first one is that of a file without `kind`."""
     try:
         given = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an invalid date or number

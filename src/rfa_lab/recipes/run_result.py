@@ -95,7 +95,7 @@ def _model(run: PlannedRun) -> str:
 
 
 def trial_loss(record: Mapping[str, Any]) -> float | None:
-    """The validation loss of a trial from its run.json: infinite if training diverged, None if it is not finished."""
+    """The validation loss of a trial by its run.json: infinite if training diverged, None if it is not finished."""
     if DIVERGED in record:
         return math.inf
     return record["result"]["valid_loss"] if record["finished"] else None
@@ -131,16 +131,7 @@ def make_result(
     evaluated: Mapping[str, Any],
     tried: Mapping[float, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """The content of the result file of a finished run.
-
-    Args:
-        recipe: the recipe.
-        run: of the recipe.
-        folder: the run folder, for `metrics.jsonl`.
-        record: content of run.json.
-        evaluated: from `rfa_lab.evaluation.full_evaluation`.
-        tried: content of run.json of the trial of each learning rate.
-    """
+    """The content of a finished run's result file, from its record, its evaluation and its trials by learning rate."""
     evaluated = dict(evaluated)
     parts = [{"environment": made} for made in evaluated.pop("environments", [evaluated.get("environment")])]
     measured, lines = record["result"], read_metrics(folder)
@@ -178,16 +169,12 @@ def make_result(
 
 
 def dynamics_over_training(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """The parameters of each layer and head over training, at 64 steps at most, with the first and the last step.
+    """The parameters of each layer and head over training, from the lines of `metrics.jsonl`.
 
-    Args:
-        lines: of `metrics.jsonl`.
-
-    Returns:
-        `steps`, `tokens` and `layers`; all are empty for a model without dynamics. `layers` has for each layer and
-        parameter a list over these steps of lists over heads. The parameters are `process_noise` sigma^2, `key_noise`
-        eta^2, `query_noise` gamma^2, `robustness` nu_s, `inverse_temperature` beta_s, `decay` mu, `noise_floor`
-        sigma_0^2 and the regime's `alpha`. The stationary variance `sigma~^2` is `process_noise / (2 decay)`.
+    There are 64 steps at most, with the first and the last one. `layers` has for each layer and parameter a list over
+    `steps` of lists over heads. All is empty for a model without dynamics. The parameters are `process_noise` sigma^2,
+    `key_noise` eta^2, `query_noise` gamma^2, `robustness` nu_s, `inverse_temperature` beta_s, `decay` mu,
+    `noise_floor` sigma_0^2 and the regime's `alpha`. The stationary variance is `process_noise / (2 decay)`.
     """
     by_step = {line["step"]: line for line in lines if line.get("dynamics")}
     steps = sorted(by_step)

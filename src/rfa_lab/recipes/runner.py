@@ -49,12 +49,7 @@ class TimeIsUp(Exception):
 
 
 class TimeLimit:
-    """The time until which a call may go on, and where it is.
-
-    Args:
-        seconds: from now on; None for no limit.
-        progress: called with every stage, as if there were no limit.
-    """
+    """The time until which a call may go on, None for no limit, and where it is. `progress` sees every stage."""
 
     def __init__(self, seconds: float | None, progress: StageProgress | None):
         self.until = None if seconds is None else time.monotonic() + seconds
@@ -67,11 +62,7 @@ class TimeLimit:
         self.where = f"at step {done:,} of {total:,} of {stage.run}"
 
     def report(self, stage: Stage, done: int, total: int) -> None:
-        """Report progress.
-
-        Raises:
-            TimeIsUp: if the time is over, except where all is done.
-        """
+        """Report progress. Raises `TimeIsUp` if the time is over, except where all is done."""
         self._progress(stage, done, total)
         if stage.run:
             self.where = f"in {stage.run}: {stage.name}, which begins anew (it has to fit into the time given)"
@@ -92,12 +83,7 @@ RunType = TypeVar("RunType", bound=_Named)
 
 
 class Runs(ABC, Generic[RecipeType, RunType]):
-    """The runs of a recipe in a folder.
-
-    Args:
-        recipe: the recipe.
-        out: the folder of run folders and results.
-    """
+    """The runs of a recipe in a folder of run folders and results."""
 
     def __init__(self, recipe: RecipeType, out: Path):
         self.recipe, self.out = recipe, out
@@ -107,8 +93,7 @@ class Runs(ABC, Generic[RecipeType, RunType]):
     def finished(self, run: RunType) -> Mapping[str, Any] | None:
         """What a finished run has left; None where it is still to do.
 
-        Raises:
-            ValueError: for a damaged file, or one of other settings.
+        Raises `ValueError` for a damaged file, or one of other settings.
         """
 
     @abstractmethod
@@ -133,8 +118,7 @@ class Runs(ABC, Generic[RecipeType, RunType]):
     def results(self) -> dict[str, Mapping[str, Any]]:
         """All results of the recipe, by the run's name.
 
-        Raises:
-            ValueError: for a damaged result or list of runs, or a folder of another recipe.
+        Raises `ValueError` for a damaged result or list of runs, or a folder of another recipe.
         """
         if (name := recipe_of(self.out)) not in (self.recipe.name, None):
             raise ValueError(
@@ -145,8 +129,7 @@ class Runs(ABC, Generic[RecipeType, RunType]):
     def selected(self, only: Sequence[str]) -> list[RunType]:
         """The runs that are named in `only`, or all if it is empty. `*` in a name matches any text.
 
-        Raises:
-            ValueError: for a name that matches no run.
+        Raises `ValueError` for a name that matches no run.
         """
         names = [run.name for run in self.planned]
         for pattern in only:

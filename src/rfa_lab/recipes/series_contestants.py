@@ -114,16 +114,9 @@ _AHEAD = 20  # batches
 
 
 def build_network(name: str, fields: Mapping[str, Any], setting: Setting, seed: int) -> nn.Module:
-    """A network with new weights, scaled to series of a setting.
+    """One of `NETWORKS` with new weights, scaled to series of a setting.
 
-    Args:
-        name: one of `NETWORKS`.
-        fields: of its configuration.
-        setting: of the series to learn from.
-        seed: of the weights.
-
-    Raises:
-        ValueError: for a network that cannot take such series, or fields that it does not have.
+    Raises `ValueError` for one that cannot take such series, or fields that its configuration does not have.
     """
     sample = setting.batch(_SAMPLE, torch.Generator().manual_seed(seed))
     series = list(zip(sample.times, sample.values, strict=True))
@@ -134,11 +127,7 @@ def build_network(name: str, fields: Mapping[str, Any], setting: Setting, seed: 
 
 
 def check_network(name: str, fields: Mapping[str, Any], setting: Setting) -> None:
-    """Check a network before there are data.
-
-    Raises:
-        ValueError, TypeError: as `build_network`.
-    """
+    """Check a network before there are data. Raises as `build_network`, and `TypeError`."""
     if name in PRESETS:
         RFATimeSeriesConfig(preset=name, **fields).build_attention()
     else:
@@ -205,16 +194,10 @@ def validation_loss(network: nn.Module, setting: Setting, series: int) -> float:
 
 
 def score(predict: Predict, setting: Setting, series: int, choice: bool = False) -> Scores:
-    """The scores over series that are the same for every contestant.
+    """The scores over so many series of a setting, which are the same for every contestant.
 
-    Args:
-        predict: of a contestant.
-        setting: of the series.
-        series: their number.
-        choice: take the series for choices, not those of the test.
-
-    Returns:
-        The scores of "filter", the rows with a reading, and of "forecast", the rows without, where they have targets.
+    Those of "filter" are over rows with a reading, those of "forecast" over rows without, where they have targets. With
+    `choice` the series are those for choices, not those of the test.
     """
     generator = torch.Generator().manual_seed(_VALID_SEED if choice else _TEST_SEED)
     batch = setting.batch(series, generator, "valid" if choice else "test")

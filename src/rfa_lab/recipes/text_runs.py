@@ -63,9 +63,7 @@ class TextRuns(Runs[Recipe, PlannedRun]):
     def record(self, run: PlannedRun) -> dict[str, Any] | None:
         """The content of run.json of a run or a trial; None if it was not started.
 
-        Raises:
-            ValueError: if run.json is damaged, or if its specification differs from the recipe's. A run may have each
-                possible rate.
+        Raises `ValueError` if it is damaged, or of another specification. A run may have each possible rate.
         """
         folder, rates = self.folder(run), () if run.trial else run.rates
         if not folder.record.exists():
