@@ -14,10 +14,9 @@ from training.runs import MODEL
 from rfa_lab.recipes import Recipe, load_recipe, run_recipe, states
 from rfa_lab.recipes.run_result import needed_trials, possible_rates, trials_by_run
 from rfa_lab.results import read_result, unfinished_runs
-from rfa_lab.training import RunFolder, Stopped, TrainingSpec, train, trainer
+from rfa_lab.training import RunFolder, TrainingSpec, train, trainer
 
 from .recipes import TRAINING, write_recipe
-from .test_runner import at, ctrl_c
 
 RATES = [1e-3, 1e-2, 0.1]
 RUNS = [{"presets": ["b1-rope"], "seeds": [0, 1]}]
@@ -60,24 +59,6 @@ def test_an_entry_has_rates_of_its_own(tmp_path):
     trials = trials_by_run(planned)
     assert [trial.spec.learning_rate for trial in trials["b1-rope-seed0"]][:3] == RATES
     assert [trial.spec.learning_rate for trial in trials["b2-alibi-seed0"]][:2] == [2e-3, 4e-3]
-
-
-def test_a_stopped_trial_goes_on(tmp_path, out, evaluated):
-    planned = several(tmp_path)
-    with pytest.raises(Stopped):
-        run_recipe(planned, out, progress=at(f"{TRIALS[1]}: training", 3, ctrl_c))
-    assert [(state.state, state.step) for state in states(planned, out)][:3] == [
-        ("done", 4),
-        ("half done", 3),
-        ("to do", 0),
-    ]
-    steps = []
-    run_recipe(planned, out, only=["b1-rope-seed1"], progress=lambda stage, done, _: steps.append((stage, done)))
-    made = [(stage.run, done) for stage, done in steps if stage.name == "training" and "validated" not in stage.metrics]
-    assert TRIALS[0] not in {run for run, _ in made}
-    assert [done for run, done in made if run == TRIALS[1]] == [4]
-    assert len(RunFolder(out / "runs" / TRIALS[1]).read()["resumed"]) == 1
-    assert evaluated == ["b1-rope-seed1"]
 
 
 def test_what_is_only_evaluated_otherwise_is_tried_once(tmp_path):
@@ -201,16 +182,6 @@ def test_a_rate_that_diverges_has_lost(tmp_path, out, evaluated, monkeypatch):
     assert (result["learning_rate"], result["trials"]["0.9"]) == (1e-3, None)
     assert "nan" in diverged.read()["diverged"]
     assert states(planned, out)[1].state == "done"  # it is not tried again
-
-
-def test_a_trial_on_another_text(tmp_path, out, evaluated):
-    planned = several(tmp_path)
-    with pytest.raises(Stopped):
-        run_recipe(planned, out, progress=at(f"{TRIALS[1]}: training", 3, ctrl_c))
-    text = min((tmp_path / "corpus").rglob("*.txt"))
-    text.write_text(text.read_text() + "and so on")
-    with pytest.raises(ValueError, match=f"data: {TRIALS[0]} was made on another text"):
-        run_recipe(planned, out)
 
 
 @slow

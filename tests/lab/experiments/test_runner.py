@@ -255,9 +255,6 @@ def test_the_course_of_parameters_is_thinned_out_from_the_first_step_to_the_last
     assert {later - step for step, later in pairwise(steps)} == {25, 50}  # spread over all of it
     assert found["tokens"] == [32 * step for step in steps]
     assert found["layers"] == {"0": {"decay": [[0.5 * step, 1.0] for step in steps]}}
-
-
-def test_a_short_course_is_kept_whole():
     assert dynamics_over_training([line(step) for step in (1, 2, 3)])["steps"] == [1, 2, 3]
     assert dynamics_over_training([{"step": 1, "loss": 4.0}]) == {"steps": [], "tokens": [], "layers": {}}
 
