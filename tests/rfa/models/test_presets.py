@@ -176,7 +176,7 @@ def test_noises_are_the_table(name):
     expected = {"robustness": 4, "inverse_temperature": 1, "key_noise": 1, "query_noise": 1, "noise_floor": 0.01}
     if name == "m2.2-flat-prior":
         expected |= {"key_noise": 0, "query_noise": 0, "noise_floor": 1, "process_noise": 0}
-    elif name not in ("x2-riccati-alibi", "x5-content-clock"):  # its process noise: tests/nn/test_alibi_start.py
+    elif name not in ("x2-riccati-alibi", "x5-content-clock"):  # its process noise: tests/rfa/nn/test_head_dynamics.py
         steady = 0.5 if name == "m3-sc-rfa" else 0.1
         expected["process_noise"] = np.where(found["decay"] > 0, 2 * found["decay"] * steady, 1e-6)
     if name == "m2.3-no-gate":

@@ -77,21 +77,23 @@ def test_writing_copies_only_to_make_room():
     assert len(made) <= 2 + 7  # the first one, then room for 65, 130 and so on, half again each time: 1.5^7 > 1000 / 65
 
 
-@pytest.mark.parametrize("name", ["defaults", "riccati", "RoPER with decay"])
-def test_gradients_through_a_cache(name):
+@cover(1, chunks=[(6,), (4, 2)], name=["defaults", "riccati", "RoPER with decay", "b2"])
+def test_gradients_through_a_cache_that_goes_on_without_them(name, chunks):
     """Nothing is written into what a graph holds: gradients are those of the whole."""
     layer, x = build(name), hidden(length=9)
-    with torch.no_grad():
-        _, cache = read(layer, x[:, :2], (1, 1))  # room is left, into which nothing may be written now
-    layer(x).square().sum().backward()
+    layer(x[:, :6]).square().sum().backward()
     whole = {path: parameter.grad for path, parameter in layer.named_parameters()}
     layer.zero_grad()
-    read(layer, x)[0].square().sum().backward()
+    outputs, cache = read(layer, x, chunks)
+    with torch.no_grad():
+        cache.crop(-1)
+        rest, _ = read(layer, x, (1, 2), cache, start=5)  # room is left, into which nothing may be written now
+        torch.testing.assert_close(rest, layer(x)[:, 5:8], rtol=EXACT, atol=EXACT)
+    outputs.square().sum().backward()  # raises where a saved tensor was overwritten
     for path, parameter in layer.named_parameters():
         torch.testing.assert_close(parameter.grad, whole[path], rtol=1e-9, atol=1e-9)
     layer.zero_grad()
-    outputs, _ = read(layer, x, (1, 1, 1), cache, start=2)
-    outputs.square().sum().backward()  # raises where a saved tensor was overwritten
+    read(layer, x, (1,), cache, start=8)[0].square().sum().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
@@ -110,22 +112,6 @@ def test_what_was_given_is_neither_kept_nor_written_to():
         for kept, whole in ((keys, states[1]), (values, states[2])):
             assert torch.equal(kept, torch.cat([whole[:, :, :-1], -whole[:, :, -1:]], dim=2))
             assert kept.untyped_storage().data_ptr() != states.untyped_storage().data_ptr()
-
-
-@cover(1, chunks=[(6,), (4, 2)], name=["defaults", "RoPER with decay", "b2"])
-def test_backward_through_a_prefill_that_went_on_without_gradients(name, chunks):
-    layer, x = build(name), hidden(length=9)
-    layer(x[:, :6]).square().sum().backward()
-    whole = {path: parameter.grad for path, parameter in layer.named_parameters()}
-    layer.zero_grad()
-    outputs, cache = read(layer, x, chunks)
-    with torch.no_grad():
-        cache.crop(-1)
-        rest, _ = read(layer, x, (1, 3), cache, start=5)
-        torch.testing.assert_close(rest, layer(x)[:, 5:], rtol=EXACT, atol=EXACT)
-    outputs.square().sum().backward()  # raises where a saved tensor was overwritten
-    for path, parameter in layer.named_parameters():
-        torch.testing.assert_close(parameter.grad, whole[path], rtol=1e-9, atol=1e-9)
 
 
 def test_inference_mode_and_back():

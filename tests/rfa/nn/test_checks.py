@@ -104,6 +104,8 @@ def test_sizes_and_dynamics_alone():
         HeadDynamics(ONES, ONES)
     with pytest.raises(ValueError, match=r"^hidden_size: got 15"):
         ContentFilterAttention(15, 4)
+    with pytest.raises(ValueError, match="hidden_size: got 30"):
+        RobustFilterAttention(30, 4, frequency=torch.zeros(4, 8), decay=torch.zeros(4))
 
 
 GIVEN = [

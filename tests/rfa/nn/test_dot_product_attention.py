@@ -17,7 +17,7 @@ from rfa.ops import robust_filter_attention
 from rfa.ops.dot_product import decayed_dot_product_attention
 from rfa.ops.positions import checked_positions
 
-from .by_hand import EXACT, SINGLE, assert_near, dot_product, hidden, merged, perturb, states
+from .by_hand import EXACT, SINGLE, assert_near, dot_product, hidden, linear, merged, perturb, states
 
 SIZE, HEADS, MODES = 16, 2, 8
 ROPE = rotary_frequencies(HEADS, MODES)
@@ -190,3 +190,38 @@ def test_a_new_logarithmic_bias_starts_as_published():
         assert found.min() >= 0.01 - 1e-6
         assert 0.9 * most < found.max() < most + 1e-6
         assert abs(float(found.mean()) - most / 2) < 0.1 * most  # five deviations of the mean of 256 uniform numbers
+
+
+def test_channel_gates_by_hand():
+    """One pair and one channel at a time."""
+    layer, x = build(gates="channel"), hidden()
+    q, k, v = states(layer, x)
+    gates = 1 / (1 + np.exp(-linear(layer.gate_projection, oracle.as_array(x)).reshape(2, 7, HEADS, -1)))
+    out = np.zeros_like(v)
+    for b, h, i in np.ndindex(2, HEADS, 7):
+        faded = [k[b, h, j] * gates[b, j + 1 : i + 1, h].prod(0) for j in range(i + 1)]
+        weights = np.exp(np.array(faded) @ q[b, h, i] / np.sqrt(SIZE))
+        out[b, h, i] = weights / weights.sum() @ v[b, h, : i + 1]
+    assert_near(layer(x), merged(layer, out))
+
+
+@pytest.mark.parametrize("length", [5, 120])
+def test_gradients_of_channel_gates_in_single_precision(length):
+    """Against float64, also where the gates of 120 tokens multiply to less than the least number."""
+    single, double = build(torch.float32, gates="channel"), build(gates="channel")
+    double.load_state_dict(single.state_dict())
+    x, target = hidden(length=length, dtype=torch.float32), hidden(seed=9, length=length)
+    for layer in (single, double):
+        dtype = layer.query_projection.weight.dtype
+        layer(x.to(dtype)).mul(target.to(dtype)).sum().backward()
+    for name, p in double.named_parameters():
+        error = float((single.get_parameter(name).grad - p.grad).abs().max())
+        assert p.grad.isfinite().all()
+        assert error / max(1.0, float(p.grad.abs().max())) < 1e-4, name  # float32 sums over all pairs
+
+
+def test_new_channel_gates_forget_at_many_rates():
+    layer = DotProductAttention(SIZE, HEADS, gates="channel")
+    rates = -layer.marks(torch.zeros(1, 1, SIZE))["log_gate"][0, :, 0]
+    expected = torch.tensor([2 ** (-8 * n / 15) for n in range(16)]).expand(HEADS, -1)
+    torch.testing.assert_close(rates, expected, rtol=1e-4, atol=0)  # float32 logarithms of small rates

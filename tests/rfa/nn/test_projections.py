@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from cover import cover
 from scipy import stats
 
@@ -43,7 +42,9 @@ def complex_weight(layer, name):
 
 @cover(1, kind=LAYERS, name=[*INPUTS, "output_projection"])
 def test_magnitude_is_rayleigh_and_phase_uniform(kind, name):
-    weight = complex_weight(LAYERS[kind](), name)
+    layer = LAYERS[kind]()
+    assert not getattr(layer, name).bias.any()
+    weight = complex_weight(layer, name)
     scale = SCALE * (math.sqrt(0.5) if name == "output_projection" else 1.0)
     assert stats.kstest(np.abs(weight).ravel(), stats.rayleigh(scale=scale).cdf).pvalue > LEAST_P
     assert stats.kstest(np.angle(weight).ravel(), stats.uniform(-math.pi, 2 * math.pi).cdf).pvalue > LEAST_P
@@ -56,20 +57,8 @@ def test_magnitude_and_phase_do_not_depend_on_each_other(name):
     assert abs(stats.spearmanr(np.abs(weight), np.angle(weight)).statistic) < 4 / 128
 
 
-@pytest.mark.parametrize("kind", LAYERS)
-def test_biases_are_zero(kind):
-    layer = LAYERS[kind]()
-    for name in (*INPUTS, "output_projection"):
-        assert not getattr(layer, name).bias.any()
-
-
 def test_projections_are_drawn_apart():
     layer = RobustFilterAttention(SIZE, HEADS)
     drawn = [complex_weight(layer, name).ravel() for name in INPUTS]
     correlation = np.corrcoef(np.concatenate([[w.real, w.imag] for w in drawn]))
     assert np.abs(correlation - np.eye(6)).max() < 5 / 128  # deviation 1/128
-
-
-def test_sizes_must_divide():
-    with pytest.raises(ValueError, match="hidden_size: got 30"):
-        RobustFilterAttention(30, 4, frequency=torch.zeros(4, 8), decay=torch.zeros(4))

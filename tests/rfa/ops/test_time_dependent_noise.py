@@ -10,7 +10,7 @@ from scipy import integrate
 from rfa.dynamics import TimeDependentNoise
 from rfa.ops import robust_filter_attention
 
-from .problems import EXACT, SINGLE, attend, irregular_times, problem
+from .problems import EXACT, SINGLE, attend, irregular_times, problem, with_gradients
 
 NOISE = {
     "amplitude": [[0.3, 0.5, 0.2], [0.15, 0.2, 0.4]],
@@ -22,17 +22,6 @@ NOISE = {
 
 def coloured(dtype=torch.float64, **changes):
     return TimeDependentNoise(**{name: torch.tensor(x, dtype=dtype) for name, x in {**NOISE, **changes}.items()})
-
-
-def gradients(inputs, backend):
-    """The operator's result and its gradients for everything, the noise included."""
-    leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
-    noise = TimeDependentNoise(*(x.requires_grad_() for x in coloured(inputs["query"].dtype)))
-    output, log_precision = robust_filter_attention(**leaves, noise=noise, return_log_precision=True, backend=backend)
-    generator = torch.Generator().manual_seed(3)
-    weights = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output)
-    loss = (output * weights).sum() + log_precision.sum()
-    return (output, log_precision, *torch.autograd.grad(loss, [*leaves.values(), *noise]))
 
 
 def test_variance_is_the_integral():
@@ -76,9 +65,19 @@ def test_a_rate_that_does_not_change_is_white(option, irregular):
 
 
 def test_backends_agree_on_uniform_times():
-    inputs = {name: x.float() for name, x in problem(2, keys=37, modes=4).items()}
-    for fused, dense in zip(gradients(inputs, "cpu"), gradients(inputs, "reference"), strict=True):
-        torch.testing.assert_close(fused, dense, rtol=20 * SINGLE, atol=SINGLE * float(dense.detach().abs().max()))
+    """Results and gradients of everything, the noise included."""
+    inputs = problem(2, keys=37, modes=4, dtype=torch.float32) | coloured(torch.float32)._asdict()
+
+    def by(backend):
+        def call(leaves):
+            noise = TimeDependentNoise(*(leaves.pop(name) for name in NOISE))
+            return attend(leaves, backend, noise=noise)
+
+        return with_gradients(inputs, lambda leaves: call(dict(leaves)))
+
+    found = by("cpu")
+    for name, dense in by("reference").items():
+        torch.testing.assert_close(found[name], dense, rtol=20 * SINGLE, atol=SINGLE * float(dense.abs().max()))
 
 
 def test_gradients_by_differences():

@@ -1,7 +1,6 @@
 """States in bfloat16 that are multiplied as such: PyTorch's brgemm, and a stand-in for processors without it."""
 
 import ctypes
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -240,10 +239,3 @@ def test_without_onednn_or_the_instructions_there_are_none(monkeypatch):
         assert library.find_brgemm() is None
     monkeypatch.setattr(library, "instruction_sets", lambda: "flags : fpu avx2 avx512f")
     assert library.find_brgemm() is None
-
-
-def test_a_product_that_fails_is_said_to_fail(monkeypatch):
-    failing = {"rfa_forward": lambda _: 2}
-    monkeypatch.setattr(library, "library", lambda: SimpleNamespace(**failing))
-    with pytest.raises(RuntimeError, match="brgemm failed in the forward pass"):
-        library.run_kernel("forward", library.KernelProblem())

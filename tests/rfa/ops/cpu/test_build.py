@@ -6,7 +6,6 @@ import signal
 import stat
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -109,19 +108,6 @@ def test_a_compiler_that_fails(tmp_path):
     (said,) = done.stdout.strip().splitlines()
     assert "no such register" in said
     assert str(log) in said
-
-
-@slow
-def test_a_library_that_cannot_be_loaded(tmp_path):
-    """A compiler for another machine: the message names the file, and "auto" takes the reference."""
-    text = COUNTED.format(calls=tmp_path / "calls", library=Path(__file__)).replace("sleep 1\n", "")
-    cxx = compiler(tmp_path, text)
-    named = f"try:\n{textwrap.indent(USE, '    ')}\nexcept RuntimeError as error:\n    print(error)\n"
-    done = python(named + AUTO, tmp_path / "cache", CXX=cxx)
-    assert done.returncode == 0, done.stderr
-    says, warns = done.stdout.strip().splitlines()
-    assert "cannot be loaded" in says
-    assert "cannot be loaded" in warns
 
 
 @slow
