@@ -76,7 +76,7 @@ KERNELS = [
     Mutation("rfa/ops/cpu/kernels/score.h", "slope * decay * -0.5f", "slope * decay * -1.0f",
              "the gradient of a key's norm", "rfa/ops/test_filter_attention_gradients.py"),
     Mutation("rfa/ops/cpu/kernels/forward.h", "SAFE_LOW = 8.6736174e-19f", "SAFE_LOW = 0.0f",
-             "rows far below the bound underflow", "rfa/ops/cpu/test_underflow.py"),
+             "rows far below the bound underflow", "rfa/ops/test_fuzz.py"),
     Mutation("rfa/ops/cpu/kernels/forward.h", "if (!safe[i]) rows_[i].offset", "rows_[i].offset",
              "an outlier changes its neighbours' digits", "rfa/ops/cpu/test_underflow.py"),
     Mutation("rfa/ops/cpu/kernels/visibility.h", "+ j] <= query_times_[i]);", "+ j] < query_times_[i]);",

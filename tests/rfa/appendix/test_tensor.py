@@ -43,7 +43,7 @@ def test_explicit_loops(weight, causal, timing, structure):
                 np.testing.assert_allclose(as_array(x), y, rtol=tolerance, atol=tolerance)
 
 
-@cover(structure=STRUCTURE, timing=TIMING, causal=[True, False], weight=WEIGHTS)
+@cover(1, structure=STRUCTURE, timing=TIMING, causal=[True, False], weight=WEIGHTS)
 def test_agreeing_modes_are_the_isotropic_operator(weight, causal, timing, structure):
     options = {"weight": weight, "causal": causal, **timing_options(timing), **structure_options(structure)}
     for modes in (1, 3):

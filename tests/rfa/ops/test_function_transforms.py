@@ -12,9 +12,8 @@ from rfa.ops import robust_filter_attention
 from .derivatives import FORWARD, PRESENT, PROBLEMS, REVERSE, along, errors, gradients, losses_of, made, moved
 from .problems import irregular_times
 
-# float32 (eps 1.2e-7) as in triton/fused_problems.py: the gradient of a parameter sums pairs of both signs. In bfloat16
-# states are rounded again in the frame, by up to eps / 2 = 4e-3 each.
-SINGLE, HALF = 1e-4, 5e-2
+# float32 (eps 1.2e-7) as in triton/fused_problems.py: the gradient of a parameter sums pairs of both signs.
+SINGLE = 1e-4
 
 
 @cover(1, transform=REVERSE, name=PROBLEMS)
@@ -24,14 +23,6 @@ def test_reverse_mode(name, transform):
     for backend in ("cpu", "reference"):
         found = errors(REVERSE[transform](losses_of(backend, **options), inputs), expected)
         assert max(found.values()) < SINGLE, (backend, found)
-
-
-def test_reverse_mode_in_half_precision():
-    inputs, options = made(dtype=torch.bfloat16), PROBLEMS["times a row, riccati"]
-    expected = gradients(inputs, **options)
-    for transform in ("grad", "vmap of jacrev", "is_grads_batched"):
-        found = errors(REVERSE[transform](losses_of("cpu", **options), inputs), expected)
-        assert max(found.values()) < HALF, (transform, found)
 
 
 @cover(1, transform=FORWARD, name=PROBLEMS)
