@@ -105,13 +105,10 @@ def _sizes(recipe: Recipe, run: PlannedRun, results: Mapping[str, Any]) -> tuple
 
 def _speed(run: PlannedRun, results: Mapping[str, Any]) -> float | None:
     """Tokens per second of this model's finished runs, or of all finished runs if the model has none."""
-    speeds = {
-        name: result["training"]["tokens_per_second"]
-        for name, result in results.items()
-        if result["training"]["tokens_per_second"]
-    }
-    own = [speed for name, speed in speeds.items() if results[name]["label"] == run.label]
-    return mean(own or speeds.values()) if speeds else None
+    speeds = [(result["label"], result["training"]["tokens_per_second"]) for result in results.values()]
+    measured = [(label, speed) for label, speed in speeds if speed]
+    own = [speed for label, speed in measured if label == run.label]
+    return mean(own or [speed for _, speed in measured]) if measured else None
 
 
 # What the runs need before they begin: text, tokenizer and disk, looked at in a moment

@@ -275,7 +275,8 @@ def make_runs(
         )
     chosen, results = runs.selected(only), runs.results()
     needed = {other.name for run in chosen if run.name not in results for other in runs.needs(run)}
-    chosen = [run for run in runs.planned if run in chosen or run.name in needed]
+    needed |= {run.name for run in chosen}
+    chosen = [run for run in runs.planned if run.name in needed]
     waiting = [run for run in chosen if run.name not in results]
     begun = {name: found for run in waiting for name, found in runs.begun(run).items()}
     if waiting and not other_version:
