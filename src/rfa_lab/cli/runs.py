@@ -121,9 +121,10 @@ def train(
         if resume:
             record = training.resume(out, **bars)
         else:
-            other_names = {"model": dict(map(assignment, set_ or [])), "split_by": split, "learning_rate": lr}
             same_names = {field.name for field in fields(training.TrainingSpec)} & ctx.params.keys()
-            spec = training.TrainingSpec(**{name: ctx.params[name] for name in same_names}, **other_names)
+            given: dict[str, Any] = {name: ctx.params[name] for name in same_names}
+            model = dict(map(assignment, set_ or []))
+            spec = training.TrainingSpec(**given, model=model, split_by=split, learning_rate=lr)
             record = training.train(spec, out, overwrite=overwrite, **bars)
     if not speaks:
         return
