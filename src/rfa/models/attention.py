@@ -212,13 +212,13 @@ class AttentionConfig(CheckedFields):
         return self.layer(hidden_size, heads, **self.arguments(hidden_size, heads, train_length), **options)
 
     def arguments(self, hidden_size: int, heads: int, train_length: int) -> dict[str, Any]:
-        """The arguments of the layer."""
-        frequency, decay = self.bank(hidden_size, heads, train_length)
-        names = hints(type(self)).keys() - {"frequencies", "decay"}
+        """The arguments of the layer. Frequencies are in radians per token, decays per token."""
+        modes, names = hidden_size // heads, hints(type(self)).keys() - {"frequencies", "decay"}
         given = {_ARGUMENTS.get(name, name): getattr(self, name) for name in names}
         if "gated_heads" in self.without_effect():
             given["gated_heads"] = 1.0
-        return {"frequency": frequency, "decay": decay, **given}
+        decay = self.decay.build(heads, modes, self.frequencies.base, train_length)
+        return {"frequency": self.frequencies.build(heads, modes, train_length), "decay": decay, **given}
 
     def to_dict(self) -> dict[str, Any]:
         """The kind and the fields for JSON."""
@@ -263,14 +263,6 @@ class AttentionConfig(CheckedFields):
             if self.frequencies.kind == "none":
                 unread |= {"frequency_base"}
         return unread
-
-    def bank(
-        self, hidden_size: int, heads: int, train_length: int
-    ) -> tuple[Float[Tensor, "heads modes"], Float[Tensor, " heads"]]:
-        """Frequencies in radians per token, and decays per token."""
-        modes = hidden_size // heads
-        decay = self.decay.build(heads, modes, self.frequencies.base, train_length)
-        return self.frequencies.build(heads, modes, train_length), decay
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -113,10 +113,6 @@ class DecoderConfig(PreTrainedConfig):
         """The attention that flat names of the constructor's arguments change; None for the default."""
         return given.get("attention")
 
-    def has_sde_parameters(self) -> bool:
-        """Whether the model learns dynamics or noises, see `RFAPreTrainedModel.sde_parameters`."""
-        return self.attention.has_sde_parameters()
-
     def to_dict(self) -> dict[str, Any]:
         """All fields for JSON. Attention is a nested object; the version is that of this package."""
         _name_adapter_targets()  # peft asks for this dictionary just before it looks for the model type in its table

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, initialization
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from rfa.checks import require
 from rfa.nn import HeadDynamics, NormalLinear
@@ -52,14 +52,7 @@ class DecoderOutput(BaseModelOutputWithPast):
 
 @dataclass
 class LanguageModelOutput(CausalLMOutputWithPast):
-    """The output of the language model; `attentions` and `log_precisions` as in `DecoderOutput`."""
-
-    log_precisions: tuple[Tensor, ...] | None = None
-
-
-@dataclass
-class MaskedModelOutput(MaskedLMOutput):
-    """The output of the masked language model; `attentions` and `log_precisions` as in `DecoderOutput`."""
+    """The output of a language model, also a masked one; `attentions` and `log_precisions` as in `DecoderOutput`."""
 
     log_precisions: tuple[Tensor, ...] | None = None
 

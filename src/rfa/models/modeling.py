@@ -22,7 +22,6 @@ from .configuration import RFAConfig
 from .decoder import (
     DecoderOutput,
     LanguageModelOutput,
-    MaskedModelOutput,
     RFAPreTrainedModel,
     check_labels,
     loss_divisor,
@@ -421,7 +420,7 @@ class RFAForMaskedLM(VocabularyModel):
         inputs_embeds: Float[Tensor, "batch length hidden"] | None = None,
         num_items_in_batch: int | Int[Tensor, ""] | None = None,
         **kwargs: Any,
-    ) -> MaskedModelOutput:
+    ) -> LanguageModelOutput:
         """Logits of each token from all others, and the loss where labels are given.
 
         Args:
@@ -438,4 +437,4 @@ class RFAForMaskedLM(VocabularyModel):
         outputs = self.model(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
         logits = self.lm_head(outputs.last_hidden_state)
         loss = self.token_loss(logits, labels, num_items_in_batch)
-        return MaskedModelOutput(loss=loss, logits=logits, **outputs.beside_states())
+        return LanguageModelOutput(loss=loss, logits=logits, **outputs.beside_states())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rfa.checks import require
 from rfa.dynamics import time_dtype
-from rfa.ops.positions import Positions, check_flags, checked_positions, first_time, numbered, times_dtype
+from rfa.ops.positions import Positions, check_flags, check_tensor, checked_positions, first_time, numbered, times_dtype
 from rfa.ops.transforms import readable
 
 # Robust scaling of windows: the median and the median deviation of each channel
@@ -150,11 +150,11 @@ def checked_readings(
     query_segment_ids: Tensor | None = None,
 ) -> ReadingRows:
     """The arguments of `RFAForTimeSeries.forward`, checked."""
-    require(isinstance(values, Tensor), "values", type(values).__name__, "a tensor")
+    check_tensor("values", values)
     fits = values.dim() == 3 and values.shape[-1] == channels and values.is_floating_point()
     expected = f"floating-point (batch, length, channels) with {channels} channels"
     require(fits, "values", f"{values.dtype} {tuple(values.shape)}", expected)
-    require(isinstance(times, Tensor), "times", type(times).__name__, "a tensor")
+    check_tensor("times", times)
     if observed_mask is not None:
         check_mask("observed_mask", observed_mask, tuple(values.shape))
         values = values.masked_fill(~observed_mask, torch.nan)
@@ -168,7 +168,7 @@ def checked_readings(
     checked_positions(batch, length, length, values.device, times, None, present, segment_ids)
     times = torch.atleast_2d(times).expand(batch, length)
     if query_times is not None:
-        require(isinstance(query_times, Tensor), "query_times", type(query_times).__name__, "a tensor")
+        check_tensor("query_times", query_times)
         queries = query_times.shape[-1] if query_times.dim() else 0
         checked_positions(batch, queries, queries, values.device, None, query_times)
         query_times = torch.atleast_2d(query_times).expand(batch, queries)
@@ -187,14 +187,11 @@ def _segments(
 ) -> Tensor | None:
     """The segments of readings and queries, numbered together."""
     asked = segment_ids is not None and query_times is not None
-    is_tensor = isinstance(query_segment_ids, Tensor)
-    given = tuple(query_segment_ids.shape) if is_tensor else query_segment_ids  # type: ignore[union-attr]
+    given = tuple(query_segment_ids.shape) if isinstance(query_segment_ids, Tensor) else query_segment_ids
     expected = "ids of the queries if and only if there are query_times and segment_ids"
-    require(is_tensor == asked, "query_segment_ids", given, expected)
-    if segment_ids is None:
-        return None
-    if query_segment_ids is None or query_times is None:
-        return numbered(segment_ids)
+    require(isinstance(query_segment_ids, Tensor) == asked, "query_segment_ids", given, expected)
+    if segment_ids is None or query_segment_ids is None or query_times is None:
+        return None if segment_ids is None else numbered(segment_ids)
     queries = query_times.shape[1]
     check_flags("query_segment_ids", query_segment_ids, batch, queries, segment_ids.device, integer=True)
     return numbered(torch.cat([segment_ids, query_segment_ids], dim=1))

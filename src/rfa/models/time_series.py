@@ -13,7 +13,7 @@ from transformers.utils import ModelOutput
 from rfa.checks import require
 from rfa.nn import NormalLinear, RobustFilterAttention
 from rfa.nn.dynamics import softplus_inverse
-from rfa.ops.positions import times_dtype
+from rfa.ops.positions import check_tensor, times_dtype
 from rfa.ops.transforms import readable
 
 from .decoder import RFABlock, RFAPreTrainedModel
@@ -231,7 +231,7 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         """
         whole = isinstance(num_samples, int) and not isinstance(num_samples, bool) and num_samples >= 1
         require(whole, "num_samples", num_samples, "a whole number >= 1")
-        require(isinstance(query_times, Tensor), "query_times", type(query_times).__name__, "a tensor")
+        check_tensor("query_times", query_times)
         readings = checked_readings(times, values, self.config.channels, observed_mask, query_times)
         batch, length, channels = readings.values.shape
         asked = cast(Tensor, readings.query_times)

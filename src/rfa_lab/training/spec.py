@@ -85,7 +85,7 @@ class TrainingSpec:
         check_split(self.split_by)
         check_tokenizer(self.tokenizer)
         config = self.model_config(vocab_size=2)
-        if self.one_group and not config.has_sde_parameters():
+        if self.one_group and not config.attention.has_sde_parameters():
             raise ValueError(f"one_group: got True, expected False: {self.preset} has none of the SDE's parameters")
         backend = config.attention.backend
         if backend != "auto":  # a backend that is named has to run on this machine

@@ -54,7 +54,7 @@ def test_heads_without_decay_fit_the_number_of_heads(heads, tmp_path):
     sizes = SIZES | {"hidden_size": 48, "num_attention_heads": heads}
     layer = bank(heads, 48 // heads, None, None)[1]
     for config in (preset("m2-sc-rfa", **sizes), RFAConfig(**sizes), preset("x6-content-dynamics", **sizes)):
-        decay = config.attention.bank(48, heads, 16)[1]
+        decay = config.attention.arguments(48, heads, 16)["decay"]
         assert torch.equal(decay, layer)
         assert int((decay == 0).sum()) == config.attention.decay.zero_heads == min(2, heads)
         config.save_pretrained(tmp_path)
