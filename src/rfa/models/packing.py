@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from rfa.checks import require
-from rfa.ops.positions import check_device, check_flags, check_tensor, numbered
+from rfa.ops.positions import check_device, check_flags, check_given, check_tensor, numbered
 from rfa.ops.transforms import readable
 
 # The name of a model's cache: `past_key_values`, and `cache` from transformers 5.24 on. Models take both
@@ -31,7 +31,6 @@ LONGEST = ("max_length_q", "max_length_k")  # follow from the lengths, so they a
 PACKING = ("position_ids", "seq_idx", *LENGTHS, *LONGEST)  # arguments by transformers' names
 NO_COLUMNS = "none with frequencies='as_released', whose turns depend on the column of a token"
 _NUMBERS = ("attention_mask", "seq_idx")  # of the sequence of each token; the first as a mask of all pairs shows them
-_TIMES = "real times are no positions"
 _HIDDEN = -1e4  # at most this in an additive mask: the weight exp(-1e4) is 0
 
 Mask = Shaped[Tensor, "..."]  # two to four dimensions, see `read_mask`
@@ -227,14 +226,9 @@ def packed_segments(
 
 def _per_token(name: str, given: object, tokens: NewTokens) -> Tensor:
     """Integers `(batch, length)` of an argument that may have one row for all, or no dimension of rows."""
-    given = check_tensor(name, given)
-    shape = (tokens.batch, tokens.length)
-    whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
-    require(whole, name, str(given.dtype), f"integers; {_TIMES}")
-    shapes = (shape, (1, tokens.length), (tokens.length,))
-    require(tuple(given.shape) in shapes, name, tuple(given.shape), f"shape {shape}, one number a new token")
-    check_device(name, given, tokens.device)
-    return given.expand(shape)
+    shape, row = (tokens.batch, tokens.length), (tokens.length,)
+    check_given(name, given, "an integer dtype", tokens.device, shape, (1, *row), row)
+    return cast(Tensor, given).expand(shape)
 
 
 def _numbers_of_positions(position_ids: Tensor, tokens: NewTokens, continues: bool) -> Tensor:
@@ -254,7 +248,7 @@ def _numbers_of_positions(position_ids: Tensor, tokens: NewTokens, continues: bo
             row, at = wrong.nonzero()[0].tolist()
             pair = position_ids[row, at - 1 : at + 1].tolist()
             restarts = " or ".join(map(str, sorted({0, int(base[row])})))
-            expected = f"positions that count up by one, or restart at {restarts}; {_TIMES}"
+            expected = f"positions that count up by one, or restart at {restarts}; real times are no positions"
             require(False, "position_ids", f"{pair[0]} followed by {pair[1]} (batch row {row})", expected)
         if tokens.cached and continues:
             _check_continued(position_ids.gather(-1, first), offset.gather(-1, first), tokens)

@@ -15,7 +15,16 @@ from torch import Tensor, nn
 
 from rfa.checks import require
 from rfa.dynamics import time_dtype
-from rfa.ops.positions import Positions, check_flags, check_tensor, checked_positions, first_time, numbered, times_dtype
+from rfa.ops.positions import (
+    Positions,
+    check_flags,
+    check_given,
+    check_tensor,
+    checked_positions,
+    first_time,
+    numbered,
+    times_dtype,
+)
 from rfa.ops.transforms import readable
 
 # Robust scaling of windows: the median and the median deviation of each channel
@@ -156,7 +165,7 @@ def checked_readings(
     require(fits, "values", f"{values.dtype} {tuple(values.shape)}", expected)
     check_tensor("times", times)
     if observed_mask is not None:
-        check_mask("observed_mask", observed_mask, tuple(values.shape))
+        check_given("observed_mask", observed_mask, "torch.bool", values.device, tuple(values.shape))
         values = values.masked_fill(~observed_mask, torch.nan)
     batch, length, _ = values.shape
     present = ~values.isnan().all(-1)
@@ -173,13 +182,6 @@ def checked_readings(
         checked_positions(batch, queries, queries, values.device, None, query_times)
         query_times = torch.atleast_2d(query_times).expand(batch, queries)
     return ReadingRows(times, values, query_times, _segments(segment_ids, query_segment_ids, query_times, batch))
-
-
-def check_mask(name: str, mask: Bool[Tensor, "*shape"], shape: tuple[int, ...]) -> None:
-    """Raise `ValueError` unless a mask is a boolean tensor of a shape."""
-    given = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-    fits = isinstance(mask, Tensor) and mask.dtype == torch.bool and tuple(mask.shape) == shape
-    require(fits, name, given, f"a tensor, torch.bool {shape}")
 
 
 def _segments(

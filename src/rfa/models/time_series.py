@@ -13,12 +13,12 @@ from transformers.utils import ModelOutput
 from rfa.checks import require
 from rfa.nn import NormalLinear, RobustFilterAttention
 from rfa.nn.dynamics import softplus_inverse
-from rfa.ops.positions import check_tensor, times_dtype
+from rfa.ops.positions import check_given, check_tensor, times_dtype
 from rfa.ops.transforms import readable
 
 from .decoder import RFABlock, RFAPreTrainedModel
 from .packing import NO_COLUMNS
-from .series_tokens import ReadingRows, Scale, WindowScaling, check_mask, checked_readings, series_tokens
+from .series_tokens import ReadingRows, Scale, WindowScaling, checked_readings, series_tokens
 from .time_series_config import RFATimeSeriesConfig
 
 FIRST_DEGREES, LEAST_DEGREES = 5.0, 2.0  # of freedom, at the start and at least
@@ -195,7 +195,7 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         require(given, "targets", tuple(getattr(targets, "shape", ())), f"floating-point {shape}")
         seen = ~targets.isnan()
         if target_mask is not None:
-            check_mask("target_mask", target_mask, shape)
+            check_given("target_mask", target_mask, "torch.bool", targets.device, shape)
             seen = seen & target_mask
         if readable(targets):
             require(not bool((targets.isinf() & seen).any()), "targets", "infinite values", "finite ones or NaN")

@@ -207,7 +207,7 @@ ROW = torch.zeros(1, 6, dtype=torch.int64)
 FAULTS = {
     "jump": ({"position_ids": torch.tensor([0, 1, 2, 5, 6, 9])}, "position_ids", "2 followed by 5"),
     "fall": ({"position_ids": torch.tensor([4, 5, 6, 3, 4, 5])}, "position_ids", "restart at 0 or 4"),
-    "real": ({"position_ids": torch.rand(1, 6)}, "position_ids", "real times are no positions"),
+    "real": ({"position_ids": torch.rand(1, 6)}, "position_ids", "an integer dtype"),
     "short positions": ({"position_ids": torch.arange(5)}, "position_ids", r"\(1, 6\)"),
     "three rows of positions": ({"position_ids": torch.zeros(3, 1, 6, dtype=torch.int64)}, "position_ids", r"\(3, 1"),
     "short numbers": ({"seq_idx": torch.zeros(1, 5, dtype=torch.int32)}, "seq_idx", r"\(1, 6\)"),
