@@ -24,20 +24,20 @@ _WORTH_THREADS = 1e7  # nanoseconds
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
+def _fields(kind: type, names: str) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names.split()]
+
+
 class FilterProblem(ctypes.Structure):
     """See kernels/problem.h."""
 
     _fields_ = (
-        *((name, _integer) for name in ("series", "covariances", "models", "length")),
-        *((name, _integer) for name in ("components", "states", "threads", "smooth", "diffuse")),
-        *((name, _pointer) for name in ("rows", "row_index", "values", "transition", "variance", "lag_index")),
-        *((name, _pointer) for name in ("start_mean", "start_covariance")),
-        *((name, _pointer) for name in ("mean", "covariance", "least_squares", "density", "counts", "overflow")),
-        *((name, _pointer) for name in ("grad_density", "grad_rows", "grad_values")),
-        *((name, _pointer) for name in ("grad_transition", "grad_variance", "grad_mean", "grad_covariance")),
-        ("patterns", _integer),
-        ("lags", _integer),
-        *((name, _pointer) for name in ("predicted_mean", "predicted_covariance", "weight", "resumed", "carried")),
+        *_fields(_integer, "series covariances models length components states threads smooth diffuse"),
+        *_fields(_pointer, "rows row_index values transition variance lag_index start_mean start_covariance"),
+        *_fields(_pointer, "mean covariance least_squares density counts overflow grad_density grad_rows"),
+        *_fields(_pointer, "grad_values grad_transition grad_variance grad_mean grad_covariance"),
+        *_fields(_integer, "patterns lags"),
+        *_fields(_pointer, "predicted_mean predicted_covariance weight resumed carried"),
     )
 
 
@@ -45,9 +45,9 @@ class LikelihoodProblem(ctypes.Structure):
     """See kernels/problem.h."""
 
     _fields_ = (
-        *((name, _integer) for name in ("models", "length", "states", "sensors", "lags", "threads")),
-        *((name, _pointer) for name in ("rows", "values", "sensor", "noise", "sensor_noise", "lag_index")),
-        *((name, _pointer) for name in ("transition", "variance", "covariance", "units", "log_likelihood")),
+        *_fields(_integer, "models length states sensors lags threads"),
+        *_fields(_pointer, "rows values sensor noise sensor_noise lag_index"),
+        *_fields(_pointer, "transition variance covariance units log_likelihood"),
     )
 
 
@@ -55,9 +55,9 @@ class LagsProblem(ctypes.Structure):
     """See kernels/transitions.cpp."""
 
     _fields_ = (
-        *((name, _integer) for name in ("models", "count", "states", "threads")),
-        *((name, _pointer) for name in ("dynamics", "diffusion", "lags", "transition", "variance")),
-        *((name, _pointer) for name in ("grad_transition", "grad_variance", "grad_dynamics", "grad_diffusion")),
+        *_fields(_integer, "models count states threads"),
+        *_fields(_pointer, "dynamics diffusion lags transition variance"),
+        *_fields(_pointer, "grad_transition grad_variance grad_dynamics grad_diffusion"),
     )
 
 
@@ -87,10 +87,7 @@ def can_run(*tensors: Tensor | None) -> bool:
 
 
 def threads_for(parts: int, steps: int, states: int) -> int:
-    """The threads for independent parts of so many steps. Where all take less than 10 ms, one.
-
-    Beside other programs a second thread is waited for: a fit of 500 readings took 20 times as long with two.
-    """
+    """The threads for independent parts of so many steps: one where all take less than 10 ms."""
     nanoseconds = parts * steps * (100 + 10 * states**2)
     return min(torch.get_num_threads(), parts) if nanoseconds > _WORTH_THREADS else 1
 
@@ -107,10 +104,7 @@ def run(entry: str, problem: FilterProblem | LagsProblem | LikelihoodProblem, **
 
 
 class FirstDerivatives(torch.autograd.Function):
-    """Gradients by compiled code, as they are. A second derivative raises; without this it would be wrong silently.
-
-    `once_differentiable` does not see that a gradient depends on the inputs.
-    """
+    """Gradients by compiled code. A second derivative raises; `once_differentiable` would give a wrong one silently."""
 
     @staticmethod
     def forward(ctx, count, *tensors):  # noqa: D102 - `count` gradients, then what they depend on
@@ -138,27 +132,18 @@ class Discretization(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_transition, grad_variance):  # noqa: D102
         dynamics, diffusion, lags = ctx.saved_tensors
-        grads = torch.empty_like(dynamics), torch.empty_like(diffusion)
-        of_models = {
-            "dynamics": dynamics,
-            "diffusion": diffusion,
-            "grad_transition": grad_transition.contiguous(),
-            "grad_variance": grad_variance.contiguous(),
-            "grad_dynamics": grads[0],
-            "grad_diffusion": grads[1],
-        }
+        given = {"dynamics": dynamics, "diffusion": diffusion}
+        given |= {"grad_transition": grad_transition.contiguous(), "grad_variance": grad_variance.contiguous()}
+        found = {f"grad_{name}": torch.empty_like(given[name]) for name in ("dynamics", "diffusion")}
         for model in range(len(dynamics)):  # the compiled gradient is of one model
-            own = {name: x[model] for name, x in of_models.items()}
+            own = {name: x[model] for name, x in (given | found).items()}
             run("transitions_gradient", LagsProblem(1, len(lags), dynamics.shape[-1], 1), lags=lags, **own)
-        given_grads = grad_transition, grad_variance
-        return *FirstDerivatives.apply(2, *grads, *given_grads, dynamics, diffusion), None  # type: ignore[no-untyped-call]
+        known = grad_transition, grad_variance, dynamics, diffusion
+        return *FirstDerivatives.apply(2, *found.values(), *known), None  # type: ignore[no-untyped-call]
 
 
 def discretize(sde: LinearSDE, lags: Float[Tensor, " lags"]) -> tuple[Tensor, Tensor]:
-    """Phi and V of each lag, `(models, lags, n, n)`, of models in one batch dimension or none. They may overflow.
-
-    They have first derivatives for A and Q.
-    """
+    """Phi and V of each lag, `(models, lags, n, n)`, of models in one batch dimension or none. They may overflow."""
     n, dynamics = sde.state_size, sde.dynamics
     closed_form = not bool((dynamics - torch.diag_embed(dynamics.diagonal(dim1=-2, dim2=-1))).any())
     if closed_form and not dynamics.requires_grad:
@@ -171,8 +156,5 @@ def discretize(sde: LinearSDE, lags: Float[Tensor, " lags"]) -> tuple[Tensor, Te
 
 
 def different_lags(times: Float[Tensor, "b grid"]) -> tuple[Float[Tensor, " lags"], Int[Tensor, "b steps"]]:
-    """The lags of increasing times, each once, and which of them each step has.
-
-    Those of a regular series, such as multiples of 0.1, have some ten lags by rounding.
-    """
+    """The lags of increasing times, each once, and which of them each step has."""
     return torch.unique(times.diff(dim=-1), return_inverse=True)

@@ -23,7 +23,7 @@ from .gaussian import AffineUpdate, Gaussian, Information, mapped
 from .kalman import backward_information, diffuse_start
 from .matrices import identity_like, inverse, positive, symmetric, trace
 from .problem import EstimationProblem, ObservationGrid, Transitions, along_grid, each_step
-from .recursive_filter import FilterPass, kalman_pass, robust_pass
+from .recursive_filter import FilterPass, Recursion, kalman_pass, robust_pass
 from .robust_weight import LOWEST_LOG_WEIGHT, RobustWeight
 
 Start = Literal["recursive", "leave_one_out", "query"]
@@ -67,16 +67,16 @@ class LyapunovConsensus:
 
     def mean(self, weight: Float[Tensor, "b j"]) -> Float[Tensor, "b n"]:
         """The weighted mean."""
-        return self._sum(self.observations, weight).solve(self.stationary)[0]
+        return self._solve(self.observations, weight)[0]
 
     def covariance(self, weight: Float[Tensor, "b j"]) -> Float[Tensor, "b n n"]:
         """Its covariance."""
-        return self._sum(self.observations, weight).solve(self.stationary)[1]
+        return self._solve(self.observations, weight)[1]
 
     def leave_one_out(self) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n n"]]:
         """Mean and covariance for weights 1, without the observation at this time."""
         others = self.observations.without(self.index)
-        return self._sum(others, torch.ones_like(others.values[..., 0])).solve(self.stationary)
+        return self._solve(others, torch.ones_like(others.values[..., 0]))
 
     def effective(self, observations: TransportedObservations) -> tuple[TransportedObservations, Float[Tensor, "b j"]]:
         """The observations as they are, with the effective variance `Sigma_ij`. All have weight 1 in the objective."""
@@ -86,10 +86,11 @@ class LyapunovConsensus:
         """Zero. No step is halved here, so the objective needs no term of the initial state."""
         return 0.0
 
-    def _sum(self, observations: TransportedObservations, weight: Tensor) -> Information:
-        each = observations.information()
-        total = mapped(each.weighted(weight), lambda x: x.sum(1))
-        return total if self.initial is None else mapped(self.initial.information(), lambda x: x[:, 0]) + total
+    def _solve(self, observations: TransportedObservations, weight: Tensor) -> tuple[Tensor, Tensor]:
+        total = mapped(observations.information().weighted(weight), lambda x: x.sum(1))
+        if self.initial is not None:
+            total = mapped(self.initial.information(), lambda x: x[:, 0]) + total
+        return total.solve(self.stationary)
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,7 @@ class RiccatiConsensus:
         return torch.where((count == 0)[:, None, None], self.stationary, covariance)
 
     def _bounded(self, factor: Tensor, weight: Tensor) -> Tensor:
-        """`W^-1` with enough of the identity that `W^-1 P` is at least P divided by the largest weight.
-
-        Contributions need not be positive, so their weighted sum alone may make a direction far too certain.
-        """
+        """`W^-1` with enough of the identity that `W^-1 P` is at least P divided by the largest weight."""
         least = 1 / weight.amax(-1).clamp(min=1.0) if weight.shape[-1] else weight.new_ones(len(weight))
         return _plus_identity(factor, (least - self._least_eigenvalue(factor, least)).clamp(min=0.0))
 
@@ -142,8 +140,7 @@ class RiccatiConsensus:
     def _added_identity(self, matrix: Tensor) -> Tensor:
         """How much of the filter's own estimate makes the weighted information positive, `(b,)`.
 
-        Contributions are matrices. For unequal weights `W P^-1` may have a negative or vanishing eigenvalue, and then
-        it is no information. All contributions times 1 are the identity, so a part of it moves towards the filter.
+        For unequal weights `W P^-1` may have an eigenvalue <= 0. Contributions times 1 add up to the identity.
         """
         least = _SMALLEST_EIGENVALUE * trace(matrix) / matrix.shape[-1]
         return ((least - self._least_eigenvalue(matrix, least)) / (1 - _SMALLEST_EIGENVALUE)).clamp(min=0.0)
@@ -213,19 +210,17 @@ def reweighted_estimate(
     options: EstimatorOptions,
     state: Float[Tensor, "b n"] | None,
 ) -> QueryEstimate:
-    """The estimate at a time index. Its weights are those of `observations`, `(b, j)`.
+    """The estimate at a time index. The first weights are taken at `state`, or where it is None, by `options.start`.
 
     With the Riccati prior a step that would raise the objective is halved. With the Lyapunov prior no step raises it.
-    The first weights are taken at `state`, or where it is None, as `options.start` says.
     """
-    ones = torch.ones_like(observations.values[..., 0])
+    weight = torch.ones_like(observations.values[..., 0])
     if state is None:
-        mean = consensus.mean(ones)
+        state = consensus.mean(weight)
         if options.start == "query":
-            state = _at_observation(mean, consensus.covariance(ones), grid, index)
-        else:
-            left_out = options.start == "leave_one_out"
-            state = _left_out(mean, *consensus.leave_one_out(), grid, index) if left_out else mean
+            state = _at_observation(state, consensus.covariance(weight), grid, index)
+        elif options.start == "leave_one_out":
+            state = _left_out(state, *consensus.leave_one_out(), grid, index)
     effective, share = consensus.effective(observations)
     present = grid.present[:, observations.indices]
     calibration = options.robust_weight.calibration(grid.observed_components[:, observations.indices])
@@ -239,7 +234,6 @@ def reweighted_estimate(
         cost = (share * options.robust_weight.cost(distance) * present).sum(-1)
         return distance, cost + complete * consensus.initial_cost(at)
 
-    weight = ones
     distance, cost = measure(state)
     costs = [cost]
     for _ in range(options.iterations):
@@ -255,7 +249,8 @@ def reweighted_estimate(
         costs.append(cost)
     covariance = consensus.covariance(weight / calibration)
     covariance = positive(torch.where(covariance.isnan(), torch.inf, covariance))
-    return QueryEstimate(state, covariance, weight, torch.stack(costs, dim=-1))
+    weights = _by_observation(weight, observations, grid) if options.with_weights else None
+    return QueryEstimate(state, covariance, weights, torch.stack(costs, dim=-1))
 
 
 def _halved_until_lower(
@@ -307,7 +302,7 @@ def dense_estimate(problem: EstimationProblem, options: EstimatorOptions) -> Que
     first = diffuse_start(grid, transitions) if problem.initial is None else problem.initial
     filtered, states, riccati = None, None, None
     if options.start == "recursive" and robust:
-        filtered = robust_pass(grid, transitions, first, smooth)
+        filtered, _ = robust_pass(grid, transitions, Recursion.first(first), smooth)
         states = [state.mean for state in filtered.estimates(smooth)]
     if options.riccati:
         if filtered is None:
@@ -329,21 +324,10 @@ def dense_estimate(problem: EstimationProblem, options: EstimatorOptions) -> Que
             observations = earlier if later is None else earlier.concatenated(later[k])
             consensus = LyapunovConsensus(initial, observations, k, problem.stationary) if own is None else own
             state = None if states is None else states[k]
-            estimate = reweighted_estimate(consensus, observations, grid, k, options, state)
-            weights = _by_observation(estimate.weights, observations, grid) if options.with_weights else None
-            estimates.append(estimate._replace(weights=weights))
+            estimates.append(reweighted_estimate(consensus, observations, grid, k, options, state))
     at = torch.searchsorted(indices, grid.query_index.contiguous())
-
-    def at_queries(parts: list[Tensor]) -> Tensor:
-        return along_grid(torch.stack(parts, dim=1), at)
-
-    of_queries = [estimate.weights for estimate in estimates if estimate.weights is not None]
-    return QueryEstimate(
-        at_queries([estimate.mean for estimate in estimates]),
-        at_queries([estimate.covariance for estimate in estimates]),
-        at_queries(of_queries) if options.with_weights else None,
-        at_queries([estimate.objective for estimate in estimates]),
-    )
+    parts = zip(*estimates, strict=True)
+    return QueryEstimate._make(None if x[0] is None else along_grid(torch.stack(x, dim=1), at) for x in parts)
 
 
 def _later_observations(grid: ObservationGrid, transitions: Transitions) -> list[TransportedObservations]:
@@ -408,9 +392,8 @@ def _later_contributions(filtered: FilterPass) -> list[tuple[Information, Contri
     return found[::-1]
 
 
-def _by_observation(weights: Tensor | None, observations: TransportedObservations, grid: ObservationGrid) -> Tensor:
+def _by_observation(weights: Tensor, observations: TransportedObservations, grid: ObservationGrid) -> Tensor:
     """`(b, T)`: the weights in the order of the observations as given."""
-    assert weights is not None
     indices = torch.tensor(observations.indices, device=weights.device, dtype=torch.long)
     column, count = grid.observation_index[:, indices], grid.observation_count
     at = torch.where(grid.present[:, indices] & (column >= 0), column, count)  # the last column is cut off

@@ -37,8 +37,7 @@ _ROUNDING = 1e-14  # relative: a few times what a product loses
 class TransportedObservations:
     """Observations `z_j = H_j x + e_j`, `e_j ~ N(0, I)`, all of the state x at one time.
 
-    H is a square root of the precision. `|z - H x|^2` keeps its digits however far the state is from zero, while
-    `x^T J x - 2 y^T x + c` does not.
+    `|z - H x|^2` keeps its digits however far the state is from zero. `x^T J x - 2 y^T x + c` does not.
     """
 
     rows: Float[Tensor, "#b j m n"]  # H
@@ -61,8 +60,8 @@ class TransportedObservations:
         """With the observations of all series at a time index. A missing one has zero rows."""
         if not bool(grid.present[:, index].any()):
             return self
-        own = TransportedObservations(grid.rows[:, index : index + 1], grid.values[:, index : index + 1], [index])
-        return self.concatenated(own)
+        at = slice(index, index + 1)
+        return self.concatenated(TransportedObservations(grid.rows[:, at], grid.values[:, at], [index]))
 
     def concatenated(self, other: "TransportedObservations") -> "TransportedObservations":
         """These and others, in this order."""
@@ -72,8 +71,6 @@ class TransportedObservations:
     def without(self, index: int) -> "TransportedObservations":
         """All but the one of a time index."""
         kept = [place for place, each in enumerate(self.indices) if each != index]
-        if len(kept) == len(self.indices):
-            return self
         return TransportedObservations(self.rows[:, kept], self.values[:, kept], [self.indices[j] for j in kept])
 
     def information(self) -> Information:
@@ -87,7 +84,7 @@ class TransportedObservations:
     def inflated(self, variance: Float[Tensor, "#b n n"]) -> "TransportedObservations":
         """Of `x + e`, `e ~ N(0, V)`: rows and values times `L^-1`, `L L^T = I + H V H^T`."""
         variance = variance[:, None]
-        identity = torch.eye(self.rows.shape[-2], dtype=variance.dtype, device=variance.device)
+        identity = identity_like(self.rows.mT)
         total = identity + symmetric(self.rows @ variance @ self.rows.mT)
         factor, failed = torch.linalg.cholesky_ex(torch.where(total.isfinite(), total, 0.0))
         rows, values = self.rows, self.values
@@ -116,8 +113,6 @@ class TransportedObservations:
     def where(self, condition: Bool[Tensor, "#b"]) -> "TransportedObservations":
         """Where a condition holds and the rows are finite. Zero elsewhere."""
         condition = condition[:, None] & self.rows.isfinite().all(-1).all(-1)
-        if bool(condition.all()):
-            return self
         rows, values = torch.where(condition[..., None, None], self.rows, 0.0), self.values
         return TransportedObservations(rows, torch.where(condition[..., None], values, 0.0), self.indices)
 
@@ -126,9 +121,8 @@ class TransportedObservations:
 class ForwardTransitions:
     """`Phi^-1` and `V` of the parts of each step, by which knowledge of a state is carried forward.
 
-    Phi^-1 grows as the state decays. It multiplies a precision by up to `exp(2 mu dt)`, and digits are lost until V is
-    added. So a long step is divided into parts. A step of more than 200,000 time constants of the fastest mode cannot
-    be crossed: behind it, one observation alone says nothing of the state.
+    Phi^-1 multiplies a precision by up to `exp(2 mu dt)`, and digits are lost until V is added. So a long step is
+    divided into parts. Beyond 200,000 time constants of the fastest mode an observation says nothing of the state.
     """
 
     inverse: Float[Tensor, "#b steps n n"]
@@ -158,8 +152,7 @@ class ForwardTransitions:
 class Contributions(NamedTuple):
     """What each observation contributes to the Kalman filter's mean, M_ij and v_ij.
 
-    Of later observations, before they are combined with the filter, these are N_ij and `u_ij = N_ij z_j`: parts of the
-    backward information.
+    Of later observations, before they join the filter, these are their parts of the backward information.
     """
 
     matrix: Float[Tensor, "#b j n n"]  # M
@@ -193,8 +186,6 @@ class Contributions(NamedTuple):
 
     def cleared(self, series: Bool[Tensor, " b"]) -> "Contributions":
         """With zeros in some series, whose filter has started without a mean."""
-        if not bool(series.any()):
-            return self
         matrix = torch.where(series[:, None, None, None], 0.0, self.matrix)
         return self._replace(matrix=matrix, vector=torch.where(series[:, None, None], 0.0, self.vector))
 
@@ -208,9 +199,8 @@ class Contributions(NamedTuple):
     ) -> "Contributions":
         """One step later, to a state of a given covariance: `M -> Phi M Phi^-1`, `v -> Phi v`.
 
-        Where modes of very different decay are coupled, M holds `exp(+mu dt)` of the fastest beside Psi of the slowest.
-        An observation whose contribution exceeds ten standard deviations cannot be removed alone: the estimate would
-        become unstable. It joins M_0 and v_0, and keeps its Kalman weight.
+        A contribution of more than ten standard deviations, as coupled modes of very different decay have it, would
+        make the estimate unstable. It joins M_0 and v_0, and keeps its Kalman weight.
         """
         matrix, vector, gain_ratio = self.multiplied(transition)
         finite = inverse.isfinite().all(-1).all(-1)
@@ -221,10 +211,7 @@ class Contributions(NamedTuple):
         return Contributions(matrix, torch.where(stable[..., None], vector, 0.0), gain_ratio)
 
     def remainder(self, state: Gaussian) -> tuple[Tensor, Tensor]:
-        """M_0 `(b or 1, n, n)` and v_0 `(b, n)`: of the initial state, and of observations that keep their weight.
-
-        What may be rounding counts as zero, so that it does not outweigh observations of small weight.
-        """
+        """M_0 and v_0: of the initial state, and of observations that keep their weight. Rounding counts as zero."""
         identity = identity_like(self.matrix)
         matrix, ratios = identity - self.matrix.sum(1), deviation_ratios(state.covariance)
         rounding = _ROUNDING * (identity + self.matrix.detach().abs().sum(1) + ratios)

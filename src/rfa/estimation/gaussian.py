@@ -168,8 +168,8 @@ class Gaussian(NamedTuple):
             length = root.square().sum(-1).sqrt()
             is_diffuse = length > _NO_PART * scales
             correlated = (root @ root.mT).abs() > _NO_CORRELATION * length[..., :, None] * length[..., None, :]
-            infinite = torch.copysign(torch.full_like(root, torch.inf), root @ root.mT)
             unknown = is_diffuse[..., :, None] & is_diffuse[..., None, :] & correlated
+            infinite = torch.copysign(torch.full_like(root, torch.inf), root @ root.mT)
             covariance = torch.where(unknown, infinite, covariance)
         return covariance.expand(*self.mean.shape, -1)
 
@@ -223,7 +223,8 @@ class Information(NamedTuple):
         """
         scale, matrix = self.scaled()
         vector = self.vector * scale
-        regular = _regular(matrix)
+        eigenvalues = torch.linalg.eigvalsh(matrix.detach())
+        regular = eigenvalues[..., 0] > _SINGULAR * eigenvalues[..., -1].clamp(min=1.0)
         solved = inverse(torch.where(regular[..., None, None], matrix, identity_like(matrix)))
         mean, covariance = (solved @ vector[..., None])[..., 0] * scale, _outer(scale) * symmetric(solved)
         if bool(regular.all()):
@@ -237,9 +238,8 @@ class Information(NamedTuple):
         if stationary is not None:
             partial = torch.where(self.is_zero()[..., None, None], stationary, partial)
         partial_mean = (pseudo @ vector[..., None])[..., 0] * scale
-        return torch.where(regular[..., None], mean, partial_mean), torch.where(
-            regular[..., None, None], covariance, partial
-        )
+        covariance = torch.where(regular[..., None, None], covariance, partial)
+        return torch.where(regular[..., None], mean, partial_mean), covariance
 
     def is_zero(self) -> Bool[Tensor, "*batch"]:
         """Whether there is no information at all."""
@@ -256,11 +256,6 @@ class Information(NamedTuple):
 
     def __add__(self, other: "Information") -> "Information":  # type: ignore[override]
         return Information(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
-
-
-def _regular(matrix: Tensor) -> Tensor:
-    eigenvalues = torch.linalg.eigvalsh(matrix.detach())
-    return eigenvalues[..., 0] > _SINGULAR * eigenvalues[..., -1].clamp(min=1.0)
 
 
 def _outer(scale: Tensor) -> Tensor:

@@ -293,8 +293,7 @@ class ParameterSearch:
         problem = ReadingsTable.of(self.model, replace(readings, refused=best)).problem(values)
         smoothed = filter_readings(problem, problem.first(self.scale), robust=True, smooth=True)
         mean, variance = problem.of_readings(smoothed.estimates)
-        deviation = np.sqrt(variance + problem.noise[0].numpy())
-        return best & (np.abs(readings.values - readings.offset - mean) > _FAR * deviation)
+        return best & (np.abs(readings.values - readings.offset - mean) > _FAR * np.sqrt(variance))
 
 
 def _climbed(origin: Tensor, likelihood: Callable[[Tensor], Tensor], max_steps: int) -> Maximum:

@@ -127,21 +127,19 @@ class ReadingsProblem:
         return Transitions(self.transition.flatten(0, 1), self.variance.flatten(0, 1), of_models)
 
     def of_readings(self, states: StateMoments | None) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of what the rows of C show of the states of one model, `(T,)`."""
+        """Of one model: the mean of what the rows of C show of the states, and its variance with the noise, `(T,)`."""
         assert states is not None
         mean, covariance, shown = states.mean[0].numpy(), states.covariance[0].numpy(), self.table.rows.numpy()
         spread = np.einsum("tij,tj->ti", covariance, shown)
         variance = np.einsum("ti,ti->t", shown, spread)
         # states far more uncertain than their sum leave it a negative variance by rounding
-        return np.einsum("ti,ti->t", shown, mean), np.maximum(variance, 0.0)
+        return np.einsum("ti,ti->t", shown, mean), np.maximum(variance, 0.0) + self.noise[0].numpy()
 
     def first(self, scale: SeriesScale) -> Gaussian:
         """The state before the first reading, for filters and smoothers.
 
         Diffuse states have a standard deviation of 10,000 times that of the series, or of its noise where that is
-        larger, around its median in the level. So the start changes estimates by a relative 1e-8. An exact diffuse
-        recursion loses all digits where many readings are needed to tell the directions from each other, such as a
-        season's from a slope.
+        larger. An exact diffuse recursion loses all digits where many readings tell the directions from each other.
         """
         mean = torch.zeros_like(self.covariance[..., 0])
         mean[:, [k for k, name in enumerate(self.names) if name == "level"]] = scale.median
@@ -171,9 +169,6 @@ def exact_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
     over their standard deviations s:
 
         -(N log 2 pi + log det W^T W + min_d |e - W d|^2) / 2 - sum_k log s_k
-
-    This is the value of the diffuse recursion. It keeps its digits where many readings are needed to tell the diffuse
-    directions from each other.
 
     Source: De Jong, The diffuse Kalman filter (1991).
     """
@@ -215,9 +210,8 @@ def _looped_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
     reduced = torch.linalg.qr(torch.cat([design, residual[..., None]], dim=-1), mode="r").R.diagonal(dim1=-2, dim2=-1)
     count = min(design.shape[-1], reduced.shape[-1])
     sizes, lengths = reduced[:, :count].abs(), design[..., :count].square().sum(-2).sqrt()
-    determined = (
-        torch.where(sizes > _NO_PART * lengths, sizes, 1.0).log().sum(-1) - problem.units[problem.units > 0].log().sum()
-    )
+    determined = torch.where(sizes > _NO_PART * lengths, sizes, 1.0).log().sum(-1)
+    determined = determined - problem.units[problem.units > 0].log().sum()
     rest = reduced[:, count:].square().sum(-1)
     logarithms = torch.where(grid.present, deviation.log() + (problem.noise.log() + math.log(2 * math.pi)) / 2, 0.0)
     return -rest / 2 - determined - logarithms.sum(-1)

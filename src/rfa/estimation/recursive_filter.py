@@ -11,14 +11,14 @@ starts a second filter, the challenger. Its covariance is inflated until the row
 expects the later rows 1,000 times as much as the filter does.
 """
 
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .contributions import Contributions
-from .gaussian import Gaussian, mapped
+from .gaussian import Gaussian, T, mapped
 from .kalman import FilteredState, backward_information, check_finite, kalman_filter
 from .matrices import identity_like
 from .problem import ObservationGrid, Transitions
@@ -53,8 +53,7 @@ class FilterPass(NamedTuple):
         """Contributions at a time index, where challengers take over and where they start."""
         if self.origin is None or self.cleared is None:
             return contributions
-        origin = self.origin[index]
-        return mapped(contributions, lambda x: x[origin]).cleared(self.cleared[index])
+        return _continued(contributions, self.origin[index]).cleared(self.cleared[index])
 
     def with_median_noise(self, grid: ObservationGrid) -> ObservationGrid:
         """The observations with the median scale of their noise. Later distances are measured with it."""
@@ -91,16 +90,18 @@ def kalman_pass(grid: ObservationGrid, transitions: Transitions, state: Gaussian
     return FilterPass(grid, transitions, kalman_filter(grid, transitions, state), ones, ones, ones)
 
 
-def robust_pass(grid: ObservationGrid, transitions: Transitions, state: Gaussian, smooth: bool) -> FilterPass:
-    """The filter whose weights are by predictions, or in smoothing by past and future."""
-    return (robust_smoother if smooth else resumed_filter)(grid, transitions, Recursion.first(state))[0]
+def robust_pass(
+    grid: ObservationGrid, transitions: Transitions, start: Recursion, smooth: bool
+) -> tuple[FilterPass, Recursion]:
+    """The filter whose weights are by predictions, or in smoothing by past and future; and what it carries on."""
+    return (robust_smoother if smooth else resumed_filter)(grid, transitions, start)
 
 
 def robust_smoother(grid: ObservationGrid, transitions: Transitions, start: Recursion) -> tuple[FilterPass, Recursion]:
     """The filter in which past and future give the weights. Combined with `backward_information` it is a smoother.
 
-    From the last row back, each row has two predictions: the filter's, and the filter's combined with the future. The
-    prediction under which the row is more probable gives its weight. The scales are those of the whole series.
+    Each row has two predictions: the filter's, and the filter's combined with the future. The one under which the row
+    is more probable gives its weight.
     """
     filtered, recursion = resumed_filter(grid, transitions, start)
     scale = NoiseScale(*(x[: len(grid.times)] for x in recursion.scale))
@@ -146,12 +147,12 @@ def resumed_filter(
         log_odds = log_odds + change
         replaced = log_odds > 0
         ended = replaced | ~(log_odds > _ABANDONED_LOG_ODDS)
-        predicted, scale, posterior = _inherited(_origin(replaced, nothing), predicted, scale, posterior)
+        predicted, scale, posterior = _continued((predicted, scale, posterior), _origin(replaced, nothing))
         started = (ended | same) & posterior.valid[filters] & (posterior.weight[filters] < _REJECTED)
         cleared = nothing
         log_odds = torch.where(started, _PRIOR_LOG_ODDS, torch.where(ended, -torch.inf, log_odds))
         if bool(started.any()):
-            predicted, scale, posterior = _inherited(_origin(nothing, started), predicted, scale, posterior)
+            predicted, scale, posterior = _continued((predicted, scale, posterior), _origin(nothing, started))
             new = torch.cat([nothing, started])
             challenger, cleared = _challenger(predicted, grid, k)
             predicted = predicted._replace(
@@ -183,9 +184,9 @@ def _origin(replaced: Bool[Tensor, " b"], started: Bool[Tensor, " b"]) -> Int[Te
     return index
 
 
-def _inherited(origin: Int[Tensor, " c"], *known: Gaussian | NoiseScale | ScalePosterior) -> list[Any]:
+def _continued(known: T, origin: Int[Tensor, " c"]) -> T:
     """Of the series that each one continues."""
-    return [mapped(each, lambda x: x[origin]) for each in known]
+    return mapped(known, lambda x: x[origin])
 
 
 def _weights(posteriors: list[ScalePosterior]) -> tuple[Tensor, Tensor]:
@@ -197,8 +198,7 @@ def _weights(posteriors: list[ScalePosterior]) -> tuple[Tensor, Tensor]:
 def _challenger(predicted: Gaussian, grid: ObservationGrid, index: int) -> tuple[Gaussian, Bool[Tensor, " c"]]:
     """The challenger that a row would start, and whether it starts without a mean.
 
-    Its covariance is inflated until it expects the row. The mean is set to zero where the row would lose its digits
-    beside it, as beside a fill value.
+    The mean is set to zero where the row would lose its digits beside it, as beside a fill value.
     """
     cleared = _misfit(predicted, grid, index) > _NO_DIGITS
     predicted = predicted._replace(mean=torch.where(cleared[:, None], 0.0, predicted.mean))
@@ -209,12 +209,11 @@ def _challenger(predicted: Gaussian, grid: ObservationGrid, index: int) -> tuple
 def _with_trust(posterior: ScalePosterior, trusted: Bool[Tensor, " c"]) -> ScalePosterior:
     """With weight 1 where a row is trusted and would be rejected.
 
-    A challenger's first row may have moved the wrong state: the velocity, where the position has jumped. The next rows
-    correct that, if they are not rejected too.
+    A challenger's first row may have moved the wrong state: the velocity, where the position has jumped.
     """
     trusted = trusted & (posterior.weight < _REJECTED)
-    ones, scatter = torch.ones_like(posterior.weight), torch.where(trusted[:, None, None], 0.0, posterior.scatter)
-    weight, gain_ratio = (torch.where(trusted, ones, x) for x in (posterior.weight, posterior.gain_ratio))
+    weight, gain_ratio = (torch.where(trusted, 1.0, x) for x in (posterior.weight, posterior.gain_ratio))
+    scatter = torch.where(trusted[:, None, None], 0.0, posterior.scatter)
     return posterior._replace(weight=weight, gain_ratio=gain_ratio, scatter=scatter)
 
 

@@ -10,7 +10,7 @@ from .compiled import FilterProblem, run, threads_for
 from .gaussian import Gaussian
 from .kalman import diffuse_start, overflow_error
 from .problem import ObservationGrid, Transitions
-from .recursive_filter import Recursion, kalman_pass, resumed_filter, robust_smoother
+from .recursive_filter import Recursion, kalman_pass, robust_pass
 from .robust_weight import SCALES, NoiseScale
 
 Carried = Gaussian | Recursion  # what the Kalman filter and the robust filter carry from one row to the next
@@ -67,7 +67,7 @@ def _looped(
     carried: Carried
     if robust:
         start = Recursion.first(start) if isinstance(start, Gaussian) else start
-        passed, carried = (robust_smoother if smooth else resumed_filter)(grid, transitions, start)
+        passed, carried = robust_pass(grid, transitions, start, smooth)
     else:
         assert isinstance(start, Gaussian)
         passed = kalman_pass(grid, transitions, start)

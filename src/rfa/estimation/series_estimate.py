@@ -72,24 +72,16 @@ class SeriesEstimate:
         """
         readings = problem.table.readings
         times = axis.labels(readings.times[begin:])
-        missing = np.isnan(readings.values)
-        noise = problem.noise[0].numpy()
-
-        def reading(states: StateMoments | None) -> tuple[np.ndarray, np.ndarray]:
-            mean, variance = problem.of_readings(states)
-            return mean + readings.offset, variance + noise
-
-        known = readings.known
-        mean, variance = (np.where(known, part, np.nan) for part in reading(run.estimates))
-        _, expected_variance = reading(run.predicted)
-        weights = np.where(missing, np.nan, run.weights[0].numpy())
+        mean, variance = problem.of_readings(run.estimates)
+        mean, variance = (np.where(readings.known, x, np.nan) for x in (mean + readings.offset, variance))
+        expected_variance = problem.of_readings(run.predicted)[1]
+        weights = np.where(np.isnan(readings.values), np.nan, run.weights[0].numpy())
         weights = np.where(readings.wrong, np.finfo(float).tiny, weights)
-        gain_ratio = expected_variance / (expected_variance + noise * (1 / weights - 1))
+        gain_ratio = expected_variance / (expected_variance + problem.noise[0].numpy() * (1 / weights - 1))
         outliers = (gain_ratio < _OUTLIER_GAIN) | readings.wrong
         means = run.estimates.mean[0].numpy()
         covariance = run.estimates.covariance[0]
         variances = covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0.0).numpy()  # below 0 by rounding
-        names = problem.names
 
         def each(part: np.ndarray) -> Any:
             return like(given, part[begin:], times if index is None else index)
@@ -102,8 +94,8 @@ class SeriesEstimate:
             each(variance),
             each(weights),
             each(outliers),
-            {name: each(means[:, k]) for k, name in enumerate(names)},
-            {name: each(variances[:, k]) for k, name in enumerate(names)},
+            {name: each(means[:, k]) for k, name in enumerate(problem.names)},
+            {name: each(variances[:, k]) for k, name in enumerate(problem.names)},
             each(standardised_innovations(problem, run, scale)),
         )
 
@@ -177,7 +169,6 @@ def standardised_innovations(
     """Reading minus prediction from earlier readings, over its standard deviation. NaN without a prediction."""
     readings, noise = problem.table.readings, problem.noise[0].numpy()
     expected, variance = problem.of_readings(run.predicted)
-    variance = variance + noise
     innovations = (readings.used - expected - readings.offset) / np.sqrt(variance)
     unknown = variance > _NO_PREDICTION * max(scale.widest, float(np.median(noise))) + noise
     return np.where(unknown, np.nan, innovations)

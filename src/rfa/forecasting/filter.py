@@ -11,7 +11,7 @@ from rfa.estimation import RobustFilter
 from rfa.progress import Stage, StageProgress
 
 from .components import chosen_components, components_of
-from .request import LEVELS, ChannelForecast, Forecaster, ForecastRequest
+from .request import LEVELS, ChannelForecast, Forecaster, ForecastRequest, outlier_entry
 from .table import SeriesTable
 
 _FEWEST = 4  # readings of a channel
@@ -65,9 +65,8 @@ def _filtered(
     recent = _with_readings(table.rows(tail), values[tail])
     say("fitting", 0, 3)
     try:
-        fitted = RobustFilter(model, request.robust).fit(
-            recent[0].times.numpy(), recent[1], sensor=list(recent[0].sensor) or None
-        )
+        fitted = RobustFilter(model, request.robust)
+        fitted.fit(recent[0].times.numpy(), recent[1], sensor=list(recent[0].sensor) or None)
         say("fitting", 1, 3)
         known = fitted.parameters
         if sensor is not None:  # a sensor that the last readings lack takes the noise of the others
@@ -80,13 +79,7 @@ def _filtered(
         raise ValueError(f"{error} (column {name!r})") from None
     say("fitting", 3, 3)
     outliers = [
-        {
-            "time": table.label(times[row]),
-            "at": float(times[row]),
-            "value": float(values[row]),
-            "expected": float(past.mean[row]),
-            "weight": float(past.weights[row]),
-        }
+        outlier_entry(table.label(times[row]), times[row], values[row], past.mean[row], past.weights[row])
         for row in np.flatnonzero(past.outliers)
     ]
     details: dict[str, Any] = {

@@ -18,7 +18,7 @@ from rfa.files import sha256, write_text_whole
 from rfa.models import PRESETS, RFAForTimeSeries, RFATimeSeriesConfig
 from rfa.models.saved_files import quiet_transformers, read_model
 
-from .request import LEVELS, ChannelForecast, Forecaster, names_in
+from .request import LEVELS, ChannelForecast, Forecaster, names_in, outlier_entry
 from .scores import central_interval
 from .table import SeriesTable, TableFormat, read_many_series, table_files
 
@@ -309,29 +309,23 @@ def forecast_by_network(folder: Path) -> tuple[Forecaster, dict[str, Any]]:
         for level in LEVELS:
             lower, upper = zip(*(central_interval(part, level) for part in found), strict=True)
             ends[level] = torch.cat(lower).numpy(), torch.cat(upper).numpy()
-        past, outliers = _judged(model, table, record["context"])
-        result = []
-        for place, name in enumerate(table.channels):
-            channel = past[1][:, place], past[2][:, place], past[3][:, place]
-            result.append(
-                ChannelForecast(
-                    name=name,
-                    mean=torch.cat([part.mean for part in found])[:, place].numpy(),
-                    intervals={level: (lower[:, place], upper[:, place]) for level, (lower, upper) in ends.items()},
-                    past=(past[0] / ratio, *channel),
-                    outliers=[
-                        {
-                            "time": table.label(float(past[0][row])),
-                            "at": float(past[0][row] / ratio),
-                            "value": float(past[4][row, place]),
-                            "expected": float(past[1][row, place]),
-                            "weight": None,
-                        }
-                        for row in np.flatnonzero(outliers[:, place])
-                    ],
-                )
+        (times, *past), outliers = _judged(model, table, record["context"])
+
+        def of_channel(name: str) -> ChannelForecast:
+            place = table.channels.index(name)
+            mean, lower, upper, values = (each[:, place] for each in past)
+            return ChannelForecast(
+                name=name,
+                mean=torch.cat([part.mean for part in found])[:, place].numpy(),
+                intervals={level: (low[:, place], high[:, place]) for level, (low, high) in ends.items()},
+                past=(times / ratio, mean, lower, upper),
+                outliers=[
+                    outlier_entry(table.label(float(times[row])), times[row] / ratio, values[row], mean[row], None)
+                    for row in np.flatnonzero(outliers[:, place])
+                ],
             )
-        return sorted(result, key=lambda one: asked.index(one.name))
+
+        return [of_channel(name) for name in asked]
 
     return forecast, record
 

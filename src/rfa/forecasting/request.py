@@ -5,15 +5,19 @@ from rfa.checks import needs
 needs("pandas")
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice, takewhile
+from itertools import chain, count, islice, takewhile
 from pathlib import Path
 from typing import Any
 
+import matplotlib.dates as mdates
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from rfa.checks import require
 from rfa.environment import environment
@@ -21,8 +25,7 @@ from rfa.estimation.time_axis import calendar_step
 from rfa.files import sha256, whole_name, write_text_whole
 
 from .dates import calendar_offset
-from .figure import ForecastPanel, forecast_panels
-from .style import save
+from .style import COLOURS, MUTED, PAGE, plain, save, styled
 from .table import SeriesTable, TableFormat, read_series
 
 FORECAST_FORMAT = 1
@@ -69,7 +72,7 @@ class ChannelForecast:
         mean: of the readings at the forecast's times, `(steps,)`.
         intervals: lower and upper ends `(steps,)` by probability.
         past: times, means, and the 90 % interval of estimates at readings, for the figure.
-        outliers: a dictionary for each: time, value, expected, weight (None for networks).
+        outliers: of `outlier_entry`, for each.
         details: further entries of `forecast.json`.
     """
 
@@ -82,6 +85,12 @@ class ChannelForecast:
 
 
 Forecaster = Callable[[SeriesTable, Float[np.ndarray, " steps"]], list[ChannelForecast]]
+
+
+def outlier_entry(label: str, at: float, value: float, expected: float, weight: float | None) -> dict[str, Any]:
+    """What is said of an outlier: its time as the file writes it, and as a number; no weight of networks."""
+    numbers = {"at": float(at), "value": float(value), "expected": float(expected)}
+    return {"time": label, **numbers, "weight": None if weight is None else float(weight)}
 
 
 def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarray, " steps"]]:
@@ -232,7 +241,7 @@ def write_forecast(
         not bad, "forecast", f"numbers that are not finite for {bad}", "finite ones; are values or times too large?"
     )
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    save(forecast_panels([_panel(one, table, query_times) for one in found]), out / "figure.png")
+    save(forecast_figure(found, table, query_times), out / "figure.png")
     write_text_whole(out / "forecast.csv", _rows(found, labels))
     write_text_whole(out / "forecast.json", text)
     return content
@@ -248,21 +257,48 @@ def _rows(found: list[ChannelForecast], labels: list[str]) -> str:
     return pd.concat(parts).to_csv(index=False)
 
 
-def _panel(one: ChannelForecast, table: SeriesTable, query_times: np.ndarray) -> ForecastPanel:
-    times = table.times.numpy()
+@styled
+def forecast_figure(found: Sequence[ChannelForecast], table: SeriesTable, query_times: np.ndarray) -> Figure:
+    """The forecast of each channel after its recent past. Outliers beyond the axes stand at their edge."""
+    size = (PAGE, 0.4 + 2.0 * len(found))
+    figure, rows = plt.subplots(len(found), 1, figsize=size, sharex=True, squeeze=False)
+    for axes, one in zip(rows[:, 0], found, strict=True):
+        _draw_channel(axes, one, table, query_times)
+    bottom = rows[-1, 0]
+    if table.origin is not None:
+        locator = mdates.AutoDateLocator()
+        bottom.xaxis.set_major_locator(locator)
+        bottom.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator))
+    bottom.set_xlabel("time; dotted: the last reading")
+    return figure
+
+
+def _draw_channel(axes: Axes, one: ChannelForecast, table: SeriesTable, query_times: np.ndarray) -> None:
+    times, values = table.times.numpy(), table.values[:, table.channels.index(one.name)].numpy()
     shown = min(
         times[-1] - _SHOWN_HORIZONS * (query_times[-1] - times[-1]), times[max(0, len(times) - _SHOWN_READINGS)]
     )
-    recent = times >= shown
-    estimated = one.past[0] >= shown
-    past = tuple(part[estimated] for part in one.past)
-    wrong = [each for each in one.outliers if each["at"] >= shown]
-    return ForecastPanel(
-        name=one.name,
-        readings=(table.axis(times[recent]), table.values[recent, table.channels.index(one.name)].numpy()),
-        outliers=(table.axis(np.array([each["at"] for each in wrong])), np.array([each["value"] for each in wrong])),
-        past=(table.axis(past[0]), *past[1:]),
-        times=table.axis(query_times),
-        mean=one.mean,
-        intervals=one.intervals,
-    )
+    times, values = times[times >= shown], values[times >= shown]
+    outliers = [(each["at"], each["value"]) for each in one.outliers if each["at"] >= shown]
+    at, wrong = np.array(outliers).reshape(-1, 2).T
+    read_at, wrong_at, ahead = (table.axis(each) for each in (times, at, query_times))
+    pairs = {*zip(wrong_at.tolist(), wrong.tolist(), strict=True)}  # another sensor's reading at that time is none
+    usual = np.array([pair not in pairs for pair in zip(read_at.tolist(), values.tolist(), strict=True)])
+    past_times, past_mean, *past_ends = (part[one.past[0] >= shown] for part in one.past)
+    axes.fill_between(table.axis(past_times), *past_ends, color=COLOURS[0], alpha=0.15, linewidth=0)
+    axes.plot(table.axis(past_times), past_mean, color=COLOURS[0], linewidth=0.9, label="estimate")
+    axes.plot(read_at[usual], values[usual], ".", color=MUTED, markersize=2.5, label="reading")
+    for level, ends in sorted(one.intervals.items(), reverse=True):
+        look = {"color": COLOURS[1], "alpha": 0.2 + 0.4 * (1 - level), "linewidth": 0}
+        axes.fill_between(ahead, *ends, label=f"{level * 100:.0f} % interval", **look)
+    marker = {"marker": "o", "markersize": 2.5} if len(ahead) == 1 else {}
+    axes.plot(ahead, one.mean, color=COLOURS[3], label="forecast", **marker)
+    drawn = np.concatenate([values[usual], past_mean, one.mean, *chain(*one.intervals.values())])
+    low, high = np.nanmin(drawn), np.nanmax(drawn)
+    margin = 0.05 * (high - low) or 1.0
+    low, high = axes.set_ylim(low - margin, high + margin)
+    if outliers:
+        axes.plot(wrong_at, wrong.clip(low, high), "x", color=COLOURS[3], clip_on=False, label="outlier")
+    axes.axvline(read_at[-1], color=MUTED, linestyle=":", linewidth=1)
+    axes.set_title(plain(one.name, 200), loc="left", parse_math=False)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -2,10 +2,13 @@
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
-from rfa.forecasting.figure import ForecastPanel, forecast_panels
+from rfa.forecasting.request import ChannelForecast, forecast_figure, outlier_entry
 from rfa.forecasting.style import plain_numbers, save, styled
+from rfa.forecasting.table import SeriesTable
 
 
 @pytest.fixture(autouse=True)
@@ -60,23 +63,29 @@ def test_perplexities_can_be_read_off(low, high):
     assert shown[0] < low * (high / low) ** 0.3  # also where the best models are
 
 
-def panel(times, later):
+LATER = np.array([5.0, 6.0])
+
+
+def channel(times, name="load"):
+    """A channel with an outlier in its fourth row, and its forecast."""
     values = np.array([1.0, 2.0, np.nan, 300.0, 2.5])
     past = times, np.ones(5), np.zeros(5), np.full(5, 2.0)
     intervals = {0.5: (np.full(2, 1.5), np.full(2, 2.5)), 0.9: (np.full(2, 1.0), np.full(2, 4.0))}
-    return ForecastPanel("load", (times, values), (times[3:4], values[3:4]), past, later, np.full(2, 2.0), intervals)
+    outliers = [outlier_entry("3", times[3], 300.0, 1.0, 0.0)]
+    one = ChannelForecast(name=name, mean=np.full(2, 2.0), intervals=intervals, past=past, outliers=outliers)
+    return one, SeriesTable(torch.from_numpy(times), torch.from_numpy(values)[:, None], (name,))
 
 
-@pytest.mark.parametrize("dates", [False, True])
-def test_the_figure_holds_what_it_was_given(dates, tmp_path):
-    times, later = np.arange(5.0), np.array([5.0, 6.0])
-    if dates:
-        times, later = (np.datetime64("2024-01-01", "ns") + x.astype("timedelta64[D]") for x in (times, later))
-    figure = forecast_panels([panel(times, later), panel(times, later)])
+@pytest.mark.parametrize("origin", [None, pd.Timestamp("2024-01-01", tz="Europe/Paris")])
+def test_the_figure_holds_what_it_was_given(origin, tmp_path):
+    one, table = channel(np.arange(5.0))
+    table = table._replace(origin=origin, unit="" if origin is None else "D")
+    figure = forecast_figure([one, one], table, LATER)
     assert len(figure.axes) == 2
     axes = figure.axes[0]
     lines = {line.get_label(): line for line in axes.get_lines()}
     np.testing.assert_array_equal(lines["reading"].get_ydata(), [1.0, 2.0, np.nan, 2.5])  # not the outlier
+    later = LATER if origin is None else np.array(["2024-01-06", "2024-01-07"], "M8")
     np.testing.assert_array_equal(lines["forecast"].get_xdata(), later)
     low, high = axes.get_ylim()
     assert (low, high) == pytest.approx((0.85, 4.15))  # from the readings to the end of the 90 % interval, and 5 %
@@ -91,8 +100,8 @@ def test_the_figure_holds_what_it_was_given(dates, tmp_path):
 
 
 def test_a_good_reading_at_the_time_of_another_sensors_outlier_is_drawn():
-    one = panel(np.array([0.0, 1.0, 2.0, 3.0, 3.0]), np.array([5.0, 6.0]))._replace(name="$\\cost$\x1b")
-    axes = forecast_panels([one]).axes[0]
+    one, table = channel(np.array([0.0, 1.0, 2.0, 3.0, 3.0]), "$\\cost$\x1b")
+    axes = forecast_figure([one], table, LATER).axes[0]
     assert axes.get_title(loc="left") == "$\\cost$ "
     drawn = next(line for line in axes.get_lines() if line.get_label() == "reading")
     np.testing.assert_array_equal(drawn.get_ydata(), [1.0, 2.0, np.nan, 2.5])
