@@ -13,7 +13,7 @@ from .consensus import EstimatorOptions, QueryEstimate, Start, dense_estimate
 from .linear_sde import LinearSDE
 from .matrices import InitialMoments
 from .problem import EstimationProblem, ObservationGrid, along_grid, make_problem
-from .robust_weight import Number, Penalty, RobustWeight
+from .robust_weight import Number, Penalty, RobustWeight, check_choice
 from .row_filters import FilteredRows, filter_rows
 
 Direction = Literal["filter", "smooth"]
@@ -132,29 +132,25 @@ def robust_estimate(
     Source: appendix A.3, equations `precision_weighted_average` and `conditional_objective`. The Riccati prior and the
     recursive start go beyond the paper (docs/theory.md).
     """
-    _check_choice("prior", prior, PRIORS)
-    _check_choice("start", start, get_args(Start))
-    _check_choice("direction", direction, get_args(Direction))
-    if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
-        raise ValueError(f"iterations: got {iterations!r}, expected a whole number >= 1")
+    check_choice("prior", prior, PRIORS)
+    check_choice("start", start, get_args(Start))
+    check_choice("direction", direction, get_args(Direction))
+    whole = isinstance(iterations, int) and not isinstance(iterations, bool) and iterations >= 1
+    require(whole, "iterations", iterations, "a whole number >= 1")
     robust_weight = RobustWeight.of(nu, kappa, sde.observation_size, penalty)
     options = EstimatorOptions(prior == "riccati", robust_weight, iterations, start, return_weights)
-    kalman, smooth = options.riccati and robust_weight.gaussian, direction == "smooth"
-    robust = not robust_weight.gaussian
+    smooth, robust = direction == "smooth", not robust_weight.gaussian
     problem = make_problem(sde, times, observations, query_times, initial, robust=robust, smooth=smooth)
-    found = (_kalman_estimate if kalman else dense_estimate)(problem, options)
-    shape, total = problem.grid.batch_shape, found.objective.sum(1).T
-
-    def of_batch(x: Tensor) -> Tensor:
-        return x.reshape(*shape, *x.shape[1:])
-
-    weights = None if found.weights is None else of_batch(found.weights)
-    objective = total.reshape(len(total), *shape)
-    return Estimate(of_batch(found.mean), of_batch(found.covariance), weights, objective)
+    found = (dense_estimate if robust or not options.riccati else _kalman_estimate)(problem, options)
+    shape = problem.grid.batch_shape
+    weights = None if found.weights is None else _of_series(found.weights, shape)
+    objective = _of_series(found.objective.sum(1), shape).movedim(-1, 0)
+    return Estimate(_of_series(found.mean, shape), _of_series(found.covariance, shape), weights, objective)
 
 
-def _check_choice(name: str, given: str, choices: tuple[str, ...]) -> None:
-    require(given in choices, name, given, f"one of {', '.join(map(repr, choices))}")
+def _of_series(x: Float[Tensor, "b ..."], batch_shape: torch.Size) -> Tensor:
+    """With the caller's dimensions of series."""
+    return x.reshape(*batch_shape, *x.shape[1:])
 
 
 def _kalman_estimate(problem: EstimationProblem, options: EstimatorOptions) -> QueryEstimate:
@@ -174,14 +170,8 @@ def _kalman_estimate(problem: EstimationProblem, options: EstimatorOptions) -> Q
 
 def _filtered(problem: EstimationProblem, robust: bool = False) -> tuple[FilteredRows, Float[Tensor, "b grid n n"]]:
     """The filter or the smoother, and its covariance: the stationary one where nothing is observed."""
-    found = filter_rows(
-        problem.grid,
-        problem.transitions,
-        problem.initial,
-        compiled=problem.compiled,
-        robust=robust,
-        smooth=problem.smooth,
-    )
+    options = {"compiled": problem.compiled, "robust": robust, "smooth": problem.smooth}
+    found = filter_rows(problem.grid, problem.transitions, problem.initial, **options)
     covariance, stationary = found.estimates.covariance, problem.stationary
     if stationary is not None and bool((unseen := problem.observation_counts() == 0).any()):
         covariance = torch.where(unseen[..., None, None], stationary[:, None], covariance)
@@ -246,7 +236,7 @@ def recursive_estimate(
 
     Source: `rfa.estimation.recursive_filter`; beyond the paper (docs/theory.md).
     """
-    _check_choice("direction", direction, get_args(Direction))
+    check_choice("direction", direction, get_args(Direction))
     smooth = direction == "smooth"
     problem = make_problem(sde, times, observations, query_times, initial, robust=True, smooth=smooth)
     grid = problem.grid
@@ -254,8 +244,4 @@ def recursive_estimate(
     mean, covariance = (along_grid(x, grid.query_index) for x in (found.estimates.mean, covariance))
     order = torch.where(grid.observation_index < 0, grid.length, grid.observation_index).argsort(dim=-1)
     weights = along_grid(found.weights, order[:, : grid.observation_count])
-    return RecursiveEstimate(
-        mean.reshape(*grid.batch_shape, *mean.shape[1:]),
-        covariance.reshape(*grid.batch_shape, *covariance.shape[1:]),
-        weights.reshape(*grid.batch_shape, *weights.shape[1:]),
-    )
+    return RecursiveEstimate(*(_of_series(x, grid.batch_shape) for x in (mean, covariance, weights)))

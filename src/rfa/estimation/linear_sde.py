@@ -8,7 +8,7 @@ Source: equation `SDE` and appendices A.1 and A.2.
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Complex, Float, Real
@@ -23,6 +23,7 @@ from .matrices import (
     check_covariance,
     check_initial,
     check_matrix,
+    identity_like,
     real,
     square_root,
     symmetric,
@@ -35,8 +36,7 @@ def real_parts_with_errors(dynamics: Float[Tensor, "*batch n n"]) -> tuple[Tenso
     """The real parts of the eigenvalues, and estimates of their rounding errors, `(..., n)` each.
 
     With the computed `A X = X diag(l) + r` and `Y = X^-1` the error is about `(|Y| (|r| + eps |A| |X|))_ii`. In a
-    Jordan block of two it is `eps^(1/2) rho(|A|)`. Units of states change neither. In a larger block the errors differ
-    in direction, so that some real part is not negative.
+    Jordan block of two it is `eps^(1/2) rho(|A|)`. Units of states change neither.
     """
     eigenvalues, vectors = torch.linalg.eig(dynamics)
     inverse, failed = torch.linalg.inv_ex(vectors)
@@ -49,10 +49,9 @@ def real_parts_with_errors(dynamics: Float[Tensor, "*batch n n"]) -> tuple[Tenso
 
 
 def turns_only(dynamics: Float[Tensor, "*batch n n"], diffusion: Float[Tensor, "*batch n n"]) -> bool:
-    """Whether `A = -mu I + S` with a skew-symmetric S, and `Q = q I`: states that only turn beside their decay.
+    """Whether `A = -mu I + S` with a skew-symmetric S, and `Q = q I`, without gradients.
 
-    Their eigenvalues have the real part -mu exactly, and their stationary covariance is `q / (2 mu) I`. With gradients
-    the general way is taken, which needs a decay beyond its rounding error.
+    The real parts are -mu exactly then, and the stationary covariance is `q / (2 mu) I`.
     """
     if dynamics.requires_grad or diffusion.requires_grad:
         return False
@@ -67,7 +66,7 @@ def solve_lyapunov(
 ) -> Float[Tensor, "*batch n n"]:
     """P with `A P + P A^T + Q = 0`, as a linear system of n^2 unknowns."""
     n = dynamics.shape[-1]
-    identity = torch.eye(n, dtype=dynamics.dtype, device=dynamics.device)
+    identity = identity_like(dynamics)
     # row-major vec: vec(A P) = (A x I) vec P, vec(P A^T) = (I x A) vec P
     left = torch.einsum("...ij,kl->...ikjl", dynamics, identity) + torch.einsum("ij,...kl->...ikjl", identity, dynamics)
     right = -diffusion.flatten(-2).unsqueeze(-1)
@@ -308,8 +307,8 @@ class LinearSDE:
         what = " of model, times, initial mean and covariance"
         shape = (*sample_shape, *broadcast_shapes("times", what, shapes))
 
-        def normal(size: int) -> Tensor:
-            return torch.randn(*shape, size, 1, generator=generator, dtype=torch.float64, device=times.device)
+        def normal(*size: int) -> Tensor:
+            return torch.randn(*shape, *size, 1, generator=generator, dtype=torch.float64, device=times.device)
 
         state = mean[..., None] + square_root(covariance) @ normal(self.state_size)
         states = [state]
@@ -318,11 +317,9 @@ class LinearSDE:
             state = transition[..., k, :, :] @ state + noise[..., k, :, :] @ normal(self.state_size)
             states.append(state)
         path = torch.stack(states, dim=-3)[..., 0]
-        options: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": times.device}
-        errors = _at_each_time(square_root(self.observation_noise)) @ torch.randn(
-            *path.shape[:-1], self.observation_size, 1, **options
-        )
-        size = torch.where(torch.rand(*path.shape[:-1], 1, 1, **options) < probability, scale, 1.0)
+        errors = _at_each_time(square_root(self.observation_noise)) @ normal(times.shape[-1], self.observation_size)
+        drawn = torch.rand(*path.shape[:-1], 1, 1, generator=generator, dtype=torch.float64, device=times.device)
+        size = torch.where(drawn < probability, scale, 1.0)
         return Simulation(path, (_at_each_time(self.observation) @ path[..., None] + size * errors)[..., 0])
 
     def _default_initial(self) -> tuple[Tensor, Tensor]:

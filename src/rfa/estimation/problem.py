@@ -26,9 +26,9 @@ _GAP = 1e7  # ratio of a fill value's distance to that of the next observation
 
 @dataclass(frozen=True)
 class ObservationGrid:
-    """The rows of b series, sorted by time. A query at an observation's time shares its row.
+    """The G rows of b series, sorted by time. A query at an observation's time shares its row.
 
-    A grid has G rows. Quantities of the model have a batch of b, or of 1 where all series share everything but values.
+    Quantities of the model have a batch of b, or of 1 where all series share everything but values.
     """
 
     times: Float[Tensor, "b grid"]
@@ -203,15 +203,8 @@ class EstimationProblem:
     def compiled(self) -> bool:
         """Whether compiled code takes it: on the CPU, with a compiler, without gradients."""
         sde, grid, initial = self.sde, self.grid, self.initial
-        given = [
-            sde.dynamics,
-            sde.diffusion,
-            sde.observation,
-            sde.observation_noise,
-            grid.times,
-            grid.rows,
-            grid.values,
-        ]
+        given = [sde.dynamics, sde.diffusion, sde.observation, sde.observation_noise]
+        given += [grid.times, grid.rows, grid.values]
         given += [] if initial is None else [initial.mean, initial.covariance]
         return not (torch.is_grad_enabled() and any(x.requires_grad for x in given)) and can_run(*given)
 

@@ -29,6 +29,11 @@ _SMALLEST_MEAN = 1e-30  # mean weight: quotients by it stay finite
 _CHI_RANGE = 12.0  # chi_m lies within that distance of sqrt(m): its deviation is about 0.7 for any m
 
 
+def check_choice(name: str, given: str, choices: tuple[str, ...]) -> None:
+    """Raise `ValueError` for something else than a choice."""
+    require(given in choices, name, given, f"one of {', '.join(map(repr, choices))}")
+
+
 @dataclass(frozen=True)
 class RobustWeight:
     """`w(s) = rho'(s)` of a squared distance s of m dimensions (appendix A.3).
@@ -46,10 +51,7 @@ class RobustWeight:
     def __post_init__(self):
         require(bool(self.nu >= _SMALLEST_NU), "nu", self.nu, _NU)
         require(self.kappa is None or bool(0 < self.kappa < math.inf), "kappa", self.kappa, _KAPPA)
-        if self.penalty not in get_args(Penalty):
-            raise ValueError(
-                f"penalty: got {self.penalty!r}, expected one of {', '.join(map(repr, get_args(Penalty)))}"
-            )
+        check_choice("penalty", self.penalty, get_args(Penalty))
 
     @classmethod
     def of(cls, nu: object, kappa: object, size: int, penalty: Penalty = "power") -> "RobustWeight":
@@ -209,9 +211,8 @@ def infer_scale(
 ) -> ScalePosterior:
     """The posterior of the scale of one row.
 
-    With w the Kalman gain is the mean of the gains over s. This is exact where H is a multiple of I, `H = h I`. The
-    larger h, the less the row says of s. In the limit 1 / w would be the mean of all s, and the row would count for
-    nothing. So h is bounded.
+    With w the Kalman gain is the mean of the gains over s: exactly where `H = h I`. h is bounded, because for large h
+    1 / w would be the mean of all s, and the row would count for nothing.
 
     `innovation` and H, the covariance of its prediction, are in units of the noise, and 0 where a component is missing.
     """
