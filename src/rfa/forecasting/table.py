@@ -195,7 +195,7 @@ def read_series(
         ValueError: for a file that cannot be read, an unknown column, no rows, times that are missing, neither numbers
             nor dates, or not in an order that `table_format` allows, values that are no finite numbers, or no reading.
     """
-    file = _read_file(Path(path), time, values, ("sensor", sensor), table_format or TableFormat())
+    file = _read_file(Path(path), time, values, ("sensor", sensor), table_format)
     return _without_unseen([_series(file, file.rows)], file.path)[0]
 
 
@@ -221,7 +221,7 @@ def read_many_series(
     found: dict[str, SeriesTable] = {}
     files = table_files(paths)
     for path in files:
-        file = _read_file(path, time, values, ("series", series), table_format or TableFormat())
+        file = _read_file(path, time, values, ("series", series), table_format)
         names: Any = path.stem if len({p.stem for p in files}) == len(files) else str(path)
         names = pd.Series(names, file.rows.index) if series is None else file.rows[_LABEL]
         for name, rows in file.rows.groupby(names, sort=False):
@@ -275,11 +275,12 @@ class _File(NamedTuple):
 
 
 def _read_file(
-    path: Path, time: str, values: list[str] | None, label: tuple[str, str | None], table_format: TableFormat
+    path: Path, time: str, values: list[str] | None, label: tuple[str, str | None], table_format: TableFormat | None
 ) -> _File:
     """Read a file, and understand its times and values. `label` is "sensor" or "series" with its column."""
-    time, label = time.strip(), (label[0], label[1] and label[1].strip())  # as the names of columns are
-    values = values and [name.strip() for name in values]
+    table_format = table_format or TableFormat()
+    time, values = time.strip(), values and [name.strip() for name in values]
+    label = label[0], label[1] and label[1].strip()
     text, notes = _read_text(path, table_format.encoding)
     separator = _separator(text, time, table_format.separator, notes)
     table = _read_cells(path, text, separator)
@@ -342,7 +343,7 @@ def _separator(text: str, time: str, given: str | None, notes: list[str]) -> str
             continue
         with suppress(csv.Error):
             names, _ = next(iter(_records(text, separator)), ([], 0))
-        if time in map(str.strip, names) and len(names) > 1:
+        if time in names and len(names) > 1:
             if separator != ",":
                 words = {"\t": "tab", r"\s+": "space"}.get(separator, repr(separator))
                 notes.append(f"separator: {words}, by the header (--separator chooses another)")
@@ -351,12 +352,13 @@ def _separator(text: str, time: str, given: str | None, notes: list[str]) -> str
 
 
 def _records(text: str, separator: str) -> Iterable[tuple[list[str], int]]:
-    """The cells of records, and the lines on which they begin. Blank lines have none."""
+    """The cells of records without spaces around them, and the lines on which they begin. Blank lines have none."""
     spaces = separator == r"\s+"
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=" " if spaces else separator, skipinitialspace=spaces)
     line = 1
     for cells in reader:
-        if any(cell.strip() for cell in cells) or len(cells) > 1:
+        cells = [cell.strip() for cell in cells]
+        if any(cells) or len(cells) > 1:
             yield cells, line
         line = reader.line_num + 1
 
@@ -374,11 +376,11 @@ def _read_cells(path: Path, text: str, separator: str) -> pd.DataFrame:
         raise ValueError(f"file: rows of {path} have more cells than its header, expected a name for each") from None
     except (csv.Error, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         raise ValueError(f"file: {path} cannot be read as CSV: {str(error).strip().splitlines()[0]}") from None
-    names = [name.strip() for name in names]
+    names = [name.strip() for name in names]  # pandas renames the second of two equal names, and one that is empty
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"file: {path} has two columns {twice!r}, expected each name once")
-    table.columns = table.columns.str.strip()
+    table.columns = [name or given for name, given in zip(names, table.columns, strict=True)]
     table = table.set_axis(lines if len(lines) == len(table) else range(2, len(table) + 2)).dropna(how="all")
     if not len(table):
         raise ValueError(f"file: {path} has no rows, expected at least one")
