@@ -262,8 +262,8 @@ class Autoregression(Component):
 def doubtful_period(period: float, steps: np.ndarray, unit: str) -> str | None:
     """What is wrong with a period that looks counted in something else than the unit of time of dates. None: nothing.
 
-    So it looks where it is no usual period, but would be one if it counted readings or a shorter unit: 24 readings an
-    hour apart are a day. And where it is shorter than two readings, at any place of the series. `steps` are > 0.
+    It is no usual period, but would be one if it counted readings or a shorter unit: 24 readings an hour apart are a
+    day. Or it is shorter than two readings. `steps` are > 0.
     """
 
     def usual(seconds: float) -> str | None:

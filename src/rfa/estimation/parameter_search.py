@@ -49,11 +49,7 @@ _REFUSAL_COST = 0.3  # of refusing one reading at the start, where a reading far
 
 
 class FoundParameters(NamedTuple):
-    """What a search finds.
-
-    It has converged where the slope along each free parameter is small at the end: 0.01 nats, and 0.01 for each 1,000
-    readings. The curvature grows as their number, so what is left to gain does too, at 1e-10 nats each.
-    """
+    """What a search finds. It has converged where each slope at the end is below 0.01 nats for each 1,000 readings."""
 
     values: dict[str, float]  # of all parameters by name, fixed ones too, with decay rates in the place of factors
     log_likelihood: float  # in nats
@@ -89,23 +85,13 @@ def read_fixed(model: StructuralModel, sensors: tuple[str, ...], fixed: Mapping[
         names = [name] if name in kinds else variances.get(name, [])
         require(bool(names), "fixed", name, f"one of {', '.join([*kinds, *variances])}")
         found.update(dict.fromkeys(names, float(value)))
+    limits = {"variance": (math.inf, "a variance >= 0"), "frequency": (math.inf, "a frequency > 0")}
+    limits["factor"] = 1.0, "a factor between 0 and 1"
     for name, value in found.items():
-        kind = kinds[name]
-        lower, upper, expected = {
-            "variance": (0.0, math.inf, "a variance >= 0"),
-            "frequency": (0.0, math.inf, "a frequency > 0"),
-            "factor": (0.0, 1.0, "a factor between 0 and 1"),
-        }[kind]
-        require(lower <= value < upper and (value > 0 or kind == "variance"), f"fixed[{name!r}]", value, expected)
+        upper, expected = limits[kinds[name]]
+        inside = 0 < value < upper or (value == 0 and kinds[name] == "variance")
+        require(inside, f"fixed[{name!r}]", value, expected)
     return {name: float(value) for name, value in to_rates(kinds, found).items()}
-
-
-class RobustFit(NamedTuple):
-    """What a robust fit finds."""
-
-    found: FoundParameters
-    readings: Readings  # the series, with the wrong readings at its start refused
-    kept: Readings  # the readings of the likelihood
 
 
 @dataclass(frozen=True)
@@ -179,10 +165,7 @@ class ParameterSearch:
         return FoundParameters(found, total, bool(slope.abs().max() < _SLOPE * max(1.0, count / 1000)))
 
     def _with_least_decay(self, found: Mapping[str, float]) -> dict[str, float]:
-        """Raise decays below 1e-10, whose factor would round to 1. Stationary variances stay.
-
-        The likelihood is flat there, and a caller can give the factor back as `fixed`.
-        """
+        """Raise decays below 1e-10, whose factor `fixed` would refuse as 1. Stationary variances stay."""
         raised = dict(found)
         for decay, variances in self.decays.items():
             if found[decay] < _LEAST_DECAY:
@@ -215,8 +198,12 @@ class ParameterSearch:
                 errors[name] = float(slope * variance.sqrt())
         return errors
 
-    def robust_fit(self) -> RobustFit:
-        """Fit to the readings that the robust filter predicts, and again, until these stay the same."""
+    def robust_fit(self) -> tuple[FoundParameters, Readings, Readings]:
+        """Fit to the readings that the robust filter predicts, and again, until these stay the same.
+
+        Returns:
+            What is found; the series, with the wrong readings at its start refused; the readings of the likelihood.
+        """
         start, readings, values = self.start, self.readings, self._plausible_start()
         found, before, kept = None, None, readings
         is_kalman_fit = values == start  # the same start and all readings, as without a robust filter
@@ -237,13 +224,13 @@ class ParameterSearch:
             direct = self.maximum(kept, start)
             if direct.log_likelihood > found.log_likelihood and not self._far(direct.values, readings).any():
                 found = direct
-        return RobustFit(found, readings, kept)
+        return found, readings, kept
 
     def _plausible_start(self) -> Mapping[str, float]:
         """The start, with slower decays until at least half of the readings are near their predictions.
 
-        A stationary component may begin far from a series whose mean is not 0. A slower decay with the same Q raises
-        its stationary variance alone. Predictions from reading to reading stay narrow, so outliers stay visible.
+        A stationary component may begin far from a series whose mean is not 0. A slower decay with the same Q widens
+        its start, while predictions from reading to reading stay narrow.
         """
         start, decays = self.start, self.decays
         for exponent in range(_SLOWER_STARTS if decays else 0):
@@ -269,8 +256,8 @@ class ParameterSearch:
     def _wrong_start(self, values: Mapping[str, float]) -> np.ndarray:
         """Which of the first readings, that nothing predicts, are wrong, `(T,)`.
 
-        The series is filtered without each of them, and without the first two, three and so on. The start with the
-        fewest far readings is taken. Then the smoother says which of those left out are far from its estimates.
+        The series is filtered without each of them, and without the first two, three and so on. Of the start with the
+        fewest far readings the smoother says which are far from its estimates.
         """
         readings, innovations = self.readings, self._innovations(values, self.readings)
         seen = ~np.isnan(readings.values)

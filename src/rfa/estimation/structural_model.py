@@ -64,13 +64,13 @@ class Component(ABC):
         """The states by name, and how much of each a reading shows: a row of C."""
 
     @property
-    @abstractmethod
     def parameters(self) -> dict[str, ParameterKind]:
-        """The parameters by name."""
+        """The parameters by name. By default none."""
+        return {}
 
-    @abstractmethod
     def start(self, scale: SeriesScale) -> dict[str, float]:
         """Where a search for the parameters starts."""
+        return {}
 
     @abstractmethod
     def matrices(self, parameters: ParameterValues) -> ComponentMatrices:
@@ -178,20 +178,16 @@ class StructuralModel:
             The covariance of stationary states, 0 elsewhere; the unit of each diffuse state, 0 elsewhere.
         """
         blocks, units = list[Tensor](), list[float]()
-        place = 0
         for component in self.components:
-            size = len(component.states)
-            part = (..., slice(place, place + size), slice(place, place + size))
-            zeros = torch.zeros_like(sde.dynamics[part])
+            own = slice(len(units), len(units) + len(component.states))
+            dynamics, diffusion = sde.dynamics[..., own, own], sde.diffusion[..., own, own]
             if component.diffuse:
-                blocks.append(zeros)
+                blocks.append(torch.zeros_like(dynamics))
                 units += component.units(gap)
             else:
-                seen = torch.zeros_like(zeros[..., :1, :])
-                own = LinearSDE(sde.dynamics[part], sde.diffusion[part], seen, torch.ones_like(seen[..., :1]))
-                blocks.append(own.stationary_covariance())
-                units += [0.0] * size
-            place += size
+                alone = LinearSDE(dynamics, diffusion, torch.zeros_like(dynamics), torch.zeros_like(dynamics))
+                blocks.append(alone.stationary_covariance())
+                units += [0.0] * len(component.states)
         return block_diagonal(blocks, sde.batch_shape), torch.tensor(units, dtype=torch.float64)
 
 
@@ -207,15 +203,6 @@ class Regression(Component):
     def states(self) -> dict[str, float]:
         """One for each regressor. How much of it a reading shows is the regressor itself."""
         return {f"beta.{name}": 0.0 for name in self.regressors}
-
-    @property
-    def parameters(self) -> dict[str, ParameterKind]:
-        """None: coefficients are states."""
-        return {}
-
-    def start(self, scale: SeriesScale) -> dict[str, float]:
-        """Nothing."""
-        return {}
 
     def matrices(self, parameters: ParameterValues) -> ComponentMatrices:
         """A = 0 and Q = 0."""
@@ -242,10 +229,10 @@ def to_factors(kinds: Mapping[str, ParameterKind], values: Mapping[str, float]) 
 
 def block_diagonal(blocks: tuple[Tensor, ...] | list[Tensor], shape: torch.Size) -> Float[Tensor, "*models n n"]:
     """Square blocks, broadcast to the batch dimensions `shape`, along a diagonal."""
-    sizes = [block.shape[-1] for block in blocks]
-    joined = torch.zeros(*shape, sum(sizes), sum(sizes), dtype=torch.float64)
-    place = 0
-    for block, size in zip(blocks, sizes, strict=True):
-        joined[..., place : place + size, place : place + size] = block
-        place += size
+    size, place = sum(block.shape[-1] for block in blocks), 0
+    joined = torch.zeros(*shape, size, size, dtype=torch.float64)
+    for block in blocks:
+        own = slice(place, place + block.shape[-1])
+        joined[..., own, own] = block
+        place = own.stop
     return joined

@@ -289,9 +289,9 @@ def _draw_channel(axes: Axes, one: ChannelForecast, table: SeriesTable, query_ti
     axes.plot(table.axis(past_times), past_mean, color=COLOURS[0], linewidth=0.9, label="estimate")
     axes.plot(read_at[usual], values[usual], ".", color=MUTED, markersize=2.5, label="reading")
     for level, ends in sorted(one.intervals.items(), reverse=True):
-        look = {"color": COLOURS[1], "alpha": 0.2 + 0.4 * (1 - level), "linewidth": 0}
+        look: dict[str, Any] = {"color": COLOURS[1], "alpha": 0.2 + 0.4 * (1 - level), "linewidth": 0}
         axes.fill_between(ahead, *ends, label=f"{level * 100:.0f} % interval", **look)
-    marker = {"marker": "o", "markersize": 2.5} if len(ahead) == 1 else {}
+    marker: dict[str, Any] = {"marker": "o", "markersize": 2.5} if len(ahead) == 1 else {}
     axes.plot(ahead, one.mean, color=COLOURS[3], label="forecast", **marker)
     drawn = np.concatenate([values[usual], past_mean, one.mean, *chain(*one.intervals.values())])
     low, high = np.nanmin(drawn), np.nanmax(drawn)

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 import torch
-from cover import cover, slow
+from cover import cover
 
-from rfa.estimation import LinearSDE, compiled, fit, likelihood, log_likelihood, recursive_estimate, robust_estimate
-from rfa.estimation.problem import make_problem
+from rfa.estimation import LinearSDE, compiled, likelihood, log_likelihood, recursive_estimate, robust_estimate
 from rfa.estimation.robust_weight import RobustWeight
-from rfa.estimation.row_filters import filter_rows
 
 from .models import coupled, irregular_times, matrix, rotating, trend, with_gaps
 
@@ -110,20 +108,6 @@ def test_gradient_of_the_likelihood_as_in_torch(in_torch, name, known, batch):
     assert_equal(likelihood_and_gradient(*given), expected)
 
 
-def test_the_public_likelihood_has_the_gradient(in_torch):
-    """For a noise in the model, and for observations, which PyTorch differentiates."""
-    times, seen = series(rotating(), 12)
-    noise = (0.3 * torch.eye(2, dtype=torch.float64)).requires_grad_()
-    seen = seen.nan_to_num().requires_grad_()
-
-    def gradient(wanted, values):
-        sde = LinearSDE(rotating().dynamics, rotating().diffusion, rotating().observation, noise)
-        return torch.autograd.grad(log_likelihood(sde, times, values), wanted)[0]
-
-    torch.testing.assert_close(gradient(noise, seen.detach()), in_torch(gradient, noise, seen.detach()))
-    torch.testing.assert_close(gradient(seen, seen), in_torch(gradient, seen, seen))
-
-
 def test_second_derivatives():
     """`torch.func` has them; compiled code says that it has none, in the place of a wrong number."""
     times = 0.7 * torch.arange(12, dtype=torch.float64)
@@ -148,82 +132,26 @@ def test_second_derivatives():
         torch.autograd.functional.hessian(function, at)
 
 
-def test_transitions_of_many_lags():
-    """Values and gradients as matrix exponentials have them, for short lags and long ones, which are doubled."""
-    lags = matrix([1e-6, 0.3, 1.0, 7.0, 40.0])
+def test_the_likelihood_has_a_gradient_for_observations(in_torch):
+    """Which PyTorch computes, beside compiled code that has none."""
+    times, seen = series(rotating(), 12)
+    seen = seen.nan_to_num().requires_grad_()
+
+    def gradient():
+        return torch.autograd.grad(log_likelihood(rotating(), times, seen), seen)
+
+    assert_equal(gradient(), in_torch(gradient))
+
+
+def test_transitions_and_their_gradients():
+    """As matrix exponentials of two models have them, for short lags and long ones, which are doubled."""
+    lags, scales = matrix([1e-6, 0.3, 1.0, 7.0, 40.0]), matrix([0.5, 1.0])[:, None, None]
     found, expected = [], []
     for ours, results in ((True, found), (False, expected)):
-        inputs = [x.clone().requires_grad_() for x in (coupled().dynamics, coupled().diffusion)]
+        inputs = [(scales * x).requires_grad_() for x in (coupled().dynamics, coupled().diffusion)]
         sde = LinearSDE(*inputs, coupled().observation, coupled().observation_noise)
-        parts = [x[0] for x in compiled.discretize(sde, lags)] if ours else [sde.transition(lags), sde.covariance(lags)]
+        parts = compiled.discretize(sde, lags) if ours else (sde.transition(lags), sde.covariance(lags))
         total = sum((part * torch.linspace(-1, 1, part.numel()).view_as(part)).sum() for part in parts)
         dynamics, diffusion = torch.autograd.grad(total, inputs)
         results += [*parts, dynamics, diffusion + diffusion.mT]
     assert_equal(found, expected, 1e-11)
-
-
-def test_transitions_of_several_models_have_gradients():
-    """Each is that of its model alone."""
-    lags, scales = matrix([0.3, 2.0]), matrix([0.5, 2.0])[:, None, None]
-
-    def gradients(scale):
-        inputs = [(scale * x).requires_grad_() for x in (coupled().dynamics, coupled().diffusion)]
-        sde = LinearSDE(*inputs, coupled().observation, coupled().observation_noise)
-        parts = compiled.discretize(sde, lags)
-        total = sum((part * torch.linspace(-1, 1, part[0].numel()).view_as(part[0])).sum() for part in parts)
-        return torch.autograd.grad(total, inputs)
-
-    alone = [torch.stack(each) for each in zip(*map(gradients, (0.5, 2.0)), strict=True)]
-    assert_equal(gradients(scales), alone, 1e-14)
-
-
-def test_a_gap_over_which_a_state_overflows():
-    unstable = LinearSDE(matrix([[1.0, 1.0], [0.0, 1.0]]), *(torch.eye(2).double(),) * 3)
-    with pytest.raises(ValueError, match=r"^times: got a gap of 400, over which .* overflows$"):
-        recursive_estimate(unstable, matrix([0.0, 1.0, 401.0]), torch.zeros(3, 2))
-
-
-@cover(robust=[False, True], smooth=[False, True], predict=[False, True])
-def test_rows_as_in_torch(robust, smooth, predict):
-    """Predictions where they are asked for, the least squares of the Kalman filter alone."""
-    sde = coupled()
-    problem = make_problem(sde, *series(sde, 25), initial=start(sde, True), robust=robust, smooth=smooth)
-    options = {"robust": robust, "smooth": smooth, "predict": predict}
-    parts = problem.grid, problem.transitions, problem.initial
-    found, expected = (filter_rows(*parts, compiled=ours, **options) for ours in (True, False))
-    for each in (found, expected):
-        assert (each.predicted is not None, each.least_squares is not None) == (predict, not robust)
-    assert_equal([*found.estimates, found.weights], [*expected.estimates, expected.weights], 1e-8)
-    if predict:
-        assert_equal(found.predicted, expected.predicted, 1e-8)
-    if not robust:
-        assert_equal([found.least_squares], [expected.least_squares], 1e-8)
-
-
-def test_threads_for_long_work_alone(monkeypatch):
-    """And no more than there are parts."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    work = {(9, 500, 6): 1, (9, 10_000, 6): 4, (2, 100_000, 6): 2}
-    assert {given: compiled.threads_for(*given) for given in work} == work
-
-
-def test_equal_lags_are_one():
-    """So that a regular series needs few matrix exponentials, also where its times are rounded."""
-    assert len(compiled.different_lags(0.1 * torch.arange(10_000, dtype=torch.float64)[None])[0]) < 50
-    times = matrix([[0.0, 1.0, 2.0, 2.0 + 2**-30, 3.0 + 2**-30], [0.0, 0.5, 1.5, 2.5, 3.5]])
-    lags, index = compiled.different_lags(times)
-    assert lags.tolist() == [2**-30, 0.5, 1.0]
-    assert torch.equal(lags[index], times.diff())
-
-
-@slow
-def test_fit_as_in_torch(in_torch):
-    sde, times = trend(), irregular_times(25)
-    seen = sde.simulate(times, torch.Generator().manual_seed(0)).observations
-    begin = LinearSDE(sde.dynamics, 2 * sde.diffusion, sde.observation, 2 * sde.observation_noise)
-    found, expected = fit(begin, times, seen), in_torch(fit, begin, times, seen)
-    assert found.converged
-    assert found.log_likelihood == pytest.approx(expected.log_likelihood, rel=1e-10)
-    # at the maximum a parameter is found to the root of the likelihood's digits
-    assert found.parameters == pytest.approx(expected.parameters, rel=1e-4)
-    assert found.standard_errors == pytest.approx(expected.standard_errors, rel=1e-3)

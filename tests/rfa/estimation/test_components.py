@@ -1,6 +1,5 @@
 """`RobustFilter(robust=False)` against statsmodels' `UnobservedComponents`: likelihood, states, forecasts, fits."""
 
-import os
 import pickle
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 
 from rfa.estimation import Autoregression, Cycle, Level, LinearSDE, RobustFilter, Season, Trend, log_likelihood
 from rfa.estimation.structural_model import Regression
-from rfa_lab.data.public_series import load_ett
 
 from .series_models import column, hours, unobserved_components
 
@@ -77,12 +75,6 @@ def same(found: RobustFilter, expected, states: list[str], settled: int) -> None
 def test_statsmodels(values, model, states, parameters, specification, settled):
     found = RobustFilter(model, robust=False).fit(np.arange(len(values)), values, fixed=parameters)
     same(found, unobserved_components(values, parameters, **specification), states, settled)
-
-
-@pytest.mark.skipif(not os.environ.get("RFA_ETTH1"), reason="RFA_ETTH1 is not set: expected ETTh1.csv of ETDataset")
-def test_the_oil_temperature_of_etth1():
-    _, model, *rest = HOURLY
-    test_statsmodels(load_ett(path=os.environ["RFA_ETTH1"]).values[:240, -1].numpy(), model, *rest)
 
 
 def test_a_trend_whose_slope_wanders_within_a_step():

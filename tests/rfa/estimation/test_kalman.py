@@ -8,7 +8,6 @@ import torch
 from cover import cover
 
 from rfa.estimation import LinearSDE, log_likelihood
-from rfa.estimation.gaussian import Gaussian, Information
 
 from .models import coupled, irregular_times, matrix, papers_estimate, rotating, trend, with_gaps
 
@@ -93,18 +92,6 @@ def test_diffuse_start_and_likelihood_are_statsmodels(gaps):
     np.testing.assert_allclose(smoothed.mean, expected.smoothed_state.T, rtol=1e-7, atol=1e-7)
     diffuse = 2  # statsmodels counts the diffuse rows too, without their distance
     assert log_likelihood(sde, times, observations).item() == pytest.approx(expected.llf_obs[diffuse:].sum(), rel=1e-9)
-
-
-def test_information_near_the_smallest_float_is_none():
-    """Its inverse, and the square of its scale, would overflow."""
-    for precision in (0.0, 5e-324, 1e-300):
-        tiny = Information(matrix([[[precision]]]), matrix([[precision]]), matrix([0.0]))
-        mean, covariance = tiny.solve(None)
-        assert (mean.item(), covariance.item(), tiny.is_zero().item()) == (0.0, float("inf"), True)
-        assert tiny.solve(matrix([[[3.0]]]))[1].item() == 3.0
-        state = Gaussian(matrix([[2.0]]), matrix([[[0.5]]]), None, matrix([0.0]))
-        found = state.informed(tiny)[0]
-        assert (found.mean.item(), found.covariance.item()) == (2.0, 0.5)
 
 
 def test_forecasts_are_the_transported_last_estimate():

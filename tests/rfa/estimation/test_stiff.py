@@ -110,6 +110,8 @@ def test_times_that_an_unstable_model_outgrows_step_by_step():
             ValueError, match=r"^times: got a time by which the state overflows \(number 2 of all times\), expected"
         ):
             papers_estimate(sde, 300 * torch.arange(4.0), observations, prior="riccati", direction=direction)
+        with pytest.raises(ValueError, match=r"^times: got a gap of 400, over which .* overflows$"):
+            papers_estimate(sde, matrix([0.0, 1.0, 401.0]), observations[:3], prior="riccati", direction=direction)
 
 
 def test_an_unstable_model_seen_rarely():
