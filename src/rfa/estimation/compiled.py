@@ -2,7 +2,7 @@
 
 `kernels/` has the sources. A wheel may bring them compiled; otherwise they are compiled on first use and kept in the
 cache, as those of `rfa.ops.cpu`. Where neither is possible, where gradients are wanted, or off the CPU, PyTorch
-does the same (`kalman.py`, `recursive_filter.py`).
+does the same (`recursive_filter.py`).
 """
 
 import ctypes

@@ -20,10 +20,9 @@ from torch import Tensor
 
 from .contributions import Contributions, ForwardTransitions, TransportedObservations, deviation_ratios
 from .gaussian import AffineUpdate, Gaussian, Information, mapped
-from .kalman import backward_information, diffuse_start
 from .matrices import identity_like, inverse, positive, symmetric, trace
 from .problem import EstimationProblem, ObservationGrid, Transitions, along_grid, each_step
-from .recursive_filter import FilterPass, Recursion, kalman_pass, robust_pass
+from .recursive_filter import FilterPass, Recursion, backward_information, diffuse_start, kalman_pass, robust_pass
 from .robust_weight import LOWEST_LOG_WEIGHT, RobustWeight
 
 Start = Literal["recursive", "leave_one_out", "query"]

@@ -46,13 +46,8 @@ def maximise(
     """L-BFGS from `origin`, with the value and the slope that `likelihood` gives for coordinates."""
     coordinates = origin.clone().requires_grad_()
     seen: list[tuple[float, Tensor, Tensor]] = []
-    search = torch.optim.LBFGS(
-        [coordinates],
-        max_iter=max_steps,
-        line_search_fn="strong_wolfe",
-        tolerance_grad=tolerance_grad,
-        tolerance_change=tolerance_change,
-    )
+    tolerances: dict[str, Any] = {"tolerance_grad": tolerance_grad, "tolerance_change": tolerance_change}
+    search = torch.optim.LBFGS([coordinates], max_iter=max_steps, line_search_fn="strong_wolfe", **tolerances)
 
     def evaluate() -> Tensor:
         at = coordinates.detach().clone()
@@ -206,7 +201,7 @@ def _parameters(sde: LinearSDE, free: Collection[str]) -> tuple[list[str], Tenso
 def _standard_errors(curvature: Tensor) -> Tensor:
     """Square roots of the diagonal of the inverse curvature. Infinite where the likelihood is flat or not at a maximum.
 
-    A parameter along which the likelihood is flat by itself, such as a noise of zero, does not change the others.
+    A parameter that is flat by itself, such as a noise of zero, does not change the others.
     """
     found = torch.full_like(curvature[0], torch.inf)
     size, shared = curvature.diagonal().abs(), (curvature - curvature.diagonal().diag()).abs()

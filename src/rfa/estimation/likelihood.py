@@ -7,6 +7,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Real
@@ -14,10 +15,10 @@ from torch import Tensor
 
 from .compiled import FilterProblem, FirstDerivatives, can_run, different_lags, discretize, run, threads_for
 from .estimators import robust_estimate
-from .kalman import overflow_error
 from .linear_sde import LinearSDE
 from .matrices import InitialMoments, check_initial, flattened, identity_like, symmetric, without_missing
 from .problem import EstimationProblem, check_gaps, make_problem
+from .recursive_filter import overflow_error
 from .robust_weight import Number, RobustWeight
 
 # The Gaussian log-likelihood of all rows on compiled code, with its analytic gradient for the model and the start
@@ -42,10 +43,7 @@ class CompiledLikelihood:
 
     @classmethod
     def of(cls, problem: EstimationProblem, times: Tensor, observations: Tensor) -> "CompiledLikelihood | None":
-        """Of a checked problem and its series. None where compiled code cannot compute the likelihood.
-
-        It takes one model for all series, on the CPU, with a compiler, without gradients for the series.
-        """
+        """None where compiled code cannot do it: it takes one model for all series, without gradients for them."""
         grid, sde, initial = problem.grid, problem.sde, problem.initial
         given = [times, observations, grid.values, sde.dynamics, sde.observation]
         given += [] if initial is None else [initial.mean, initial.covariance]
@@ -72,10 +70,8 @@ class CompiledLikelihood:
         if bool((failed > 0).any()):
             raise ValueError("observation_noise: got a singular matrix, expected a positive definite one")
         whiten = torch.linalg.solve_triangular(factor, identity_like(noise), upper=False)
-        if len(whiten) == 1:
-            values = self.values @ whiten[0].mT
-        else:
-            values = (whiten[self.row_index] @ self.values[..., None])[..., 0]
+        one = len(whiten) == 1
+        values = self.values @ whiten[0].mT if one else (whiten[self.row_index] @ self.values[..., None])[..., 0]
         transition, variance = (x[0] for x in discretize(sde, self.lags))
         check_gaps(transition, variance, self.lags)
         (b, length, _), initial = values.shape, self.problem.initial
@@ -169,9 +165,7 @@ class FilterDensity(torch.autograd.Function):
         problem = ctx.series.filter_problem(n, covariances)
         run("filter_gradient", problem, **tensors, grad_density=grad_density.contiguous(), **written)
         shared = {name: grads[name].sum(0) for name in ("rows", "transition", "variance")}
-        start = grads["covariance"]
-        if ctx.starts == 1:
-            start = start.sum(0, keepdim=True)
+        start = grads["covariance"].sum(0, keepdim=True) if ctx.starts == 1 else grads["covariance"]
         found = shared["rows"], grads["values"], shared["transition"], shared["variance"], grads["mean"], start
         return *FirstDerivatives.apply(6, *found, grad_density, *ctx.saved_tensors), None  # type: ignore[no-untyped-call]
 
@@ -217,8 +211,7 @@ def density_function(
 ) -> Callable[[LinearSDE, Number, Number | None], tuple[Tensor, Tensor]]:
     """A function of model, nu and kappa: `log p` of each row, `(..., T)`, and which count.
 
-    Gaussian densities of one model for all series are computed by compiled code, with first derivatives for the model
-    alone. What depends on the series only is prepared once.
+    Gaussian densities of one model for all series are compiled code, with first derivatives for the model alone.
     """
     compiled = None
     if robust_weight.gaussian:
@@ -245,16 +238,9 @@ def _densities(
 ) -> tuple[Tensor, Tensor]:
     """`log p` of each row given the earlier ones, `(..., T)`, and which count. The first needs `initial`."""
     robust_weight = RobustWeight.of(nu, kappa, sde.observation_size)
-    estimate = robust_estimate(
-        sde,
-        times,
-        observations,
-        nu=nu,
-        kappa=kappa,
-        iterations=1 if robust_weight.gaussian else iterations,
-        initial=initial,
-        return_weights=False,
-    )
+    iterations = 1 if robust_weight.gaussian else iterations
+    options: dict[str, Any] = {"nu": nu, "kappa": kappa, "iterations": iterations, "initial": initial}
+    estimate = robust_estimate(sde, times, observations, **options, return_weights=False)
     shape = estimate.mean.shape[:-2]
     times = flattened(times.to(torch.float64), shape, 1)
     lags = times.diff(dim=-1).reshape(*shape, -1)
@@ -277,11 +263,9 @@ def _densities(
     values = values.masked_fill(~present, 0.0)
     factor, failed = torch.linalg.cholesky_ex(symmetric(rows @ spread @ rows.mT) + noise)
     if bool((failed > 0).any()):
-        raise ValueError(
-            f"{'observation_noise' if initial is None else 'initial'}: got a variance of the prediction of up to "
-            f"{spread.detach().amax().item():.3g}, expected less: "
-            "the noise of the observations is lost to rounding"
-        )
+        name, largest = "observation_noise" if initial is None else "initial", spread.detach().amax().item()
+        given = f"{name}: got a variance of the prediction of up to {largest:.3g}"
+        raise ValueError(f"{given}, expected less: the noise of the observations is lost to rounding")
     residual = torch.linalg.solve_triangular(factor, values[..., None] - rows @ mean[..., None], upper=False)
     distance, size = residual.square().sum((-2, -1)), present.sum(-1).to(torch.float64)
     density = -factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # a missing component adds 0

@@ -181,14 +181,7 @@ class LinearSDE:
         by a block exponential over a short lag, doubled by `V(2h) = V(h) + Phi(h) V(h) Phi(h)^T`. So it overflows
         only where V itself does. Where A is diagonal, `V_ij = Q_ij integral_0^dt exp((a_i + a_j) s) ds` in closed form.
 
-        Args:
-            dt: lag >= 0 in units of time, a number or `(..., T)`, as in `transition`.
-
-        Returns:
-            A variance: `(..., n, n)` for a number, else `(..., T, n, n)`.
-
-        Raises:
-            ValueError: for lags that are negative, NaN or infinite, and as `transition`.
+        Args, Returns and Raises are those of `transition`; lags are >= 0.
         """
         lags = _lags(dt)
         require(not bool((lags < 0).any()), "dt", lags.amin().item() if lags.numel() else 0.0, "lags >= 0")

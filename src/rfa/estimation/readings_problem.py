@@ -18,9 +18,8 @@ from rfa.checks import require
 
 from .compiled import LikelihoodProblem, can_run, discretize, run, threads_for
 from .gaussian import Gaussian
-from .kalman import kalman_filter
 from .problem import ObservationGrid, Transitions
-from .recursive_filter import Recursion
+from .recursive_filter import Recursion, kalman_filter
 from .row_filters import Carried, FilteredRows, StateMoments, filter_rows
 from .series import Readings
 from .structural_model import SeriesScale, StructuralModel
@@ -75,9 +74,8 @@ class ReadingsTable:
         sensor_noise = torch.stack([given[name] for name in irregular_names(self.readings.sensors)], dim=-1)
         silent = bool((sensor_noise + self.least_noise <= 0).any())
         require(not silent, IRREGULAR, "a reading without noise", "sigma2.irregular > 0, or noise=... for each reading")
-        transition, variance = (
-            discretize(sde, self.lags) if can_run() else (sde.transition(self.lags), sde.covariance(self.lags))
-        )
+        lags = self.lags
+        transition, variance = discretize(sde, lags) if can_run() else (sde.transition(lags), sde.covariance(lags))
         finite = bool((transition.sum() + variance.sum()).isfinite())
         require(finite, "times", "a gap over which the state overflows", "shorter gaps")
         covariance, units = self.model.initial(sde, self.readings.gap)

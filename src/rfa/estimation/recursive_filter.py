@@ -1,7 +1,15 @@
-"""The recursive robust filter and smoother in PyTorch: loops over the rows of a grid.
+"""The filters in PyTorch, as loops over the rows of a grid: the Kalman filter, and the recursive robust filter.
 
-The filter weights each observation by a filter that has been robust so far. It keeps one Gaussian. Each row gets the
-mean of its gains over the scales that its error may have, and the uncertainty between these scales inflates the
+Kalman:
+
+    predicted:  m- = Phi m, P- = Phi P Phi^T + V
+    posterior:  m = m- + K (z - H m-), P = (I - K H) P-, K = P- H^T (H P- H^T + I)^-1
+    backward:   J_k, y_k: the information of all later observations on the state at time index k
+
+A smoother combines the posterior with the backward information (a two-filter smoother).
+
+The robust filter weights each observation by a filter that has been robust so far. It keeps one Gaussian. Each row gets
+the mean of its gains over the scales that its error may have, and the uncertainty between these scales inflates the
 covariance (moment matching, as for a Gaussian sum):
 
     m = m- + K_w (z - H m-),   P = (I - K_w H) P- + P- H^T scatter H P-,    K_w the Kalman gain with noise R / w
@@ -11,15 +19,14 @@ starts a second filter, the challenger. Its covariance is inflated until the row
 expects the later rows 1,000 times as much as the filter does.
 """
 
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .contributions import Contributions
-from .gaussian import Gaussian, T, mapped
-from .kalman import FilteredState, backward_information, check_finite, kalman_filter
+from .gaussian import DiffuseDirections, Gaussian, Information, T, mapped
 from .matrices import identity_like
 from .problem import ObservationGrid, Transitions
 from .robust_weight import NoiseScale, ScalePosterior, infer_scale
@@ -30,7 +37,74 @@ _ABANDONED_LOG_ODDS = -9.0  # a challenger with smaller odds is given up
 _SAME_LOG_ODDS = 0.05  # change in odds by which filter and challenger are the same: another challenger may start
 _NO_DIGITS = 1e14  # a squared distance from a mean. A row that far off would lose its digits beside the mean.
 
-Part = TypeVar("Part", Gaussian, Contributions)
+
+class FilteredState(NamedTuple):
+    """The filter at one time index: the state before and after its observation, and the gain of each component."""
+
+    predicted: Gaussian
+    posterior: Gaussian
+    gains: list[Tensor]
+
+
+def diffuse_start(grid: ObservationGrid, transitions: Transitions) -> Gaussian:
+    """The state before any observation, of which nothing is known."""
+    root = torch.diag_embed(_diffuse_scales(grid, transitions.steps))
+    diffuse = DiffuseDirections(root, root, root.new_full(root.shape[:1], root.shape[-1]))
+    values = grid.values
+    return Gaussian(values.new_zeros(len(values), root.shape[-1]), 0 * root, diffuse, values.new_zeros(len(values)))
+
+
+@torch.no_grad()
+def _diffuse_scales(grid: ObservationGrid, steps: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """The unit of each state while it is diffuse, `(b or 1, n)`: the change that the first observations would show."""
+    n, identity = grid.rows.shape[-1], identity_like(grid.rows)
+    shown, moved = grid.rows.new_zeros(grid.models, n), identity[None]
+    for k in range(grid.length):
+        if k >= 4 * n and bool((shown > 0).all()):
+            break
+        moved = steps[k - 1][0] @ moved if k else moved
+        nothing_yet = ~(shown > 0).any(-1)[:, None, None]
+        moved = torch.where(nothing_yet, identity, moved)
+        shown = shown + (grid.rows[:, k] @ moved).square().sum(-2)
+    return torch.where((shown > 0) & shown.isfinite(), shown, 1.0).rsqrt()
+
+
+def kalman_filter(grid: ObservationGrid, transitions: Transitions, state: Gaussian) -> list[FilteredState]:
+    """The filter at every time index, from the state before the first one."""
+    found = []
+    for k in range(grid.length):
+        predicted = state.predicted(*transitions.steps[k - 1]) if k else state
+        check_finite(predicted.covariance, k)
+        state, gains = predicted.updated(*grid.at(k))
+        found.append(FilteredState(predicted, state, gains))
+    return found
+
+
+def check_finite(covariance: Float[Tensor, "_ n n"], index: int) -> None:
+    """Raise `ValueError` for a predicted covariance that is not finite."""
+    if not bool(covariance.isfinite().all()):
+        raise overflow_error(index)
+
+
+def overflow_error(index: int) -> ValueError:
+    """Of a predicted covariance that is not finite."""
+    return ValueError(
+        f"times: got a time by which the state overflows (number {index} of all times), expected a shorter series"
+    )
+
+
+def backward_information(grid: ObservationGrid, transitions: Transitions) -> list[Information]:
+    """The information of all later observations on the state at each time index."""
+    later = grid.information.zero()
+    found = [later]
+    for k in reversed(range(grid.length - 1)):
+        transition, variance = transitions.steps[k]
+        later = (later + grid.information.at(k + 1)).inflated(variance).substituted(transition)
+        found.append(later)
+    return found[::-1]
+
+
+# The robust filter: weights of rows, and challengers
 
 
 class FilterPass(NamedTuple):
@@ -45,7 +119,7 @@ class FilterPass(NamedTuple):
     origin: list[Int[Tensor, " c"]] | None = None  # the series that each continues at a row; None: no challengers
     cleared: list[Bool[Tensor, " c"]] | None = None  # which start without a mean there
 
-    def without_challengers(self, part: Part) -> Part:
+    def without_challengers(self, part: T) -> T:
         """Of the b filters alone."""
         return part if self.origin is None else mapped(part, lambda x: x[: len(self.median_scale)])
 

@@ -137,9 +137,8 @@ class RobustFilter:
             model = model + Regression(readings.regressors, size)
         self._all, self._fitted, self._kept, self._later = model, readings, readings, []
         self._run, self._carried, self._scale = None, None, series_scale(readings, self.robust)
-        self._search = ParameterSearch(
-            model, readings, self._scale, read_fixed(model, readings.sensors, fixed), max_steps
-        )
+        values_given = read_fixed(model, readings.sensors, fixed)
+        self._search = ParameterSearch(model, readings, self._scale, values_given, max_steps)
         if self.robust:
             found, self._fitted, self._kept = self._search.robust_fit()
         else:

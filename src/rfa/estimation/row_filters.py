@@ -8,9 +8,8 @@ from torch import Tensor
 
 from .compiled import FilterProblem, run, threads_for
 from .gaussian import Gaussian
-from .kalman import diffuse_start, overflow_error
 from .problem import ObservationGrid, Transitions
-from .recursive_filter import Recursion, kalman_pass, robust_pass
+from .recursive_filter import Recursion, diffuse_start, kalman_pass, overflow_error, robust_pass
 from .robust_weight import SCALES, NoiseScale
 
 Carried = Gaussian | Recursion  # what the Kalman filter and the robust filter carry from one row to the next

@@ -1,6 +1,6 @@
 """What a caller gives as a series (NumPy, pandas, lists, tensors), as numbers; and results in the same kind."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,19 +60,20 @@ class Readings:
 
     def selected(self, rows: Any) -> "Readings":
         """Some rows, by mask, slice or index."""
-        return self._with_rows(lambda x: x[rows], self.wrong[rows])
+        parts: dict[str, Any] = {name: getattr(self, name)[rows] for name in self._columns}
+        return replace(self, **parts, refused=self.wrong[rows])
 
     def followed_by(self, others: "Sequence[Readings]") -> "Readings":
         """With later readings."""
-        return self._with_rows(lambda *each: np.concatenate(each), self.refused, others) if others else self
+        each = {name: [getattr(one, name) for one in (self, *others)] for name in self._columns}
+        parts: dict[str, Any] = {name: np.concatenate(columns) for name, columns in each.items()}
+        return replace(self, **parts) if others else self
 
-    def _with_rows(
-        self, change: Callable[..., np.ndarray], refused: np.ndarray | None, others: "Sequence[Readings]" = ()
-    ) -> "Readings":
-        names = ("times", "values", "sensor", "exog", "offset", "noise", "observation")
-        columns = {name: [getattr(each, name) for each in (self, *others)] for name in names}
-        parts: dict[str, Any] = {name: change(*each) for name, each in columns.items() if each[0] is not None}
-        return replace(self, **parts, refused=refused)
+    @property
+    def _columns(self) -> list[str]:
+        """The names of fields with a row for each reading."""
+        given = [] if self.observation is None else ["observation"]
+        return ["times", "values", "sensor", "exog", "offset", "noise", *given]
 
     def check(self) -> None:
         """Raise `ValueError` for a series that cannot be filtered."""
@@ -84,7 +85,7 @@ class Readings:
         advice = "one reading of a sensor at a time; give sensor=... where several sensors read at once"
         require(not repeated, "times", "two readings at one time", advice)
         require(not bool(np.isinf(self.values).any()), "values", "infinite values", "finite numbers, NaN where missing")
-        large = bool((np.abs(self.values[~np.isnan(self.values)]) > _LARGEST).any())
+        large = bool((np.abs(self.values) > _LARGEST).any())
         require(not large, "values", f"numbers beyond {_LARGEST:g}", "smaller ones: their squares are computed")
         seen = ~np.isnan(self.values)
         require(bool(seen.any()), "values", "missing values in all rows", "some readings")
@@ -105,8 +106,7 @@ class RowLabels:
     def aligned(self, name: str, given: Any) -> Any:
         """`given` with its rows in the order of these, where it has an index of pandas. Else it is as it was.
 
-        An index that says nothing, as that of a table made of an array, is taken by position where the values have no
-        index either.
+        An index that but counts rows is taken by position where the values have no index either.
         """
         own = index_of(given)
         if own is None:
@@ -151,10 +151,7 @@ class RowLabels:
         noise: Any,
         observation: Any,
     ) -> dict[str, Any]:
-        """What a caller knows of each reading beside its value, by its name. It is finite where a reading is `seen`.
-
-        Columns of `observation` are in the order of `states`, those of `exog` in that of `regressors` where given.
-        """
+        """What a caller knows of each reading beside its value, by its name. It is finite where a reading is `seen`."""
         exog = exog if regressors is None else by_name("exog", exog, regressors)
         rows = None if observation is None else by_name("observation", observation, states)
         found: dict[str, Any] = {
@@ -247,7 +244,7 @@ def read_later(
         require(False, name, f"a time of {least}", f"times in order, not before the last reading at {end}")
     read = np.full(length, np.nan) if values is None else as_numbers("value", values)
     require(read.shape == (length,), "value", f"shape {read.shape}", "one number")
-    far = bool((np.abs(read[~np.isnan(read)]) > _LARGEST).any())
+    far = bool((np.abs(read) > _LARGEST).any())
     require(not far, "value", f"a number beyond {_LARGEST:g}", "a smaller one, NaN where missing")
     rows = RowLabels(axis, found, index_of(given))
     sensor = rows.aligned("sensor", sensor)

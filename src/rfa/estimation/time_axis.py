@@ -136,16 +136,10 @@ def _next_dates(axis: TimeAxis, times: np.ndarray, count: int) -> Any:
 
 
 def calendar_step(dates: np.ndarray) -> Any:
-    """The step of dates that have no fixed length: months, quarters, years, or business days.
+    """The step of dates `(T,)` without a zone that have no fixed length, as an offset of pandas. None: there is none.
 
     Dates on one day of the month, or all on its last day, have a step of whole months. Dates without a weekend that
-    are mostly one day apart have steps of business days.
-
-    Args:
-        dates: `(T,)`, on the caller's clock: without a time zone.
-
-    Returns:
-        A `pandas.tseries.offsets.BaseOffset`; None where the dates have no such step, or are fewer than three.
+    are mostly one day apart have steps of business days. Fewer than three have no step.
     """
     import pandas as pd
 
