@@ -1,5 +1,7 @@
-"""Models and series that the tests share."""
+"""Models and series that the tests share, and statsmodels' filter of them."""
 
+import numpy as np
+import statsmodels.api as sm
 import torch
 
 from rfa.estimation import Estimate, LinearSDE, robust_estimate
@@ -38,6 +40,19 @@ def trend() -> LinearSDE:
     return LinearSDE(
         matrix([[0.0, 1.0], [0.0, 0.0]]), matrix([[0.2, 0.0], [0.0, 0.05]]), matrix([[1.0, 0.0]]), matrix([[0.5]])
     )
+
+
+def statsmodels_of(sde: LinearSDE, observations: torch.Tensor, lag: float = 1.0, start=None):
+    """statsmodels' filter and smoother of a regular series, from a known start or a diffuse one."""
+    n = sde.state_size
+    diffuse = {"initialization": "diffuse"} if start is None else {}
+    model = sm.tsa.statespace.MLEModel(observations.numpy(), k_states=n, k_posdef=n, **diffuse)
+    model["transition"], model["state_cov"] = sde.transition(lag).numpy(), sde.covariance(lag).numpy()
+    model["selection"], model["design"] = np.eye(n), sde.observation.numpy()
+    model["obs_cov"] = sde.observation_noise.numpy()
+    if start is not None:
+        model.initialize_known(*(part.numpy() for part in start))
+    return model.smooth([])
 
 
 def irregular_times(length: int, seed: int = 0) -> torch.Tensor:

@@ -4,14 +4,13 @@ import math
 
 import numpy as np
 import pytest
-import statsmodels.api as sm
 import torch
 from cover import cover
 
 from rfa.estimation import LinearSDE, compiled, likelihood, log_likelihood, recursive_estimate, robust_estimate
 from rfa.estimation.robust_weight import RobustWeight
 
-from .models import coupled, irregular_times, matrix, rotating, trend, with_gaps
+from .models import coupled, irregular_times, matrix, rotating, statsmodels_of, trend, with_gaps
 
 MODELS = {"rotating": rotating, "coupled": coupled, "trend": trend}
 QUERIES = matrix([-1.0, 0.5, 3.3, 100.0])
@@ -71,11 +70,7 @@ def test_far_from_zero_as_statsmodels(direction):
     sde, times = trend(), 0.1 * torch.arange(300, dtype=torch.float64)
     mean, covariance = matrix([1e8, 1e8]), 1e12 * torch.eye(2).double()
     seen = 1e8 + sde.simulate(times, torch.Generator().manual_seed(0)).observations
-    model = sm.tsa.statespace.MLEModel(seen.numpy(), k_states=2, k_posdef=2)
-    model["transition"], model["state_cov"] = sde.transition(0.1).numpy(), sde.covariance(0.1).numpy()
-    model["selection"], model["design"], model["obs_cov"] = np.eye(2), sde.observation.numpy(), np.array([[0.5]])
-    model.initialize_known(mean.numpy(), covariance.numpy())
-    expected = model.smooth([])
+    expected = statsmodels_of(sde, seen, 0.1, (mean, covariance))
     states = expected.filtered_state if direction == "filter" else expected.smoothed_state
     found = robust_estimate(sde, times, seen, nu=math.inf, initial=(mean, covariance), direction=direction)
     # statsmodels' covariance form loses digits of 1e12 beside the noise of 0.5

@@ -1,20 +1,17 @@
 """Maximum likelihood of the noises: published values, recovery, robustness."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.stats
-import statsmodels.api as sm
 import torch
 from cover import some
 
 from rfa.estimation import LinearSDE, fit, log_likelihood
 
-from .models import coupled, matrix, rotating
-
-NILE = Path(__file__).parents[3] / "examples" / "nile.csv"
+from .models import coupled, matrix, rotating, statsmodels_of
+from .series_models import column
 
 
 def level(process: float, measurement: float) -> LinearSDE:
@@ -23,9 +20,8 @@ def level(process: float, measurement: float) -> LinearSDE:
 
 def test_the_published_values_of_the_nile():
     """Durbin and Koopman's local level: 15,099 and 1,469, standard errors 3,146 and 1,280."""
-    rows = [line.split(",") for line in NILE.read_text().split()[1:]]
-    times, flow = matrix([float(row[0]) for row in rows]), matrix([[float(row[1])] for row in rows])
-    found = fit(level(1000.0, 10000.0), times, flow)
+    flow = torch.from_numpy(column("nile.csv", "volume"))[:, None]
+    found = fit(level(1000.0, 10000.0), torch.arange(len(flow)), flow)
     assert found.converged
     assert found.parameters["observation_noise[0]"] == pytest.approx(15099, rel=0.01)
     assert found.parameters["diffusion[0]"] == pytest.approx(1469, rel=0.01)
@@ -66,14 +62,7 @@ def test_likelihood_from_a_known_start_is_statsmodels(gaps):
         observations[:, [0, 7, 8]] = torch.nan
         observations[:, 20, 1] = torch.nan
     start = matrix([0.5, -1.0, 0.2]), matrix([[2.0, 0.3, 0.0], [0.3, 1.0, 0.0], [0.0, 0.0, 3.0]])
-    expected = []
-    for series in observations.numpy():
-        model = sm.tsa.statespace.MLEModel(series, k_states=3, k_posdef=3)
-        model["transition"] = sde.transition(1.0).numpy()
-        model["state_cov"], model["selection"] = sde.covariance(1.0).numpy(), np.eye(3)
-        model["design"], model["obs_cov"] = sde.observation.numpy(), sde.observation_noise.numpy()
-        model.initialize_known(*(part.numpy() for part in start))
-        expected.append(model.smooth([]).llf)
+    expected = [statsmodels_of(sde, series, start=start).llf for series in observations]
     found = log_likelihood(sde, times, observations, initial=start)
     np.testing.assert_allclose(found, expected, rtol=1e-9)
     one_each = start[0].expand(2, 3), start[1]

@@ -3,13 +3,12 @@
 import filterpy.kalman
 import numpy as np
 import pytest
-import statsmodels.api as sm
 import torch
 from cover import cover
 
 from rfa.estimation import LinearSDE, log_likelihood
 
-from .models import coupled, irregular_times, matrix, papers_estimate, rotating, trend, with_gaps
+from .models import coupled, irregular_times, matrix, papers_estimate, rotating, statsmodels_of, trend, with_gaps
 
 MODELS = {"rotating": rotating, "coupled": coupled, "trend": trend}
 START = 4.0  # variance of the first state
@@ -80,11 +79,7 @@ def test_diffuse_start_and_likelihood_are_statsmodels(gaps):
     observations = sde.simulate(times, torch.Generator().manual_seed(3)).observations
     if gaps:
         observations[10:14] = torch.nan
-    model = sm.tsa.statespace.MLEModel(observations.numpy(), k_states=2, k_posdef=2, initialization="diffuse")
-    model["transition"] = sde.transition(1.0).numpy()
-    model["state_cov"], model["selection"] = sde.covariance(1.0).numpy(), np.eye(2)
-    model["design"], model["obs_cov"] = sde.observation.numpy(), sde.observation_noise.numpy()
-    expected = model.smooth([])
+    expected = statsmodels_of(sde, observations)
     found = papers_estimate(sde, times, observations, prior="riccati")
     np.testing.assert_allclose(found.mean[1:], expected.filtered_state.T[1:], rtol=1e-8, atol=1e-8)
     np.testing.assert_allclose(found.covariance[1:], expected.filtered_state_cov.transpose(2, 0, 1)[1:], rtol=1e-8)

@@ -87,9 +87,8 @@ def test_far_outliers_cost_little(outliers, most):
 @cover(1, size=[10.0, 1000.0], what=["first", "step"])
 def test_a_jump_is_followed_and_a_wrong_start_forgotten(what, size):
     """Rows that agree with each other are believed from the seventh on, however far off the state before them."""
-    level = LinearSDE(matrix([[0.0]]), matrix([[0.1]]), matrix([[1.0]]), matrix([[1.0]]))
     times = torch.arange(30, dtype=torch.float64)
-    drawn = level.simulate(times, torch.Generator().manual_seed(3), sample_shape=(20,))
+    drawn = level().simulate(times, torch.Generator().manual_seed(3), sample_shape=(20,))
     states, seen = drawn.states.clone(), drawn.observations.clone()
     at = 0 if what == "first" else 15
     if what == "first":
@@ -97,7 +96,7 @@ def test_a_jump_is_followed_and_a_wrong_start_forgotten(what, size):
     else:
         seen[:, 15:], states[:, 15:] = seen[:, 15:] + size, states[:, 15:] + size
     for direction, after in (("filter", 6), ("smooth", 1)):
-        found = robust_estimate(level, times, seen, direction=direction)
+        found = robust_estimate(level(), times, seen, direction=direction)
         assert (found.mean - states)[:, at + after :].abs().max() < 4
         assert at == 0 or (found.mean - states)[:, :at].abs().max() < 4
 

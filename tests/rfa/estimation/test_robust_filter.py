@@ -189,7 +189,6 @@ BAD = {
     "a sensor": (lambda f: f.fit(NOW, NOW, fixed=FIXED).update(4.0, 1.0, sensor="b"), "sensor: got"),
     "two values": (lambda f: f.fit(NOW, NOW, fixed=FIXED).update(4.0, [1.0, 2.0]), "value: got shape"),
     "a probability": (lambda f: f.fit(NOW, NOW, fixed=FIXED).filter().interval(2.0), "probability: got 2.0"),
-    "no label": (lambda f: f.fit(NOW, NOW, sensor=["a", None, "a"]), "sensor: got a missing label"),
     "a far value": (lambda f: f.fit(NOW, NOW, fixed=FIXED).update(4.0, 1e200), "value: got a number beyond"),
     "a far noise": (lambda _: RobustFilter(Level(), False).fit(NOW, NOW, noise=1e308), "values: got a likelihood"),
     "times that decrease": (lambda f: f.fit([0, 2, 1], NOW), "times: got times that decrease"),
@@ -199,10 +198,6 @@ BAD = {
     "no rows": (lambda f: f.fit([], []), "values: got no rows"),
     "nothing read": (lambda f: f.fit(NOW, [np.nan] * 3), "values: got missing values in all rows"),
     "before the start": (lambda f: f.fit(NOW, NOW, fixed=FIXED).forecast([1.0]), "query_times: got .*before the last"),
-    "no frequency": (
-        lambda f: f.fit([0, 1, 5], NOW, fixed=FIXED).forecast(3),
-        "query_times: got 3 steps of a series without a frequency",
-    ),
     "unknown parameter": (lambda f: f.fit(NOW, NOW, fixed={"sigma": 1.0}), "fixed: got sigma, expected one of"),
     "negative variance": (lambda f: f.fit(NOW, NOW, fixed={"level": -1.0}), "fixed.sigma2.level.: got -1.0"),
     "no noise": (
@@ -211,7 +206,6 @@ BAD = {
     ),
     "no series": (lambda f: f.filter(), "fit: got no series yet"),
     "two levels": (lambda _: Level() + Trend(), "model: got two components with a state level"),
-    "regressors": (lambda f: f.fit(NOW, NOW, exog=[[1], [2], [np.nan]]), "exog: got NaN or infinite values"),
     "rows of C": (
         lambda f: f.fit(NOW, NOW, observation=[[1, 2]] * 3, fixed=FIXED),
         "observation: got 2 columns, expected 1, one for each state: level",
