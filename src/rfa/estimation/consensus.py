@@ -177,10 +177,7 @@ class RiccatiConsensus:
         return self.predicted.mean, self._full_covariance(self.predicted, self.others)
 
     def effective(self, observations: TransportedObservations) -> tuple[TransportedObservations, Float[Tensor, "b j"]]:
-        """The observations with the effective variance `Sigma_ij + P_i`, and their weights in the objective.
-
-        A weight is `tr M_ij / tr P_i (Sigma_ij + P_i)^-1`, or 0 where that is negative.
-        """
+        """With the variance `Sigma_ij + P_i`, and the weights `tr M_ij / tr P_i (Sigma_ij + P_i)^-1`, at least 0."""
         effective, own = observations.inflated(self.state.covariance), self.state.covariance[:, None]
         precision = ((effective.rows @ own) * effective.rows).sum((-2, -1))
         share = trace(self.contributions.matrix) / precision.clamp(min=torch.finfo(torch.float64).tiny)

@@ -150,10 +150,7 @@ class ForwardTransitions:
 
 
 class Contributions(NamedTuple):
-    """What each observation contributes to the Kalman filter's mean, M_ij and v_ij.
-
-    Of later observations, before they join the filter, these are their parts of the backward information.
-    """
+    """M_ij and v_ij of each observation; of later ones, before they join the filter, parts of the information."""
 
     matrix: Float[Tensor, "#b j n n"]  # M
     vector: Float[Tensor, "b j n"]  # v

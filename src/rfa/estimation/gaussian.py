@@ -91,10 +91,7 @@ class DiffuseDirections(NamedTuple):
 
 
 class Gaussian(NamedTuple):
-    """A state `x ~ N(mean, covariance + c L L^T)` for `c -> infinity`.
-
-    Covariances do not depend on observed values. Where series share a model, their covariances have a batch of one.
-    """
+    """A state `x ~ N(mean, covariance + c L L^T)` for `c -> infinity`. Series of one model share a covariance."""
 
     mean: Float[Tensor, "b n"]
     covariance: Float[Tensor, "#b n n"]
@@ -111,10 +108,7 @@ class Gaussian(NamedTuple):
         return Gaussian(mean, covariance, self.diffuse.predicted(transition), self.least_squares)
 
     def updated(self, rows: Float[Tensor, "#b m n"], values: Float[Tensor, "b m"]) -> tuple["Gaussian", list[Tensor]]:
-        """After an observation `z = H x + e`, `e ~ N(0, I)`, and the gain of each component.
-
-        Components are used one after another. A row of zeros in H stands for a missing one.
-        """
+        """After an observation, component by component, and their gains. A row of zeros is a missing component."""
         mean, covariance, diffuse, least_squares = self
         identity = identity_like(covariance)
         gains: list[Tensor] = []
@@ -217,10 +211,7 @@ class Information(NamedTuple):
         return Information(matrix.mT @ self.matrix @ matrix, vector, self.constant)
 
     def solve(self, stationary: Float[Tensor, "*batch n n"] | None) -> tuple[Tensor, Tensor]:
-        """Mean `J^-1 y` and covariance `J^-1`, the stationary one where J is zero.
-
-        In unknown directions the mean is 0 and the variance infinite.
-        """
+        """`J^-1 y` and `J^-1`: 0 and infinite in unknown directions. Where J is zero, the stationary covariance."""
         scale, matrix = self.scaled()
         vector = self.vector * scale
         eigenvalues = torch.linalg.eigvalsh(matrix.detach())
@@ -246,10 +237,7 @@ class Information(NamedTuple):
         return (self.matrix.diagonal(dim1=-2, dim2=-1) <= _NO_INFORMATION).all(-1)
 
     def scaled(self) -> tuple[Tensor, Tensor]:
-        """`d` `(..., n)` and `d J d`, whose diagonal is 1, or (all but) 0 where nothing is known.
-
-        So the units of the states do not change results.
-        """
+        """`d` and `d J d` with a diagonal of 1, or about 0 where nothing is known: units of states change nothing."""
         diagonal = self.matrix.detach().diagonal(dim1=-2, dim2=-1)
         scale = torch.where(diagonal > _NO_INFORMATION, diagonal, 1.0).rsqrt()
         return scale, symmetric(_outer(scale) * self.matrix)

@@ -209,10 +209,7 @@ def density_function(
     iterations: int,
     initial: InitialMoments | None,
 ) -> Callable[[LinearSDE, Number, Number | None], tuple[Tensor, Tensor]]:
-    """A function of model, nu and kappa: `log p` of each row, `(..., T)`, and which count.
-
-    Gaussian densities of one model for all series are compiled code, with first derivatives for the model alone.
-    """
+    """A function of model, nu and kappa: `log p` of each row, `(..., T)`, and which count."""
     compiled = None
     if robust_weight.gaussian:
         problem = make_problem(sde, times, observations, robust=False, initial=initial)

@@ -87,10 +87,7 @@ def symmetric(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"
 
 
 def inverse(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
-    """`matrix^-1`.
-
-    Many matrices of up to 2 x 2 are inverted by cofactors. A library call for each would take 100 times as long.
-    """
+    """`matrix^-1`. Many of up to 2 x 2 are inverted by cofactors: the library would take 100 times as long."""
     if matrix.shape[-1] == 1:
         return 1 / matrix
     if matrix.shape[-1] > 2 or matrix.shape[:-2].numel() < 8:

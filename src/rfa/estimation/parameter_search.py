@@ -199,11 +199,7 @@ class ParameterSearch:
         return errors
 
     def robust_fit(self) -> tuple[FoundParameters, Readings, Readings]:
-        """Fit to the readings that the robust filter predicts, and again, until these stay the same.
-
-        Returns:
-            What is found; the series, with the wrong readings at its start refused; the readings of the likelihood.
-        """
+        """Fit again to what the robust filter predicts; also the series, and the readings of the likelihood."""
         start, readings, values = self.start, self.readings, self._plausible_start()
         found, before, kept = None, None, readings
         is_kalman_fit = values == start  # the same start and all readings, as without a robust filter

@@ -49,12 +49,7 @@ class ObservationGrid:
         batch_shape: torch.Size,
         shared: bool,
     ) -> "ObservationGrid":
-        """The grid of checked times and observations, NaN where a component is missing.
-
-        Args:
-            queries: further times, in any order. None: the observation times.
-            shared: whether all series have one model and one set of times.
-        """
+        """Of checked times and queries in any order (None: the times). `shared`: series have one model and one set."""
         length, m = observations.shape[1:]
         observation_index = torch.arange(length, device=times.device).expand_as(times)
         query_index = observation_index
@@ -239,10 +234,7 @@ def make_problem(
     robust: bool,
     smooth: bool = False,
 ) -> EstimationProblem:
-    """The problem of one call of an estimator, with its arguments.
-
-    In robust smoothing, fill values among the first observations count as missing (`without_fill_values`).
-    """
+    """The problem of an estimator's arguments. In robust smoothing, fill values at the start count as missing."""
     mean, covariance = (None, None) if initial is None else check_initial(sde.state_size, initial)
     times, observations = real("times", times), real("observations", observations)
     _check_times("times", times)

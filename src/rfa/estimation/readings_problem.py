@@ -148,10 +148,7 @@ class ReadingsProblem:
 
 @torch.no_grad()
 def filter_readings(problem: ReadingsProblem, first: Carried, robust: bool, smooth: bool = False) -> FilteredRows:
-    """The Kalman filter or the robust filter of one series and one model, or its smoother.
-
-    `first` is the state before the first reading, or what earlier readings carry on, predicted to it.
-    """
+    """A filter of one series, or its smoother, from the state before it or what earlier readings carry on to it."""
     grid = problem.grid()
     if robust:
         grid, first = grid.bounded(), Recursion.first(first) if isinstance(first, Gaussian) else first

@@ -65,10 +65,7 @@ class RobustWeight:
 
     @property
     def exponent(self) -> Number:
-        """kappa, by default `(nu + m) / m`, so that logits do not grow with the dimension.
-
-        m is the model's, also for a row with missing components: all rows have the same exponent.
-        """
+        """kappa, by default `(nu + m) / m` with the model's m: logits do not grow with the dimension."""
         return (self.nu + self.size) / self.size if self.kappa is None else self.kappa
 
     def log_weight(self, distance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -123,10 +120,7 @@ class RobustWeight:
         return (mean * largest.exp()).clamp(min=_SMALLEST_MEAN), spread / sensitivity.square()
 
     def calibration(self, observed: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """The product of the two numbers of `consistency`, for the number of components that each row has.
-
-        Weights divided by it add up to the precision that the estimate has for Gaussian errors.
-        """
+        """The product of both numbers of `consistency` for each row's components: weights are divided by it."""
         if not observed.numel():
             return observed.to(torch.float64)
         counts, position = observed.unique(return_inverse=True)

@@ -185,10 +185,7 @@ class RowLabels:
 def read_series(
     axis: TimeAxis, times: Any, values: Any, sensor: Any, states: Sequence[str], **known: Any
 ) -> tuple[Readings, Any]:
-    """The readings that `RobustFilter.fit` is given, and the index of their rows where the values are of pandas.
-
-    A table `(T, m)` becomes m readings at each time. `states` are the columns of `observation`.
-    """
+    """The readings that `RobustFilter.fit` is given, m at each time of a table `(T, m)`, and the values' index."""
     labels = RowLabels(axis, axis.numbers("times", times), index_of(times))
     values = labels.aligned("values", values)
     index = index_of(values)

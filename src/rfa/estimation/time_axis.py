@@ -96,10 +96,7 @@ class TimeAxis:
 
 
 def next_times(axis: TimeAxis, times: np.ndarray, count: int) -> Any:
-    """The next times of a series, as the caller's; `times` are the series' as numbers.
-
-    Steps are the frequency of the caller's index, else those of the calendar, else equal ones.
-    """
+    """The next times of a series, by the frequency of the caller's index, else the calendar's, else equal steps."""
     require(count > 0, "query_times", count, "a number of steps >= 1, or times")
     times = np.unique(times)
     found = _next_dates(axis, times, count) if axis.origin is not None and installed("pandas") else None

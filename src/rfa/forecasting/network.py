@@ -38,10 +38,7 @@ class WindowPlace(NamedTuple):
 
 
 class SeriesWindows(Dataset):
-    """Windows as examples for `TimeSeriesCollator`: future rows are NaN in `values`, and have `targets`.
-
-    A window begins with at most `context` rows.
-    """
+    """Windows of up to `context` rows for `TimeSeriesCollator`: later rows are NaN in `values`, and have `targets`."""
 
     def __init__(self, series: Sequence[SeriesTable], places: Sequence[WindowPlace], context: int):
         self.series, self.places, self.context = series, places, context
@@ -203,22 +200,15 @@ class TrainingData:
 def read_training_data(request: NetworkRequest) -> TrainingData:
     """Read and split the series. Raises as `read_many_series` and `split_windows`."""
     values = None if request.values is None else list(request.values)
-    found = read_many_series(
-        request.files, request.time, values, series=request.series, table_format=request.table_format
-    )
-    series = list(found.values())
+    options: dict[str, Any] = {"series": request.series, "table_format": request.table_format}
+    series = [*read_many_series(request.files, request.time, values, **options).values()]
     horizon = max(one.longest_duration("horizon", request.horizon) for one in series)
     split = split_windows(series, horizon, request.hold_out, request.seed)
     gap = sorted(table.gap for table in series)[len(series) // 2]
     rows = round(_HORIZONS * horizon / gap)
     context = request.context or min(max(rows, _LEAST_CONTEXT), _MOST_CONTEXT)
-    return TrainingData(
-        series=series,
-        split=split,
-        context=context,
-        horizon=horizon,
-        digests={str(file): sha256(file) for file in sorted(table_files(request.files))},
-    )
+    digests = {str(file): sha256(file) for file in sorted(table_files(request.files))}
+    return TrainingData(series=series, split=split, context=context, horizon=horizon, digests=digests)
 
 
 def read_record(out: Path) -> dict[str, Any]:
@@ -348,10 +338,7 @@ def _as_trained(table: SeriesTable, record: dict[str, Any]) -> tuple[SeriesTable
 
 
 def _judged(model: RFAForTimeSeries, table: SeriesTable, context: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """One-step forecasts of the past, and which values are outliers.
-
-    The former are times `(n,)`, means, lower and upper ends of the 90 % interval, and values, `(n, channels)` each.
-    """
+    """Of the past: times `(n,)`, one-step means, ends of the 90 % interval and values; and which are outliers."""
     before, half = _BEFORE * model.config.typical_gap, max(1, context // 2)
     parts: list[list[Tensor]] = []
     total = len(table.times)

@@ -99,9 +99,8 @@ def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarra
     Raises:
         ValueError: as `read_series`, and for a horizon or a step that is none.
     """
-    table = read_series(
-        request.file, request.time, request.values, sensor=request.sensor, table_format=request.table_format
-    )
+    options: dict[str, Any] = {"sensor": request.sensor, "table_format": request.table_format}
+    table = read_series(request.file, request.time, request.values, **options)
     last = int((~table.values.isnan().all(1)).nonzero().max())
     table = table.rows(slice(0, last + 1))
     horizon = table.duration("horizon", request.horizon)
@@ -148,10 +147,7 @@ def _calendar_dates(table: SeriesTable, request: ForecastRequest, end: pd.Timest
 
 
 def _usual_step(table: SeriesTable) -> float:
-    """The median gap between times, as the mean of the gaps that differ from it by rounding alone.
-
-    It is the shortest decimal number within the error of that mean.
-    """
+    """The median gap: the shortest number within the error of the mean of gaps that differ from it by rounding."""
     times = np.unique(table.times.numpy())
     gaps, rounding = np.diff(times), 4 * float(np.spacing(np.abs(times).max()))
     alike = gaps[np.abs(gaps - table.gap) <= rounding]
@@ -237,9 +233,8 @@ def write_forecast(
         "environment": environment(),
     }
     bad = [one.name for one in found if not all(np.isfinite(x).all() for x in (one.mean, *one.intervals[0.9]))]
-    require(
-        not bad, "forecast", f"numbers that are not finite for {bad}", "finite ones; are values or times too large?"
-    )
+    given, expected = f"numbers that are not finite for {bad}", "finite ones; are values or times too large?"
+    require(not bad, "forecast", given, expected)
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     save(forecast_figure(found, table, query_times), out / "figure.png")
     write_text_whole(out / "forecast.csv", _rows(found, labels))

@@ -232,10 +232,8 @@ def read_many_series(
     for name, one in found.items():
         if bool(one.unit) != bool(first.unit):
             notes = sorted({note for note in (*first.notes, *one.notes) if note.startswith("times")})
-            given = "time: got dates in some series and numbers in others"
-            raise ValueError(
-                ": ".join([f"{given} ({name!r}), expected one kind", *(["; ".join(notes)] if notes else [])])
-            )
+            fault = f"time: got dates in some series and numbers in others ({name!r}), expected one kind"
+            raise ValueError(": ".join([fault, *filter(None, ["; ".join(notes)])]))
         if one.channels != first.channels:
             raise ValueError(f"values: got {one.channels} in {name!r}, expected {first.channels}, as in the first")
     seen = _without_unseen(list(found.values()), files[0])
