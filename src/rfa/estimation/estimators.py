@@ -73,11 +73,8 @@ def robust_estimate(
 
     C is not inverted, so it may have any shape. A missing component (NaN) contributes nothing.
 
-    Time and memory are quadratic in T, because each query weights every observation anew. They are linear for
-
-    - the Kalman filter and smoother (`prior="riccati"`, `nu=inf`), with `return_weights=False`,
-    - `recursive_estimate`, the robust filter at which the default starts.
-
+    Time and memory are quadratic in T, because each query weights every observation anew. They are linear for the
+    Kalman filter and smoother (`prior="riccati"`, `nu=inf`) with `return_weights=False`, and for `recursive_estimate`.
     Both are compiled code: the Kalman filter takes about 10 ms for 10,000 readings of 4 states. Where gradients are
     wanted, under `torch.func`, off the CPU or without a C++ compiler they run in PyTorch, which takes seconds. The
     results are the same but for rounding.
@@ -223,16 +220,7 @@ def recursive_estimate(
     In smoothing a row is weighted by the filter's prediction or by past and future together, whichever expects the row
     more. Then the Kalman smoother runs with noises R / w.
 
-    `robust_estimate` then reweights all rows at every query, which takes quadratic time. It is compiled code, or
-    PyTorch where there is no C++ compiler or gradients are wanted.
-
-    Args: as `robust_estimate`.
-
-    Returns:
-        Mean and covariance at the queries, and the weight of each row.
-
-    Raises:
-        ValueError: as `robust_estimate`.
+    Args, and errors, are those of `robust_estimate`. It is compiled code where that is.
 
     Source: `rfa.estimation.recursive_filter`; beyond the paper (docs/theory.md).
     """

@@ -401,16 +401,19 @@ def test_a_network_whose_files_changed_is_refused(wave, tmp_path, name):
         load_network(tmp_path / "net")
 
 
-def test_changed_files_and_damaged_checkpoints_are_named(wave, tmp_path):
+def test_a_training_does_not_go_on_with_other_files(wave, tmp_path):
+    """A file that came later, and one that has changed."""
     request, folder = wave
-    file = tmp_path / "x.csv"
+    file, later = tmp_path / "files" / "x.csv", tmp_path / "files" / "y.csv"
+    file.parent.mkdir()
     file.write_bytes((folder / "x.csv").read_bytes())
-    request = NetworkRequest(**{**request.__dict__, "files": (str(file),)})
+    request = replace(request, files=(str(file.parent),))
     with pytest.raises(Stopped):
         train_network(request, tmp_path / "net", progress=at_step(2, ctrl_c))
-    (tmp_path / "net" / "checkpoints" / "checkpoint-2" / "optimizer.pt").write_bytes(b"0")
-    with pytest.raises(ValueError, match=r"^run: .*checkpoint-2 is damaged, delete it .* optimizer.pt"):
+    later.write_bytes(file.read_bytes())
+    with pytest.raises(ValueError, match=r"^file: got '[^,]*y.csv', expected the files with which training began"):
         resume_network(tmp_path / "net")
+    later.unlink()
     file.write_text(file.read_text() + "900,1,1\n")
     with pytest.raises(ValueError, match=r"^file: got .*x.csv.*, expected the files with which training began"):
         resume_network(tmp_path / "net")

@@ -10,7 +10,7 @@ from cover import cover
 
 from rfa.estimation import LinearSDE, estimators
 
-from .models import coupled, irregular_times, matrix, papers_estimate, rotating, with_gaps
+from .models import EYE, coupled, irregular_times, matrix, papers_estimate, rotating, with_gaps
 
 
 def consensus(sde, times, observations, i, weight, passes):
@@ -112,37 +112,33 @@ def test_query_times_in_any_order_and_at_observations():
         assert found.covariance.isfinite().all()
 
 
-def test_series_of_a_batch_do_not_meet():
-    sde = coupled()
+MEANS, COVARIANCES = matrix([[0.0, 0.0], [3.0, 1.0], [-2.0, 5.0]]), matrix([0.5, 1.0, 2.0])[:, None, None] * EYE
+STARTS = [None, (MEANS, COVARIANCES), (MEANS, COVARIANCES[0]), (MEANS[0], COVARIANCES)]
+
+
+@cover(1, nu=[math.inf, 5.0], starts=STARTS, one=[False, True], asked=[False, True])
+def test_series_of_a_batch_do_not_meet(nu, starts, one, asked):
+    """Three series, or one with three starts, have the estimates that each has alone."""
+    sde = rotating()
     times = torch.stack([irregular_times(12, seed) for seed in range(3)])
-    observations = torch.stack(
-        [with_gaps(sde.simulate(t, torch.Generator().manual_seed(7)).observations, seed=k) for k, t in enumerate(times)]
-    )
-    queries = torch.stack([t[-1:] * matrix([0.3, 1.2]) for t in times])
-    options = {"prior": "riccati", "nu": 5.0, "iterations": 2, "query_times": None}
-    for query_times in (None, queries):
-        together = papers_estimate(sde, times, observations, **(options | {"query_times": query_times}))
-        for k in range(3):
-            own = None if query_times is None else queries[k]
-            alone = papers_estimate(sde, times[k], observations[k], **(options | {"query_times": own}))
-            torch.testing.assert_close(together.mean[k], alone.mean, rtol=1e-8, atol=1e-8)
-            torch.testing.assert_close(together.weights[k], alone.weights, rtol=1e-6, atol=1e-8)
+    draws = [sde.simulate(t, torch.Generator().manual_seed(7)).observations for t in times]
+    seen = torch.stack([with_gaps(each, seed=k) for k, each in enumerate(draws)])
+    queries = times[:, -1:] * matrix([0.3, 1.2])
+    if one and starts is not None:
+        times, seen, queries = times[0], seen[0], queries[0]
 
+    def estimate(series, start):
+        options = {"prior": "riccati", "nu": nu, "iterations": 2, "query_times": series[2] if asked else None}
+        return papers_estimate(sde, *series[:2], initial=start, **options)
 
-@pytest.mark.parametrize("nu", [math.inf, 5.0])
-def test_one_series_with_three_starts_has_three_estimates(nu):
-    sde, times = rotating(), irregular_times(8)
-    observations = sde.simulate(times, torch.Generator().manual_seed(8)).observations
-    means, sizes = matrix([[0.0, 0.0], [3.0, 1.0], [-2.0, 5.0]]), matrix([0.5, 1.0, 2.0])
-    covariances = sizes[:, None, None] * torch.eye(2, dtype=torch.float64)
-    options = {"prior": "riccati", "nu": nu, "return_weights": False}
-    for start in ((means, covariances), (means, covariances[0]), (means[0], covariances)):
-        found = papers_estimate(sde, times, observations, initial=start, **options)
-        for k in range(3):
-            own = tuple(part[k] if part.shape[0] == 3 else part for part in start)
-            alone = papers_estimate(sde, times, observations, initial=own, **options)
-            torch.testing.assert_close(found.mean[k], alone.mean, rtol=1e-8, atol=1e-8)
-            torch.testing.assert_close(found.covariance[k], alone.covariance, rtol=1e-8, atol=1e-8)
+    series = times, seen, queries
+    together = estimate(series, starts)
+    for k in range(3):
+        own = None if starts is None else tuple(x[k] if len(x) == 3 else x for x in starts)
+        alone = estimate(series if times.dim() == 1 else [x[k] for x in series], own)
+        torch.testing.assert_close(together.mean[k], alone.mean, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(together.covariance[k], alone.covariance, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(together.weights[k], alone.weights, rtol=1e-6, atol=1e-8)
 
 
 def test_diffuse_start_of_several_states_seen_through_one():
