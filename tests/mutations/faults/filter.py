@@ -116,7 +116,7 @@ KERNELS = [
     Mutation("rfa/nn/attention.py", "self.output_gain(asking)", "self.output_gain(hidden_states)",
              "the gain is that of a key", "rfa/nn/test_state_options.py"),
     Mutation("rfa/nn/state_options.py", "value=1.0)", "value=0.0)",
-             "heads without a clock stand still", "rfa/nn/test_gated_heads.py"),
+             "heads without a clock stand still", "rfa/nn/test_state_options.py"),
     Mutation("rfa/ops/dot_product.py", "bias = bias - BITS * exponent", "bias = bias - exponent",
              "nats and bits of the logarithmic bias", "rfa/nn/test_every_layer.py"),
     Mutation("rfa/ops/dot_product.py", "- own[:, :, rows, None]", "- sums[:, :, rows, None]",

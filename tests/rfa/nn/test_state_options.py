@@ -1,7 +1,8 @@
-"""Options of the states of any layer, by hand in numpy, with gradients, masks, segments and bad input."""
+"""Options of the states of any layer, by hand in numpy; layers some of whose heads have gates or a clock."""
 
 import pytest
 import torch
+from cover import cover
 from ops import oracle
 
 from rfa.dynamics import rotary_frequencies
@@ -113,3 +114,42 @@ def test_tied_values_are_the_normalised_keys():
     layer, x = layer_of("filter", normalise_states=True, tie_key_value=True, innovation=False), hidden(length=1)
     expected = merged(layer, layer.keys(x).detach().numpy())  # the only key weighs one
     assert_near(layer(x), expected)
+
+
+ROPE_OF_FOUR = rotary_frequencies(4, SIZE // 4)
+GATED = {
+    "gates": (DotProductAttention, {"frequency": ROPE_OF_FOUR, "gates": "forget"}, "gate_projection."),
+    "gates with a sink": (
+        DotProductAttention,
+        {"frequency": ROPE_OF_FOUR, "gates": "forget", "sink": True},
+        "gate_projection.",
+    ),
+    "clock of a filter": (RobustFilterAttention, {"prior": "riccati", "clock": "content"}, "clock."),
+    "clock of a dot product": (DotProductAttention, {"frequency": ROPE_OF_FOUR, "clock": "content"}, "clock."),
+}
+
+
+def heads_of(layer, x):
+    """The estimate of each head before the output projection."""
+    found, estimate = [], layer.estimate
+    layer.estimate = lambda *states, **given: found.append(estimate(*states, **given)) or found[0]
+    layer(x)
+    del layer.estimate
+    return found[0]
+
+
+@cover(1, gated=[1, 2, 3], kind=GATED)
+def test_each_head_is_that_of_a_layer_of_one_kind(kind, gated):
+    """The first heads are those of a layer without gates, the last ones those of a layer with gates."""
+    build, options, own = GATED[kind]
+    some = perturb(build(SIZE, 4, gated_heads=gated / 4, **options)).double()
+    every = build(SIZE, 4, **options).double()
+    none = build(SIZE, 4, **{n: x for n, x in options.items() if n not in ("gates", "clock")}).double()
+    shared = {n: x for n, x in some.state_dict().items() if not n.startswith(own)}
+    none.load_state_dict(shared)
+    gates = {n: torch.randn_like(x) for n, x in every.state_dict().items() if n.startswith(own)}
+    gates = {n: torch.cat([x[: 4 - gated], some.state_dict()[n]]) for n, x in gates.items()}
+    every.load_state_dict({**shared, **gates})
+    x = hidden()
+    expected = torch.cat([heads_of(none, x)[:, : 4 - gated], heads_of(every, x)[:, 4 - gated :]], 1)
+    torch.testing.assert_close(heads_of(some, x), expected, rtol=EXACT, atol=EXACT)
