@@ -107,13 +107,10 @@ def losses_of(tried: Mapping[float, Mapping[str, Any]]) -> dict[float, float]:
 
 
 def with_best_rate(run: PlannedRun, losses: Mapping[float, float]) -> PlannedRun:
-    """The run with the rate of the least validation loss, the first of equal ones. Without trials it stays as it is.
+    """The run with the rate of the least validation loss, the first of equal ones.
 
-    Raises:
-        ValueError: if training diverged with every rate.
+    Raises `ValueError` if training diverged with every rate.
     """
-    if not losses:
-        return run
     rate = min(losses, key=lambda one: losses[one])
     if math.isinf(losses[rate]):
         raise ValueError(f"rates: training of {run.label} diverged with each of {', '.join(map(str, losses))}")

@@ -265,8 +265,8 @@ class SeriesRuns(UnsavedRuns[SeriesRecipe, SeriesRun]):
         tried: dict[float, float | None] = {}
         if first is None and len(recipe.rates) > 1:
             tried = {rate: made(rate, max(1, steps // 3), f"{run.name}, rate {rate:g}")[2] for rate in recipe.rates}
-        losses_of_rates = {rate: math.inf if loss is None else loss for rate, loss in tried.items()}
-        best = min(losses_of_rates, key=losses_of_rates.__getitem__, default=recipe.rates[0])
+        finite = {rate: loss for rate, loss in tried.items() if loss is not None}
+        best = min(finite, key=finite.__getitem__, default=recipe.rates[0])
         rate = best if first is None else first["learning_rate"]
         network, losses, validation, fault = made(rate, steps, run.name)
         return network, {
