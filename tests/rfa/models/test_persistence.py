@@ -1,7 +1,6 @@
 """Saved, loaded, cast and found again by transformers' Auto classes."""
 
 import copy
-import json
 import pickle
 
 import pytest
@@ -97,9 +96,6 @@ def test_sharded_round_trip(tied, tmp_path):
     shards = {name for name in files if name.endswith(".safetensors")}
     assert len(shards) > 3
     assert files == {*shards, "config.json", "generation_config.json", "model.safetensors.index.json"}
-    index = json.loads((tmp_path / "model.safetensors.index.json").read_text("utf-8"))["weight_map"]
-    assert set(index.values()) == shards
-    assert ("lm_head.weight" in index) is not tied
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert_same_state(loaded.state_dict(), model.state_dict())
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) is tied
