@@ -27,7 +27,7 @@ def one_cache(past_key_values: Cache | None, cache: Cache | None) -> Cache | Non
 
 
 LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
-LONGEST = ("max_length_q", "max_length_k")  # follow from the lengths, so they are not read
+LONGEST = ("max_length_q", "max_length_k")  # follow from the lengths, without which they say nothing
 PACKING = ("position_ids", "seq_idx", *LENGTHS, *LONGEST)  # arguments by transformers' names
 NO_COLUMNS = "none with frequencies='as_released', whose turns depend on the column of a token"
 _NUMBERS = ("attention_mask", "seq_idx")  # of the sequence of each token; the first as a mask of all pairs shows them
@@ -207,6 +207,8 @@ def packed_segments(
     for name in LENGTHS:
         if (lengths := given.get(name)) is not None:
             found[name] = _numbers_of_lengths(name, lengths, tokens)
+    for name in LONGEST:
+        require(name not in given or bool(given.keys() & set(LENGTHS)), name, given.get(name), "cu_seq_lens_q with it")
     if (position_ids := given.get("position_ids")) is not None:
         located = _per_token("position_ids", position_ids, tokens)
         numbers = _numbers_of_positions(located, tokens, continues=segment_ids is None)

@@ -189,10 +189,6 @@ def run_series_demo(
             report(Stage("evaluation", name), index + 1, len(COLUMNS))
             scores[column] = score(predict, setting, SERIES)
         errors[name] = {column: {part: each["mse"] for part, each in scores[column].items()} for column in scores}
-        names = {"recipe": "demo of series", "label": name, "seed": TRAINING.seed}
-        write_result(files[name], {"format": SeriesRuns.form, **names, "scores": scores, "environment": environment()})
-        for later in contestants.keys() - errors.keys():
-            files[later].unlink(missing_ok=True)  # of an earlier demo
         if contestant != "kalman":  # its mean and 90 % interval of one series
             batch = shown.batch()
             with torch.no_grad():
@@ -202,7 +198,11 @@ def run_series_demo(
             _flat(shown.times, shown.values, shown.wrong), _flat(*signal), bands, float(shown.times[0, -1])
         )
         comparison = {"settings": list(COLUMNS), "mse": errors}
-        _write_comparison(out, comparison, figure)
+        _write_comparison(out, comparison, figure)  # first: by results.json a later call knows the folder of a demo
+        names = {"recipe": "demo of series", "label": name, "seed": TRAINING.seed}
+        write_result(files[name], {"format": SeriesRuns.form, **names, "scores": scores, "environment": environment()})
+        for later in contestants.keys() - errors.keys():
+            files[later].unlink(missing_ok=True)  # of an earlier demo
     return comparison
 
 

@@ -287,6 +287,8 @@ def _stored_part(path: Path, part: Mapping[str, Any]) -> dict[str, Any] | None:
     """A part that was evaluated before; None if there is none, one of other arguments, or a damaged one."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        return dict(stored["found"]) if stored["asked"] == part else None
+        # older parts name the file of maps, or have None
+        asked = {**stored["asked"], "attention": bool(stored["asked"]["attention"])}
+        return dict(stored["found"]) if asked == part else None
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None

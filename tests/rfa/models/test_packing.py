@@ -220,6 +220,7 @@ FAULTS = {
         "cu_seq_lens_k",
         r"\[0, 3\].*\[0, 2\], as in cu_seq_lens_q",
     ),
+    "longest alone": ({"max_length_k": 6}, "max_length_k", "cu_seq_lens_q"),
     "another number": (
         {"position_ids": torch.tensor([0, 1, 2, 0, 1, 2]), "seq_idx": torch.tensor([[0, 0, 1, 1, 1, 1]])},
         "position_ids",

@@ -71,6 +71,16 @@ def test_positive_parameters_are_stored_through_softplus():
     assert all((values(dynamics)[name] > 0).all() for name in parameters)
 
 
+def test_learning_does_not_change_the_start():
+    x, learned = hidden(size=8), {"learn_horizon": True, "learn_frequency": True, "learn_decay": True}
+    fixed_options = {"horizon": 0.7}
+    moving = layer_with(torch.float64, **fixed_options, **learned, decay=DECAY.clamp(min=1e-6))
+    still = layer_with(torch.float64, **{**fixed_options, "decay": DECAY.clamp(min=1e-6)})
+    for part in ("query", "key", "value", "output"):
+        getattr(still, f"{part}_projection").load_state_dict(getattr(moving, f"{part}_projection").state_dict())
+    torch.testing.assert_close(moving(x), still(x), rtol=SINGLE, atol=SINGLE)  # softplus round trip in float32
+
+
 def test_a_step_keeps_conjugate_pairs():
     layer = layer_with(learn_frequency=True)
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""Queries of their own, dropout and shared keys; the robust weights by hand."""
+"""Queries of their own, dropout and shared keys; the robust weights by hand; fused gradients with own queries."""
 
 import math
 from dataclasses import replace
@@ -178,3 +178,19 @@ def test_what_a_layer_lacks_is_refused_by_name():
     )
     refused("query_times", lambda: layer("b1-rope")(keys, times=times, query_times=query_times))
     refused("query_times", lambda: layer("b1-rope")(keys, times=times, query_states=queries))
+
+
+@cover(1, preset=["b2-alibi", "b3-decayed-rope", "c10-rotation-learned", "x2-riccati-alibi"], causal=[True, False])
+def test_fused_gradients_are_those_of_the_reference(preset, causal):
+    keys, queries, times, query_times, mask = data(torch.float32)
+    gradients = {}
+    for backend in ("auto", "reference"):
+        attention = layer(preset, torch.float32, causal=causal)
+        attention.backend = backend
+        attention(
+            keys, times=times, key_mask=mask, query_states=queries, query_times=query_times
+        ).square().sum().backward()
+        gradients[backend] = {name: p.grad for name, p in attention.named_parameters()}
+    for name, expected in gradients["reference"].items():
+        scale = max(1.0, float(expected.abs().max()))  # float32, sums of ten rows of numbers of order one
+        torch.testing.assert_close(gradients["auto"][name], expected, rtol=0, atol=2e-5 * scale, msg=name)
