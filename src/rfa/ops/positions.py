@@ -243,7 +243,8 @@ def check_given(name: str, given: object, kind: str, device: torch.device, *shap
     if not fits:
         raise ValueError(f"{name}: got dtype {tensor.dtype}, expected {kind}")
     if tuple(tensor.shape) not in shapes:
-        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {' or '.join(map(str, shapes))}")
+        expected = " or ".join(map(str, dict.fromkeys(shapes)))
+        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {expected}")
     check_device(name, tensor, device)
 
 
