@@ -19,6 +19,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from rfa.checks import installed
 
 from . import reference
+from .certified import certified_tail
 from .dense import all_finite, finite, into_frame, of_finite, rotated, turned
 from .kernel import HALF_AND_SINGLE, TRITON_CHANNELS, Kernel, KernelInputs, kernel_inputs, rotation_tables
 from .positions import Positions
@@ -132,6 +133,7 @@ class Backend(NamedTuple):
                 gate=options.gate,
                 rotate_values=options.rotate_values,
                 key_norm=key_norm,
+                tail=certified_tail(prior, positions, options.certified),
                 decode=frequency is None and not torch.is_grad_enabled(),
             )
             estimate, log_sum = attend(kernel, inputs, positions, frequency)

@@ -44,6 +44,7 @@ class KernelInputs(NamedTuple):
         key_times, query_times: `(b, length)` in `time_dtype`.
         key_groups, query_groups: `(batch, length)` int32 as in `Positions`; both None or neither.
         key_norm: `|k|^2`, `(batch, heads, keys)`, where it is known.
+        tail: where old keys may be left out, see `rfa.ops.certified`; None to visit all. A backend may visit more.
         causal: key j takes part where its time is not later than that of query i.
         score_kind: a `ScoreKind`.
         gate: off, w does not depend on the lag: `w = W` along a path.
@@ -70,6 +71,7 @@ class KernelInputs(NamedTuple):
     key_groups: Tensor | None
     query_groups: Tensor | None
     key_norm: Tensor | None
+    tail: Tensor | None
     causal: bool
     score_kind: str
     gate: bool
@@ -90,7 +92,7 @@ class KernelInputs(NamedTuple):
 _KINDS: dict[object, str] = {Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", str: "str"}
 _HINTS = get_type_hints(KernelInputs)
 _HEADS = {name: 1 for name in ("query", "key", "value", "key_cos", "key_sin", "query_cos", "query_sin", "tables")}
-_HEADS |= {"key_path": 2, "query_path": 2, "key_bias": 1, "scalars": 1, "bound": 0, "key_norm": 1}
+_HEADS |= {"key_path": 2, "query_path": 2, "key_bias": 1, "scalars": 1, "bound": 0, "key_norm": 1, "tail": 1}
 _LEARNED = ("query", "key", "value", "tables", "key_path", "query_path", "key_bias", "scalars")
 
 SCHEMA = ", ".join(f"{_KINDS[_HINTS[name]]} {name}" for name in KernelInputs._fields)  # of a registered operator
@@ -120,6 +122,7 @@ def kernel_inputs(
     gate: bool = True,
     rotate_values: bool = False,
     key_norm: Tensor | None = None,
+    tail: Tensor | None = None,
     decode: bool = False,
 ) -> KernelInputs:
     """The argument list, filled; see the fields of `KernelInputs`."""
@@ -148,6 +151,7 @@ def kernel_inputs(
         key_groups=positions.key_groups,
         query_groups=groups,
         key_norm=key_norm,
+        tail=tail,
         causal=causal,
         score_kind=score_kind,
         gate=gate,

@@ -4,6 +4,7 @@ Each message of a check names the argument, what was given and what was expected
 """
 
 import math
+from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -86,6 +87,7 @@ class Options(NamedTuple):
         log_precision: the log precision is wanted too.
         in_frame: the states stand in the common frame already, and the estimate stays in it.
         dropout: share of the weights that become 0, by the reference only.
+        certified: the argument of this name.
     """
 
     causal: bool = True
@@ -97,6 +99,7 @@ class Options(NamedTuple):
     log_precision: bool = False
     in_frame: bool = False
     dropout: float = 0.0
+    certified: float | None = None
 
 
 class RiccatiWeights(NamedTuple):
@@ -164,8 +167,27 @@ def _check_options(options: Options) -> None:
         if not isinstance(given, (bool, np.bool_)):
             name = "return_log_precision" if name == "log_precision" else name  # the argument's name
             raise ValueError(f"{name}: got {given!r}, expected True or False")
+    check_certified(options.certified, certificate_missing(options.prior, options.causal))
     if options.prior == "riccati" and options.query_noise_in_bias:
         raise ValueError("query_noise_in_bias: got True with prior='riccati', expected prior='lyapunov'")
+
+
+def certificate_missing(prior: str, causal: bool) -> str | None:
+    """Why no keys can be left out, or None: only the Riccati weight of old keys falls without an end."""
+    if prior != "riccati":
+        return f"prior={prior!r}, expected None, or prior='riccati': it alone bounds the weight of old keys"
+    return None if causal else "causal=False, expected None, or causal=True: later keys have no bound"
+
+
+def check_certified(certified: object, missing: str | None) -> None:
+    """Raise `ValueError` for what is no eps, and where no keys can be left out, for the reason given."""
+    if certified is None:
+        return
+    number = isinstance(certified, Real) and not isinstance(certified, (bool, np.bool_))
+    if not number or not 0 <= certified < 1:  # type: ignore[operator]
+        raise ValueError(f"certified: got {certified!r}, expected None or a number eps with 0 <= eps < 1")
+    if missing is not None:
+        raise ValueError(f"certified: got {certified!r} with {missing}")
 
 
 def _check_states(query: Tensor, key: Tensor, value: Tensor, rotate_values: bool) -> None:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from rfa.dynamics import decay_kernel, rotation_of_heads
 
+from .certified import left_out, tail_of_keys
 from .dense import (
     DenseRows,
     dropped,
@@ -22,7 +23,7 @@ from .dense import (
     turned,
 )
 from .positions import Positions
-from .prior import riccati_weights
+from .prior import BITS, riccati_weights
 from .problem import Options, Parameters, Problem
 from .transforms import without_autocast
 
@@ -47,19 +48,28 @@ def filter_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem
         (in_frame, nonfinite), (keys, nonfinite_keys), (values, nonfinite_values) = map(finite, states)
         if options.prior == "riccati" and riccati is None and key.shape[2]:
             riccati = riccati_weights(parameters, positions, dtype)
+        tail = None
+        if options.certified and riccati is not None:
+            scale = head.inverse_temperature[..., 0]
+            tail = tail_of_keys(-BITS * scale * riccati.cumulative, BITS * scale * riccati.log_gain, positions) / BITS
 
         def dense_rows(rows: slice) -> DenseRows:
             """Queries, keys and values that are not finite stand as zeros."""
             visible, decay, variance, weighed = _pairs(in_frame[:, :, rows], keys, head, positions.rows(rows), options)
             if riccati is not None:
                 between = riccati.at_queries[..., rows, None] - riccati.cumulative[:, :, None, :]
-                log_prior = riccati.log_gain[:, :, None, :].to(dtype)
-                log_prior = log_prior - between.abs().masked_fill(~visible[:, None], 0.0).to(dtype)
+                since = between.abs().masked_fill(~visible[:, None], 0.0).to(dtype)
+                log_prior = riccati.log_gain[:, :, None, :].to(dtype) - since
             else:
                 total = variance + head.query_noise if options.query_noise_in_bias else variance
                 log_prior = -torch.log(positive(total))
+            score = log_weights(log_prior, weighed, head.robustness, head.inverse_temperature, options.weight)
+            if tail is not None and options.certified:
+                of_pairs = tail[:, :, None] - head.inverse_temperature * since
+                seen = score.masked_fill(~visible[:, None], -torch.inf)
+                score = score.masked_fill(left_out(seen, of_pairs, options.certified), -torch.inf)
             return DenseRows(
-                log_weights(log_prior, weighed, head.robustness, head.inverse_temperature, options.weight),
+                score,
                 visible,
                 lambda weights: dropped(weights, options.dropout) * decay @ values,
                 nonfinite[:, :, rows] | sees_any(visible, nonfinite_keys),

@@ -84,6 +84,7 @@ class KernelProblem(ctypes.Structure):
         ("times_batch", _integer),
         *((name, _pointer) for name in ("key_groups", "query_groups")),
         ("key_norm", Strided),
+        *((name, _pointer) for name in ("tail", "first_block")),
         *((name, Strided) for name in ("grad_out", "grad_query", "grad_key", "grad_value")),
         ("grad_log_sum", _pointer),
         ("query_slice", _integer),

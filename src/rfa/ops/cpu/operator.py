@@ -16,14 +16,15 @@ from rfa.ops.transforms import operator, refuse_forward_mode, transformable, tra
 from .library import NUMBERS, SCORE_KINDS, KernelProblem, PhasesProblem, Strided, run_kernel
 
 FEW = 4  # queries, up to which keys are read where they lie
-QUERY_BLOCK, KEY_BLOCK = 96, 128  # as in kernels/problem.h
+GROUP, QUERY_BLOCK, KEY_BLOCK = 12, 96, 128  # as in kernels/problem.h
 MOST_SLICES = 2**26  # numbers in the gradients of queries of all slices, which are summed at the end
 
 
 def fused_attention(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
     """The estimate `(batch, heads, queries, channels)` in float32 and `log2 sum_j 2^z`, -inf where no key is seen."""
     plain = inputs.decode and type(inputs.query) is Tensor and not (torch.compiler.is_compiling() or transformed())
-    return (_forward if plain else _differentiable)(*inputs)  # decoding avoids PyTorch's dispatcher, which is slow
+    estimate, log_sum, _ = (_forward if plain else _differentiable)(*inputs)  # decoding avoids PyTorch's dispatcher, which is slow
+    return estimate, log_sum
 
 
 @operator("cpu_phases", "(Tensor frequency, Tensor times) -> (Tensor, Tensor)", "cpu")
@@ -47,47 +48,52 @@ def _phases(frequency, times):
     return frequency.new_empty(shape, dtype=torch.float32), frequency.new_empty(shape, dtype=torch.float32)
 
 
-def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """Estimate and log2 sum of `KernelInputs`."""
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Estimate and log2 sum of `KernelInputs`, and the first block of keys that each group of queries visits."""
     refuse_forward_mode("cpu")  # a compiled caller has not asked again
     inputs = KernelInputs(*arguments)
-    out, log_sum = _outputs(inputs.query, inputs.value)
+    out, log_sum, first_block = _outputs(inputs)
     if inputs.empty:
-        return out.zero_(), log_sum.fill_(-torch.inf)
+        return out.zero_(), log_sum.fill_(-torch.inf), first_block.zero_()
     queries = inputs.query.shape[2]
     # decoding adds up in another order than backward, which forms the weights again
     decode = inputs.decode and inputs.key_cos is None and queries <= FEW
     problem = KernelProblem.of(inputs, queries if decode else -(-queries // QUERY_BLOCK), decode)
-    problem.set(out=Strided.of(out), log_sum=log_sum)
+    problem.set(out=Strided.of(out), log_sum=log_sum, first_block=first_block if first_block.numel() else None)
     run_kernel("decode" if decode else "forward", problem)
-    return out, log_sum
+    return out, log_sum, first_block
 
 
-forward = operator("cpu_forward", f"({SCHEMA}) -> (Tensor, Tensor)", "cpu")(_forward)
+forward = operator("cpu_forward", f"({SCHEMA}) -> (Tensor, Tensor, Tensor)", "cpu")(_forward)
 
 
 @torch.library.register_fake("rfa::cpu_forward")
-def _(query, key, value, *rest):
-    return _outputs(query, value)
+def _(*arguments):
+    return _outputs(KernelInputs(*arguments))
 
 
-def _outputs(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _outputs(inputs: KernelInputs) -> tuple[Tensor, Tensor, Tensor]:
     """In float32, the estimate laid out as heads of one projection, so that merging them copies nothing.
 
-    The log2 sum is in float64: near large scores float32 is too coarse to form the weights again.
+    The log2 sum is in float64: near large scores float32 is too coarse to form the weights again. The first blocks of
+    keys that groups of queries visit, `(batch, heads, groups)`, are not kept where all keys are visited.
     """
+    query, value = inputs.query, inputs.value
     batch, heads, queries, _ = query.shape
     out = query.new_empty(batch, queries, heads, value.shape[-1], dtype=torch.float32).transpose(1, 2)
-    return out, query.new_empty(batch, heads, queries, dtype=torch.float64)
+    groups = 0 if inputs.tail is None else -(-queries // GROUP)
+    first_block = query.new_empty(batch, heads, groups, dtype=torch.int32)
+    return out, query.new_empty(batch, heads, queries, dtype=torch.float64), first_block
 
 
 @operator(
     "cpu_backward",
-    f"(Tensor grad_out, Tensor grad_log_sum, Tensor out, Tensor log_sum, {SCHEMA}) -> ({GRADIENT_SCHEMA})",
+    f"(Tensor grad_out, Tensor grad_log_sum, Tensor out, Tensor log_sum, Tensor first_block, {SCHEMA})"
+    f" -> ({GRADIENT_SCHEMA})",
     "cpu",
 )
 def backward(
-    grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor, *arguments: Any
+    grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor, first_block: Tensor, *arguments: Any
 ) -> tuple[Tensor, ...]:
     """Gradients of query, key, value, tables, key_path, query_path, key_bias and scalars; empty where there is none.
 
@@ -114,6 +120,7 @@ def backward(
     if not inputs.empty:
         problem.set(
             grad_out=grad_out, out=out, log_sum=log_sum, grad_log_sum=grad_log_sum.to(torch.float32),
+            first_block=first_block if first_block.numel() else None,
             grad_query=Strided.of(grad_query if cuts == 1 else grad_query[0]), grad_key=Strided.of(grad_states[1]),
             grad_value=Strided.of(grad_states[2]), query_slice=grad_query.stride(0) if cuts > 1 else 0,
             grad_tables=grad_tables, grad_scalars=grad_scalars,
@@ -138,7 +145,7 @@ def backward(
 
 
 @torch.library.register_fake("rfa::cpu_backward")
-def _(grad_out, grad_log_sum, out, log_sum, *arguments):
+def _(grad_out, grad_log_sum, out, log_sum, first_block, *arguments):
     inputs = KernelInputs(*arguments)
     query, key, key_path = inputs.query, inputs.key, inputs.key_path
     _, heads, queries, _ = query.shape
@@ -164,17 +171,17 @@ def _save(ctx, inputs, output) -> None:
     ctx.options = inputs[TENSORS:]
 
 
-def _gradient(ctx, grad_out: Tensor, grad_log_sum: Tensor):
-    out, log_sum, *tensors = ctx.saved_tensors
+def _gradient(ctx, grad_out: Tensor, grad_log_sum: Tensor, _: object):
+    out, log_sum, first_block, *tensors = ctx.saved_tensors
     inputs = KernelInputs(*tensors, *ctx.options)
-    grads = list(_once(grad_out, grad_log_sum, out, log_sum, *inputs))
+    grads = list(_once(grad_out, grad_log_sum, out, log_sum, first_block, *inputs))
     prior = (inputs.tables, inputs.key_path, inputs.query_path, inputs.key_bias)
     grads[3:7] = [None if x is None else grad for x, grad in zip(prior, grads[3:7], strict=True)]
     return gradients_by_field(grads)
 
 
-_differentiable = transformable("cpu", forward, HEADS, (1, 1), _save, _gradient)
-_once = transformable("cpu", backward, (*(1,) * 4, *HEADS), GRADIENT_HEADS)
+_differentiable = transformable("cpu", forward, HEADS, (1, 1, 1), _save, _gradient)
+_once = transformable("cpu", backward, (*(1,) * 5, *HEADS), GRADIENT_HEADS)
 transformable("cpu", phases, (0, None), (1, 1))
 
 

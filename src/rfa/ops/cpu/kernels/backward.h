@@ -38,11 +38,14 @@ template <int64_t SCORE, class Prior> class Backward {
         weights_(QUERY_BLOCK * KEY_BLOCK),
         grad_pairs_(3 * KEY_BLOCK),
         mask_(KEY_BLOCK),
-        anchored_(padded_ / GROUP) {}
+        anchored_(padded_ / GROUP),
+        oldest_(padded_ / GROUP),
+        newest_(padded_ / GROUP) {}
 
   void run() {
     pack_queries();
     look_for_near();
+    look_for_visits();
     sharpen();
     const int64_t step = task_.p.slices * KEY_BLOCK;
     for (int64_t start = task_.slice * KEY_BLOCK; start < task_.p.keys; start += step) key_block(start);
@@ -120,11 +123,11 @@ template <int64_t SCORE, class Prior> class Backward {
     if (groups.empty()) return;
     std::vector<double> totals(padded_), inner(padded_);
     for (int64_t start = 0; start < p.keys; start += KEY_BLOCK) {
-      const auto sees = [&](int64_t first) { return visibility_.look(first, GROUP, start).keys > 0; };
+      const auto sees = [&](int64_t first) { return look(first, start).keys > 0; };
       if (std::none_of(groups.begin(), groups.end(), sees)) continue;
       pack_keys(start);
       for (int64_t first : groups) {
-        const VisibleKeys seen = visibility_.look(first, GROUP, start);
+        const VisibleKeys seen = look(first, start);
         if (!seen.keys) continue;
         products(first, seen, slopes_, weights_);
         for (int64_t i = 0; i < GROUP; i++) {
@@ -151,6 +154,21 @@ template <int64_t SCORE, class Prior> class Backward {
   void look_for_near() {
     for (int64_t first = 0; first < task_.p.queries; first += GROUP)
       anchored_[first / GROUP] = sees_near(prior_, visibility_, task_.p, first, 0.0f);
+  }
+
+  // The blocks of keys that each group of queries visits: as the forward pass has, and none that it cannot see.
+  void look_for_visits() {
+    for (int64_t first = 0; first < task_.p.queries; first += GROUP) {
+      oldest_[first / GROUP] = task_.p.first_block ? *task_.first_block(first) : 0;
+      newest_[first / GROUP] = static_cast<int32_t>(visibility_.newest_block(first, GROUP));
+    }
+  }
+
+  // The keys of a block that a group of queries sees and has visited.
+  VisibleKeys look(int64_t first, int64_t start) const {
+    const int64_t block = start / KEY_BLOCK;
+    if (block < oldest_[first / GROUP] || block > newest_[first / GROUP]) return {0, 0};
+    return visibility_.look(first, GROUP, start);
   }
 
   void pack_keys(int64_t start) {
@@ -191,7 +209,7 @@ template <int64_t SCORE, class Prior> class Backward {
     VisibleKeys seen[QUERY_BLOCK / GROUP];
     int64_t most = 0;
     for (int64_t g = 0; g < groups; g++) {
-      seen[g] = visibility_.look(first + g * GROUP, GROUP, start);
+      seen[g] = look(first + g * GROUP, start);
       most = std::max(most, seen[g].keys);
     }
     if (!most) return;
@@ -280,7 +298,7 @@ template <int64_t SCORE, class Prior> class Backward {
   KeySums key_sums_, value_sums_;
   LeftFactor slopes_;
   Buffer<float> weights_, grad_pairs_;
-  Buffer<int32_t> mask_, anchored_;
+  Buffer<int32_t> mask_, anchored_, oldest_, newest_;  // oldest_, newest_: the first and last blocks of keys of groups
   double grad_coefficient_ = 0.0;
   float widest_ = 0.0f, reach_ = 0.0f;  // the largest |q|^2; c |q| |k| at most
 };

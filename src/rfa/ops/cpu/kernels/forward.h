@@ -97,13 +97,43 @@ template <int64_t SCORE, class Prior> class Forward {
     bool anchored[QUERY_BLOCK / GROUP];
     for (int64_t group = 0; group < n; group += GROUP)
       anchored[group / GROUP] = sees_near(prior_, visibility_, task_.p, first + group, reach_);
-    for (int64_t start = 0; start < task_.p.keys; start += KEY_BLOCK)
-      for (int64_t group = 0; group < n; group += GROUP) {
-        const VisibleKeys seen = visibility_.look(first + group, GROUP, start);
-        if (seen.keys) tiles<MAXIMA>(first, group, start, seen, anchored[group / GROUP]);
-      }
+    if (!MAXIMA && task_.p.tail) {
+      pass_backwards(first, n, anchored);
+    } else {
+      for (int64_t start = 0; start < task_.p.keys; start += KEY_BLOCK)
+        for (int64_t group = 0; group < n; group += GROUP) {
+          const VisibleKeys seen = visibility_.look(first + group, GROUP, start);
+          if (seen.keys) tiles<MAXIMA>(first, group, start, seen, anchored[group / GROUP]);
+        }
+    }
     if (!MAXIMA)
       for (int64_t i = 0; i < QUERY_BLOCK; i++) totals_[i] = sum(load(parts_ + i * LANES));
+  }
+
+  // The newest keys first. A group of queries stops where no older key can change its estimates.
+  void pass_backwards(int64_t first, int64_t n, const bool* anchored) {
+    int64_t open = (n + GROUP - 1) / GROUP, start = visibility_.newest_block(first, n) * KEY_BLOCK;
+    bool done[QUERY_BLOCK / GROUP] = {};
+    for (; open && start >= 0; start -= KEY_BLOCK)
+      for (int64_t group = 0; group < n; group += GROUP) {
+        if (done[group / GROUP]) continue;
+        const VisibleKeys seen = visibility_.look(first + group, GROUP, start);
+        if (seen.keys) tiles<false>(first, group, start, seen, anchored[group / GROUP]);
+        if (start > 0 && !certified(first, group, n, start)) continue;
+        *task_.first_block(first + group) = static_cast<int32_t>(start / KEY_BLOCK);
+        done[group / GROUP] = true, open--;
+      }
+  }
+
+  // Whether all keys before `start` together weigh next to nothing for each query of a group, whatever they hold.
+  bool certified(int64_t first, int64_t group, int64_t n, int64_t start) const {
+    for (int64_t i = group; i < std::min(group + GROUP, n); i++) {
+      const int64_t j = visibility_.last_before(first + i, start);
+      if (j < 0) continue;
+      const float total = sum(load(parts_ + i * LANES));
+      if (!(total > 0.0f) || prior_.tail(prior_.row(first + i), j) > rows_[i].offset + std::log2(total)) return false;
+    }
+    return true;
   }
 
   template <bool MAXIMA> void tiles(int64_t first, int64_t group, int64_t start, VisibleKeys seen, bool anchored) {

@@ -41,6 +41,9 @@ class LagTables {
 
   QueryRow row(int64_t i) const { return {middle_ - (task_.p.keys - task_.p.queries + std::min(i, task_.p.queries - 1))}; }
 
+  // The log2 of what all keys up to j weigh at most for query i, over the eps that they may weigh; see certified.py.
+  float tail(const QueryRow& row, int64_t j) const { return values_[size_ + row.first + j] + task_.p.tail[task_.h]; }
+
   // Of keys start, start + 1, ...
   RFA_INLINE_MEMBER Pairs pairs(const QueryRow& row, int64_t start, int64_t) const {
     const float* from = values_ + row.first + start;
@@ -49,6 +52,7 @@ class LagTables {
 
   RFA_INLINE_MEMBER void add(QueryRow& row, int64_t start, int64_t n, GradPairs grads) {
     float* to = sums_ + row.first + start;
+    least_ = std::min(least_, row.first + start), most_ = std::max(most_, row.first + start + n);
     for (int64_t j = 0; j < n; j += LANES) {
       add_to(to + j, load(grads.decay + j));
       add_to(to + size_ + j, load(grads.bias + j));
@@ -57,14 +61,14 @@ class LagTables {
   }
 
   void end_row(int64_t, const QueryRow&) {}
-  void begin_block(int64_t) {}
+  void begin_block(int64_t) { least_ = size_, most_ = 0; }
 
   // Into double after each block of keys: a sum over all the rows of a long sequence would lose digits in float.
   void end_block(int64_t, int64_t) {
     double* to = task_.p.grad_tables + (task_.row_index() * task_.p.slices + task_.slice) * 3 * task_.p.lags;
     for (int table = 0; table < 3; table++, to += task_.p.lags) {
       float* from = sums_ + table * size_;
-      for (int64_t n = 0; n < size_; n++) {
+      for (int64_t n = least_; n < most_; n++) {
         to[lag(n)] += from[n];
         from[n] = 0.0f;
       }
@@ -87,6 +91,7 @@ class LagTables {
 
   const Task& task_;
   int64_t middle_, size_, far_;  // far_: the first lag at which all has decayed
+  int64_t least_ = 0, most_ = 0;  // the part of the sums that a block of keys has added to
   mutable float widest_ = -1.0f;
   Buffer<float> values_, sums_;
 };

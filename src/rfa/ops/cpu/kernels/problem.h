@@ -43,6 +43,8 @@ struct Problem {
   int64_t times_batch;
   const int32_t *key_groups, *query_groups;  // (batch, length) or null
   Phases key_norm;                           // (batch, heads, 1, keys) or null
+  const float* tail;     // (heads,) beside tables, (path_batch, heads, keys) beside a path; null: all keys are visited
+  int32_t* first_block;  // (batch, heads, groups of queries): the first block of keys that a group visits, or null
   // backward only
   States grad_out, grad_query, grad_key, grad_value;
   const float* grad_log_sum;
@@ -91,6 +93,10 @@ struct Task {
   const double* query_times() const { return p.query_times + (p.times_batch > 1 ? b : 0) * p.queries; }
   int64_t group_of_key(int64_t j) const { return p.key_groups ? p.key_groups[b * p.keys + j] : 0; }
   int64_t row_index() const { return b * p.heads + h; }
+  // Of the group of queries that begins with the first-th one.
+  int32_t* first_block(int64_t first) const {
+    return p.first_block + row_index() * ((p.queries + GROUP - 1) / GROUP) + first / GROUP;
+  }
 };
 
 }  // namespace rfa

@@ -37,6 +37,7 @@ template <bool CAUSAL> class ProductPath {
     if (!CAUSAL) std::copy_n(task.key_times(), p.keys, static_cast<double*>(times_));
     query_decay_sums_ = p.query_path + row * p.queries;
     query_bias_sums_ = p.query_path + (2 * each + row) * p.queries;
+    if (p.tail) tail_ = p.tail + row * p.keys;
     const auto first = query_decay_sums_[0];
     const auto differs = [first](double m) { return m != first; };
     decays_ = std::any_of(query_decay_sums_, query_decay_sums_ + p.queries, differs) ||
@@ -55,6 +56,9 @@ template <bool CAUSAL> class ProductPath {
     i = std::min(i, task_.p.queries - 1);
     return {task_.query_times()[i], query_decay_sums_[i], query_bias_sums_[i]};
   }
+
+  // As of `LagTables`.
+  float tail(const QueryRow& row, int64_t j) const { return tail_[j] - static_cast<float>(row.bias_sum - bias_sums_[j]); }
 
   // E, b and w with `n` keys from `start` on.
   Pairs pairs(const QueryRow& row, int64_t start, int64_t n) {
@@ -136,6 +140,7 @@ template <bool CAUSAL> class ProductPath {
   Buffer<double> column_sums_;  // of one block of keys: gradients of M, C and the bias
   Buffer<float> decay_, bias_, weight_;  // one query with a block of keys
   const double *query_decay_sums_, *query_bias_sums_;
+  const float* tail_ = nullptr;
   bool decays_;
   DecayRange range_{nullptr, 0};
 };

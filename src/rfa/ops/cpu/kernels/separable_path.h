@@ -47,6 +47,7 @@ template <bool RICCATI, bool CAUSAL> class SeparablePath {
                   static_cast<float*>(key_bias_));
     query_ = task.p.query_path + (b * task.p.heads + task.h) * task.p.queries;
     query_step_ = each * task.p.queries;
+    if (task.p.tail) tail_ = task.p.tail + (b * task.p.heads + task.h) * task.p.keys;
     unit_ = task.p.score_kind == STUDENT_T ? ONE : 1.0f;
     inverse_freedom_ = task.scalar(1) * unit_, key_noise_ = task.scalar(2), floor_ = task.scalar(3);
     query_noise_ = task.scalar(4), bias_factor_ = task.scalar(5);
@@ -67,6 +68,11 @@ template <bool RICCATI, bool CAUSAL> class SeparablePath {
     i = std::min(i, task_.p.queries - 1);
     const double* at = query_ + i;
     return {task_.query_times()[i], at[0], at[query_step_], RICCATI ? at[2 * query_step_] : 0.0};
+  }
+
+  // As of `LagTables`.
+  float tail(const QueryRow& row, int64_t j) const {
+    return static_cast<float>(row.riccati_sum - key_[2 * padded_ + j]) + tail_[j];
   }
 
   // E, b and w with `n` keys from `start` on. What `add` needs again stays in the buffers below.
@@ -251,6 +257,7 @@ template <bool RICCATI, bool CAUSAL> class SeparablePath {
   Buffer<float> decay_, bias_, weight_, variance_, log_variance_, complement_, inverse_;
   KeyChunks<RICCATI> chunks_;
   const double* query_;
+  const float* tail_ = nullptr;
   float unit_, inverse_freedom_, key_noise_, floor_, query_noise_, bias_factor_, least_effective_;
   bool gate_;
   DecayRange range_{nullptr, 0};

@@ -64,6 +64,22 @@ class Visibility {
     return {round_up(seen, COLUMNS), clear / LANES * LANES};
   }
 
+  // The block of keys behind which no query of [first, first + n) sees a key.
+  int64_t newest_block(int64_t first, int64_t n) const {
+    int64_t block = (keys_ - 1) / KEY_BLOCK;
+    if (!causal_) return block;
+    const double latest = *std::max_element(query_times_ + first, query_times_ + std::min(first + n, queries_));
+    while (block > 0 && blocks_[block].first > latest) block--;
+    return block;
+  }
+
+  // The last key before `start` of query i's group; -1 where there is none. It may be later than the query.
+  int64_t last_before(int64_t i, int64_t start) const {
+    int64_t j = start - 1;
+    while (query_groups_ && j >= 0 && groups_[j] != query_groups_[i]) j--;
+    return j;
+  }
+
   bool sees(int64_t i, int64_t j) const {
     return (!query_groups_ || groups_[j] == query_groups_[i]) && (!causal_ || times_[j] <= query_times_[i]);
   }
@@ -118,7 +134,7 @@ class Visibility {
 // Whether the queries see a block that has not decayed. Only then has a decayed block no effect on their estimate.
 template <class Prior>
 static bool sees_near(const Prior& prior, const Visibility& visibility, const Problem& p, int64_t first, float reach) {
-  for (int64_t start = 0; start < p.keys; start += KEY_BLOCK)
+  for (int64_t start = visibility.newest_block(first, GROUP) * KEY_BLOCK; start >= 0; start -= KEY_BLOCK)
     if (!prior.decayed(first, GROUP, start, reach) && visibility.look(first, GROUP, start).keys) return true;
   return false;
 }

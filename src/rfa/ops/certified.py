@@ -1,0 +1,88 @@
+"""Certified windows: a query leaves out old keys where the prior proves that they cannot change its estimate.
+
+A robust score is never above the prior's part of it, and with the Riccati prior that part falls with time. So before
+any content is seen, all keys up to j together weigh at most
+
+    tail_i(j) = sum_{l <= j} 2^(b_l - (G_i - G_l)) = 2^(-(G_i - G_j)) S_j
+
+in query i's estimate, b and G in bits. Query i may leave them out where `tail_i(j) <= eps s_i`, with s_i the sum over
+the keys behind j. Then `|out - exact| <= 2 eps max_j |v_j|`, and `log s_i` is at most eps too small.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from rfa.checks import exported
+
+from .cumulative import linear_scan
+from .positions import Positions, by_group
+from .prior import BITS, LagTables, SeparablePath
+
+
+def tail_of_keys(rising: Tensor, key_bias: Tensor, positions: Positions) -> Tensor:
+    """`log2 S_j`, `S_j = sum_{l <= j} 2^(b_l - (G_j - G_l))` over the keys of j's group, `(b, heads, keys)` in float32.
+
+    `rising` is G and `key_bias` b, in bits. It is one scan over the keys: `S_j = 2^(G_{j-1} - G_j) S_{j-1} + 2^b_j`.
+    """
+    rising, mass = rising.detach(), torch.exp2(key_bias.detach().to(rising.dtype))
+    groups, restore = positions.key_groups, None
+    if groups is not None:
+        order, restore, follows = positions.once("keys", lambda: by_group(groups))
+        batch = max(order.shape[0], rising.shape[0])
+        index = order[:, None].expand(batch, *rising.shape[1:])
+        rising, mass = (x.expand(index.shape).gather(-1, index) for x in (rising, mass))
+    remaining = torch.exp2(rising[..., :-1] - rising[..., 1:])
+    remaining = torch.cat([torch.zeros_like(mass[..., :1]), remaining], dim=-1)
+    if groups is not None:
+        remaining = remaining.masked_fill(~follows[:, None], 0.0)
+    tail = torch.log2(linear_scan(remaining, mass))
+    if restore is not None:
+        tail = tail.gather(-1, restore[:, None].expand_as(tail))
+    return tail.to(torch.float32)
+
+
+def tail_of_lags(bias: Tensor) -> Tensor:
+    """The same less `b_0` for a bias that is linear in the lag, `(heads, lags)` in bits: `-log2(1 - 2^-slope)`."""
+    slope = (bias[:, 0].double() - bias[:, -1].double()) / (bias.shape[1] - 1)
+    return -torch.log2(-torch.expm1(-math.log(2) * slope.detach())).to(torch.float32)[None, :, None]
+
+
+def certified_tail(
+    prior: LagTables | SeparablePath,
+    positions: Positions,
+    certified: float | None,
+    *,
+    largest: Tensor | None = None,
+) -> Tensor | None:
+    """What a kernel compares: keys up to j may go where `tail_j - (G_i - G_j) <= log2 s_i`; None to visit all keys.
+
+    It is `(1, heads, 1)` beside tables, where the difference is the bias of the lag, and `(b, heads, keys)` beside a
+    path. `largest` is the largest product of a dot-product score in nats, `(heads,)`; there G is the third row of the
+    path itself, and the negative one of a filter.
+    """
+    keys = positions.key_times.shape[-1]
+    if not certified or keys < 2 or exported():  # an exported program must serve other lengths
+        return None
+    if isinstance(prior, LagTables):
+        tail = tail_of_lags(prior.tables[1])
+    else:
+        assert prior.key_bias is not None
+        tail = tail_of_keys(prior.key_path[2] * (-1 if largest is None else 1), prior.key_bias, positions)
+    if largest is not None:
+        tail = tail + BITS * largest.detach()[:, None]
+    return tail - math.log2(certified)
+
+
+def left_out(score: Tensor, tail: Tensor, certified: float) -> Tensor:
+    """Which keys each row leaves out, `(batch, heads, rows, keys)`: the rule itself, row by row.
+
+    Args:
+        score: in nats, -inf where a key is not seen.
+        tail: `log tail_i(j)` in nats, as `score`.
+        certified: eps.
+    """
+    total = score.detach().flip(-1).logcumsumexp(-1).flip(-1)  # of a key and all behind it
+    behind = torch.cat([total[..., 1:], torch.full_like(total[..., :1], -torch.inf)], dim=-1)
+    return (tail <= behind + math.log(certified)) & behind.isfinite()
