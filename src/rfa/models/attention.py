@@ -18,7 +18,7 @@ from rfa.nn.checks import check_backend, check_dynamics, check_filter, check_noi
 from rfa.nn.dynamics import NOISE_PARTS, LayerPrior, Noise, ProcessNoiseAs
 from rfa.nn.filter_attention import SourcePrior, Step
 from rfa.nn.state_options import Clock
-from rfa.ops.problem import Weight
+from rfa.ops.problem import Certified, Weight
 
 _LARGEST = 10**300  # the largest integer that is stored as a float
 
@@ -185,6 +185,7 @@ class AttentionConfig(CheckedFields):
         normalise_states: queries and keys of each head have a root mean square of one, times a learned scale.
         taps: a share of the token before, which depends on the content, is taken from keys and values.
         output_gain: multiply each head's output by a gain from 0 to 1 that depends on the content.
+        certified: an eps, "auto" or None: which old keys are left out, as of the layer.
         backend: of the operator.
     """
 
@@ -199,6 +200,7 @@ class AttentionConfig(CheckedFields):
     normalise_states: bool = False
     taps: bool = False
     output_gain: bool = False
+    certified: Certified = "auto"
     backend: str = "auto"
 
     def __post_init__(self) -> None:
@@ -409,7 +411,7 @@ class ContentAttentionConfig(AttentionConfig):
         steady_state: initial stationary variance of the process noise.
         frequencies, decay: where the dynamics of all tokens start.
         rotate_values: always True.
-        innovation, normalise_states, taps, output_gain, backend: as in `AttentionConfig`.
+        innovation, normalise_states, taps, output_gain, certified, backend: as in `AttentionConfig`.
 
     Raises:
         ValueError: if values do not fit together.

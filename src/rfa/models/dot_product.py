@@ -69,7 +69,7 @@ class DotProductAttentionConfig(AttentionConfig):
             next token. Rotation, slopes and decay follow that clock.
         sink: a key of score 0 and value 0 takes part in each softmax.
         gated_heads: share of the heads that have forget gates or such a clock, the last ones. The others have none.
-        frequencies, decay, rotate_values, innovation, normalise_states, taps, output_gain, backend: as in
+        frequencies, decay, rotate_values, innovation, normalise_states, taps, output_gain, certified, backend: as in
             `AttentionConfig`. Decays multiply the weights after the softmax.
 
     Raises:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rfa.checks import require
 from rfa.ops.cumulative import clocked
 from rfa.ops.positions import Positions, checked_positions
+from rfa.ops.problem import Certified, check_certified
 
 from .cache import Cache, check_cache, locate_tokens
 from .cache_layer import FilterLayer
@@ -54,6 +55,9 @@ class Attention(nn.Module, ABC):
         taps: a share of the token before is taken from keys and values (`Taps`), before they are turned. A cache keeps
             keys and values without it too, and is twice as large. Then there are no queries of their own.
         output_gain: each head's output is multiplied by a gain from 0 to 1 that the query's token sets (`OutputGain`).
+        certified: eps, by which old keys are left out that provably cannot change an estimate, as of
+            `robust_filter_attention`; or "auto", 2^-24 for states in float32 and 2^-12 in half precision, where the
+            layer's scores have a bound and a fused backend saves time; or None, to visit all keys.
         num_key_value_heads: groups of heads share keys and values before these are turned (Ainslie et al. 2023), which
             saves parameters; `num_heads`. Each head turns them by its own frequencies: a cache is as large as without.
 
@@ -76,6 +80,7 @@ class Attention(nn.Module, ABC):
         normalise_states: bool = False,
         taps: bool = False,
         output_gain: bool = False,
+        certified: Certified = "auto",
         num_key_value_heads: int | None = None,
     ):
         super().__init__()
@@ -92,6 +97,7 @@ class Attention(nn.Module, ABC):
         check_backend(backend)
         check_dropout(dropout, backend)
         groups = num_heads if num_key_value_heads is None else num_key_value_heads
+        self.certified = certified
         self.modes, self.num_key_value_heads = hidden_size // num_heads, groups
         self.backend, self.causal, self.dropout = backend, causal, dropout
         deviation = complex_deviation(hidden_size, hidden_size)
@@ -218,6 +224,11 @@ class Attention(nn.Module, ABC):
     def values(self, hidden_states: Float[Tensor, "batch length hidden"], key: HeadStates) -> HeadStates:
         """The values of tokens, which are their keys where these are tied."""
         return key if self.value_projection is None else self._of_groups(self.value_projection(hidden_states))
+
+    def settle_certified(self, missing: str | None) -> None:
+        """Raise `ValueError` for an eps that a layer without a bound cannot keep; its "auto" becomes None."""
+        check_certified(None if self.certified == "auto" else self.certified, missing)
+        self.certified = None if missing is not None else self.certified
 
     def _scaled(self, states: Tensor) -> Tensor:
         return states if self.state_scale is None else self.state_scale(states)

@@ -113,6 +113,7 @@ class ContentFilterAttention(Attention):
         **options: Any,
     ):
         super().__init__(hidden_size, num_heads, innovation, backend=backend, **options)
+        self.settle_certified(certificate_missing("lyapunov", self.causal))
         check_choice("weight", weight, Weight)
         require(self.causal, "causal", False, "True: a token sets the dynamics of the time after it")
         require(not self.dropout, "dropout", self.dropout, "0 with content-dependent dynamics")

@@ -176,6 +176,10 @@ class Yarn(NamedTuple):
 RotaryMap = Literal["complex", "as_released"]
 Gates = Literal["forget", "gain", "channel"]
 LogGates = Float[Tensor, "batch heads keys *channels"]
+UNBOUNDED = (
+    "these dot products, expected None: only causal ones with slopes or forget gates, normalise_states=True and no "
+    "taps have a bound"
+)
 GATE_DEVIATION = 0.02  # of the gates' initial weights, whose bias starts at 0 in forget gates (Lin et al. 2025)
 
 
@@ -265,6 +269,9 @@ class DotProductAttention(Attention):
         lone = window is None or (decay is None and not rotate_values)
         require(lone, "window", window, "no decay and rotate_values=False with it")
         self.window, self.yarn, self.learn_slopes = window, yarn, learn_slopes
+        falls = self.causal and yarn is None and gates != "channel" and (gates is not None or slopes is not None)
+        bounded = falls and self.state_scale is not None and self.taps is None and rotary_map == "complex"
+        self.settle_certified(None if bounded else UNBOUNDED)
         turned = frequency is not None and rotary_map == "complex" and yarn is None
         require(turned or not learn_frequency, "learn_frequency", True, "frequencies, rotary_map='complex', no yarn")
         fixed_slopes = None if learn_slopes or gates else slopes
@@ -382,7 +389,15 @@ class DotProductAttention(Attention):
         gates = {"log_gate": log_gate, "gains": self.gates == "gain"}
         gates |= {"logarithmic": None if self.logarithmic is None else self.logarithmic()}
         options = {"sink": self.sink, "causal": self.causal, "dropout": self._dropout(), "backend": self.backend}
-        return {**geometry, **gates, **options}
+        bound = {"certified": self.certified, "largest": self._largest_product()}
+        return {**geometry, **gates, **options, **bound}
+
+    def _largest_product(self) -> Float[Tensor, " heads"] | None:
+        """`s_h^2 sqrt(2 d)` of normalised states, and 1 % for their rounding; None where it is not asked for."""
+        if self.certified is None or self.state_scale is None:
+            return None
+        scale = self.state_scale.positive(torch.float32)["scale"].detach()
+        return 1.01 * math.sqrt(2 * self.modes) * scale.square()
 
     def _dropout(self) -> float:
         """The share of weights to drop now."""

@@ -10,7 +10,7 @@ from rfa.checks import require
 from rfa.dynamics import rotation_of_heads, turn
 from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.positions import Positions
-from rfa.ops.problem import Options, Parameters, Problem, Weight
+from rfa.ops.problem import Options, Parameters, Problem, Weight, certificate_missing
 from rfa.ops.reference import robust_weights
 from rfa.ops.routing import gaussian_parameters, located_posterior_routing, routing_step
 from rfa.ops.transforms import transformed
@@ -125,6 +125,7 @@ class RobustFilterAttention(Attention):
             process_noise_as=process_noise_as,
         )
         self.rotate_values, self.step, self.aggregation = rotate_values, step, aggregation
+        self.settle_certified(certificate_missing("routing" if routed else prior, self.causal))
         self.options = Options(
             causal=self.causal,
             weight=weight,
@@ -133,6 +134,7 @@ class RobustFilterAttention(Attention):
             gate=gate,
             query_noise_in_bias=query_noise_in_bias,
             log_precision=precise,
+            certified=self.certified,
         )
 
     def estimate(

@@ -19,12 +19,12 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from rfa.checks import installed
 
 from . import reference
-from .certified import certified_tail
+from .certified import allowed, certified_tail
 from .dense import all_finite, finite, into_frame, of_finite, rotated, turned
 from .kernel import HALF_AND_SINGLE, TRITON_CHANNELS, Kernel, KernelInputs, kernel_inputs, rotation_tables
 from .positions import Positions
 from .prior import DecodingCache, SeparablePath, kernel_prior
-from .problem import Problem
+from .problem import Problem, certificate_missing
 from .transforms import (
     constant_for_compiler,
     forward_mode,
@@ -113,6 +113,8 @@ class Backend(NamedTuple):
         with without_autocast(query) if casts else nullcontext():
             prior = kernel_prior(problem, cache, kernel.tables_of)
             key_norm = None if cache is None else cache.key_norm
+            bounded = options.certified is not None and certificate_missing(options.prior, options.causal) is None
+            eps = allowed(options.certified, query.dtype) if bounded else None
             dtype, frequency = query.dtype, None if options.in_frame else parameters.frequency
             if parameters.horizon is not None and isinstance(
                 prior, SeparablePath
@@ -133,7 +135,7 @@ class Backend(NamedTuple):
                 gate=options.gate,
                 rotate_values=options.rotate_values,
                 key_norm=key_norm,
-                tail=certified_tail(prior, positions, options.certified),
+                tail=certified_tail(prior, positions, eps),
                 decode=frequency is None and not torch.is_grad_enabled(),
             )
             estimate, log_sum = attend(kernel, inputs, positions, frequency)

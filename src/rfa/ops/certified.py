@@ -19,6 +19,15 @@ from rfa.checks import exported
 from .cumulative import linear_scan
 from .positions import Positions, by_group
 from .prior import BITS, LagTables, SeparablePath
+from .problem import Certified
+
+# what "auto" leaves out: less than the rounding of the states
+_AUTO = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-12, torch.float16: 2.0**-12}
+
+
+def allowed(certified: Certified, dtype: torch.dtype) -> float | None:
+    """The eps for states of a dtype; None to visit all keys."""
+    return _AUTO.get(dtype) if certified == "auto" else certified
 
 
 def tail_of_keys(rising: Tensor, key_bias: Tensor, positions: Positions) -> Tensor:

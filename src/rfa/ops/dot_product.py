@@ -12,10 +12,12 @@ from rfa.checks import exported, require
 from rfa.dynamics import decay_kernel, rotation_of_heads, time_dtype
 
 from .backends import attend, backend_for
+from .certified import allowed, certified_tail
 from .dense import DenseRows, FiniteStates, dropped, fill_rows, into_frame, masked_softmax, row_blocks, turned
 from .kernel import kernel_inputs
 from .positions import Positions, by_group, token_groups
 from .prior import BITS, LagTables, SeparablePath
+from .problem import Certified
 from .transforms import scaled_dot_product_attention, without_autocast
 
 LogarithmicBias = tuple[Tensor, Tensor]  # r1 and r2, each `(heads,)`
@@ -39,6 +41,8 @@ def decayed_dot_product_attention(
     sink: bool = False,
     causal: bool = True,
     dropout: float = 0.0,
+    certified: Certified = None,
+    largest: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """`out_i = sum_j softmax_j(q_i.k_j / sqrt(2 d) - slope tau + G_ij) exp(-mu tau) v_j`, `tau = |t_i - t_j|`.
@@ -60,6 +64,8 @@ def decayed_dot_product_attention(
         sink: a key of score 0 and value 0 takes part too: the denominator of the softmax is 1 more.
         causal: key j takes part in query i when `t_j <= t_i`; always so with gates.
         dropout: share of the weights that become 0, by the reference only.
+        certified, largest: eps as for `robust_filter_attention`, and the largest `|q_i.k_j| / sqrt(2 d)` that there can
+            be, `(heads,)`. The bias must fall: slopes or gates, causal, not logarithmic.
         backend: as for `robust_filter_attention`.
 
     Returns:
@@ -88,7 +94,9 @@ def decayed_dot_product_attention(
                 estimate = turned(estimate, of_queries)
         else:
             prior, decode = _prior(query, fading, positions), frequency is None and not torch.is_grad_enabled()
-            options: dict[str, Any] = {"causal": causal, "rotate_values": rotate_values, "decode": decode}
+            eps = None if largest is None else allowed(certified, query.dtype)
+            tail = certified_tail(prior, positions, eps, largest=largest)
+            options: dict[str, Any] = {"causal": causal, "rotate_values": rotate_values, "decode": decode, "tail": tail}
             inputs = kernel_inputs(query, key, value, None, prior, positions, score_kind="dot_product", **options)
             estimate, log_sum = attend(kernel(), inputs, positions, frequency)
             if sink:

@@ -19,6 +19,7 @@ from .transforms import readable
 
 Weight = Literal["student_t", "exponential"]
 Prior = Literal["lyapunov", "riccati"]
+Certified = float | Literal["auto"] | None
 
 _SWITCHES = ("causal", "rotate_values", "gate", "query_noise_in_bias", "log_precision")
 _POSITIVE = ("robustness", "inverse_temperature")
@@ -87,7 +88,8 @@ class Options(NamedTuple):
         log_precision: the log precision is wanted too.
         in_frame: the states stand in the common frame already, and the estimate stays in it.
         dropout: share of the weights that become 0, by the reference only.
-        certified: the argument of this name.
+        certified: the argument of this name; or "auto", by which a fused backend leaves out what the states' dtype
+            could not show, where the prior allows it.
     """
 
     causal: bool = True
@@ -99,7 +101,7 @@ class Options(NamedTuple):
     log_precision: bool = False
     in_frame: bool = False
     dropout: float = 0.0
-    certified: float | None = None
+    certified: Certified = None
 
 
 class RiccatiWeights(NamedTuple):

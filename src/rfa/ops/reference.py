@@ -49,7 +49,8 @@ def filter_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem
         if options.prior == "riccati" and riccati is None and key.shape[2]:
             riccati = riccati_weights(parameters, positions, dtype)
         tail = None
-        if options.certified and riccati is not None:
+        eps = None if options.certified == "auto" else options.certified  # dense code would save nothing
+        if eps and riccati is not None:
             scale = head.inverse_temperature[..., 0]
             tail = tail_of_keys(-BITS * scale * riccati.cumulative, BITS * scale * riccati.log_gain, positions) / BITS
 
@@ -64,10 +65,10 @@ def filter_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem
                 total = variance + head.query_noise if options.query_noise_in_bias else variance
                 log_prior = -torch.log(positive(total))
             score = log_weights(log_prior, weighed, head.robustness, head.inverse_temperature, options.weight)
-            if tail is not None and options.certified:
+            if tail is not None and eps:
                 of_pairs = tail[:, :, None] - head.inverse_temperature * since
                 seen = score.masked_fill(~visible[:, None], -torch.inf)
-                score = score.masked_fill(left_out(seen, of_pairs, options.certified), -torch.inf)
+                score = score.masked_fill(left_out(seen, of_pairs, eps), -torch.inf)
             return DenseRows(
                 score,
                 visible,

@@ -23,7 +23,8 @@ MOST_SLICES = 2**26  # numbers in the gradients of queries of all slices, which 
 def fused_attention(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
     """The estimate `(batch, heads, queries, channels)` in float32 and `log2 sum_j 2^z`, -inf where no key is seen."""
     plain = inputs.decode and type(inputs.query) is Tensor and not (torch.compiler.is_compiling() or transformed())
-    estimate, log_sum, _ = (_forward if plain else _differentiable)(*inputs)  # decoding avoids PyTorch's dispatcher, which is slow
+    run = _forward if plain else _differentiable  # decoding avoids PyTorch's dispatcher, which is slow
+    estimate, log_sum, _ = run(*inputs)
     return estimate, log_sum
 
 
