@@ -13,7 +13,7 @@ from rfa.dynamics import turn
 from rfa.ops.content import Noises, content_attention_in_frame, content_filter_attention, content_path
 from rfa.ops.cumulative import TokenDynamics
 from rfa.ops.positions import Positions
-from rfa.ops.problem import Weight
+from rfa.ops.problem import Weight, certificate_missing
 from rfa.ops.transforms import readable
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation

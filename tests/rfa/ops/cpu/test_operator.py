@@ -54,8 +54,8 @@ def test_opcheck_forward(sample):
 @pytest.mark.parametrize("sample", some(SAMPLES, 3))
 def test_opcheck_backward(sample):
     given = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments(**SAMPLES[sample])]
-    out, log_sum = forward(*given)
-    opcheck(backward, (torch.ones_like(out), torch.ones_like(log_sum), out, log_sum, *given))
+    out, log_sum, first_block = forward(*given)
+    opcheck(backward, (torch.ones_like(out), torch.ones_like(log_sum), out, log_sum, first_block, *given))
 
 
 COMPILED = """
