@@ -97,6 +97,8 @@ class RFAModel(RFAPreTrainedModel):
 
         weights = self._weights_to_record(output_attentions)
         hidden_states = self.run_blocks(embedded, positions, past_key_values, weights=weights)
+        if past_key_values is not None:
+            past_key_values.warn_uncertified()
         named: dict[str, Any] = {CACHE_NAME: past_key_values}
         output = DecoderOutput(last_hidden_state=hidden_states, **named)
         if weights is not None:

@@ -1,6 +1,8 @@
 """The cache of a decoder: a `FilterLayer` for each of its layers, and the times of all tokens."""
 
 import copy
+import math
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from rfa.checks import check_range, installed, needs, require
 from rfa.dynamics import time_dtype
 from rfa.ops.positions import Positions, checked_positions, first_time
+from rfa.ops.problem import Certified, check_certified
 from rfa.ops.transforms import readable
 
 from .cache_layer import FilterLayer
@@ -37,21 +40,30 @@ class FilterCache(Cache):
     Args:
         max_length: the most tokens. Memory for all of them is reserved once, when the first token enters, and more
             tokens are refused. None for no limit: memory then grows by half at a time.
+        certified: which old keys a token leaves out, and which the cache drops, where the layer's scores have a bound:
+            "auto" as the layer says, an eps instead of the layer's, or None to keep and read all. Dropped are those
+            behind the horizon of the slowest head, `(log(1 / eps) + reserve) / slope` tokens. So memory and the time of
+            a token stop growing. It drops tokens at 0, 1, 2, ... without taps and without a `max_length` only.
+        reserve: nats that a row's sum may lie below the largest that the prior allows. Each row is held against its
+            real sum; `uncertified` counts those to which dropped keys might have mattered.
 
     Raises:
-        ValueError: for a limit below one token.
+        ValueError: for a limit below one token, an eps outside [0, 1), or a negative reserve.
     """
 
-    def __init__(self, max_length: int | None = None) -> None:
+    def __init__(self, max_length: int | None = None, *, certified: Certified = "auto", reserve: float = 20.0) -> None:
         needs("transformers")
         super().__init__(layer_class_to_replicate=FilterLayer)
         if max_length is not None:
             check_range("max_length", max_length, 1, 2**31 - 1)
-        self.max_length = max_length
+        check_certified(None if certified == "auto" else certified, None)
+        require(0 <= reserve < math.inf, "reserve", reserve, "a finite number >= 0, in nats")
+        self.max_length, self.certified, self.reserve = max_length, certified, reserve
         self._model: weakref.ref[nn.Module] | None = None
         self._forget_times()
 
     def _forget_times(self) -> None:
+        self._warned = False
         self.uniform = True  # the tokens stand at 0, 1, 2, ...; otherwise their times are kept
         self.origin: Tensor | None = None  # `(1 or batch, 1)`, as the times were given
         self._steps: Tensor | None = None  # 0, 1, 2, ... for more tokens than there are
@@ -60,7 +72,7 @@ class FilterCache(Cache):
     def layer(self, index: int) -> FilterLayer:
         """The cache of the decoder layer at `index`."""
         while len(self.layers) <= index:
-            self.layers.append(FilterLayer(self.max_length))
+            self.layers.append(FilterLayer(self.max_length, self.certified, self.reserve))
         return cast(FilterLayer, self.layers[index])
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
@@ -71,6 +83,23 @@ class FilterCache(Cache):
     def max_cache_len(self) -> int:
         """The same by the name that peft asks for."""
         return self.get_max_length()
+
+    @property
+    def uncertified(self) -> int:
+        """The number of rows, of all heads and layers, to which keys that were dropped might have mattered."""
+        counts = [cast(FilterLayer, layer).decoding.uncertified for layer in self.layers]
+        return sum(int(count.sum()) for count in counts if count is not None)
+
+    def warn_uncertified(self) -> None:
+        """Warn once where a key that was dropped might have mattered."""
+        if self._warned or torch.compiler.is_compiling() or not (rows := self.uncertified):
+            return
+        self._warned = True
+        warnings.warn(
+            f"past_key_values: {rows} rows of all heads and layers may have needed keys that were dropped; "
+            f"use FilterCache(reserve=...) with more than {self.reserve:g} nats, or certified=None",
+            stacklevel=2,
+        )
 
     def hold_for(self, model: nn.Module) -> None:
         """Note whose tokens these are.

@@ -1,5 +1,6 @@
 """The cache of one decoder layer: keys and values that were turned into the common frame when they entered."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -7,12 +8,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rfa.checks import installed
+from rfa.checks import installed, require
 from rfa.dynamics import rotation_of_heads
 from rfa.ops.backends import compiled_decoding
+from rfa.ops.certified import allowed, certified_tail, horizon_of, misses_dropped, tail_of_lags
 from rfa.ops.positions import Positions
-from rfa.ops.prior import DecodingCache
-from rfa.ops.problem import Options
+from rfa.ops.prior import BITS, DecodingCache
+from rfa.ops.problem import Certified, Options
 from rfa.ops.transforms import transformed
 
 from .projections import HeadStates
@@ -99,6 +101,12 @@ class Buffer:
         storage = written.new_empty((*written.shape[:2], room, *written.shape[3:]))
         storage.narrow(2, 0, written.shape[2]).copy_(written)
         return storage
+
+    def drop(self, length: int, count: int) -> None:
+        """Forget the first `count` of `length` entries."""
+        if self._storage is not None:
+            kept = self._storage.narrow(2, count, length - count)
+            self._storage, self._owned = self._with_room(kept, length - count), True
 
     def change(self, function: Callable[[Tensor], Tensor]) -> None:
         """Replace the tensor, its room included, by a function of it that keeps the growing dimension."""
@@ -187,19 +195,23 @@ class FilterLayer(CacheLayerMixin):
 
     Args:
         max_length: the most tokens, for which memory is reserved when the first one enters; None for no limit.
+        certified, reserve: as of `FilterCache`.
     """
 
     is_compileable = False
     is_croppable = True
     is_sliding = False
 
-    def __init__(self, max_length: int | None = None) -> None:  # the base class would set what are properties here
-        self.max_length = max_length
+    def __init__(  # the base class would set what are properties here
+        self, max_length: int | None = None, certified: Certified = "auto", reserve: float = 20.0
+    ) -> None:
+        self.max_length, self.certified, self.reserve = max_length, certified, reserve
         self.reset()
 
     def reset(self) -> None:
         """Forget everything."""
         self._length = 0  # what buffers hold behind it does not count
+        self.dropped = 0  # the tokens before the ones that are held
         self._keys, self._values, self._key_norms = (Buffer(self.max_length) for _ in range(3))
         self._marks: dict[str, Buffer] = {}
         self.forget_parameters()
@@ -270,13 +282,15 @@ class FilterLayer(CacheLayerMixin):
         """
         tables = self.decoding.tables
         plain = positions.uniform and positions.key_groups is None and not (options.log_precision or options.dropout)
-        if tables is None or not plain or query.shape[2] != 1 or tables.tables.shape[-1] <= self.get_seq_length():
+        if tables is None or not plain or query.shape[2] != 1 or tables.tables.shape[-1] <= self._length:
             return None
         compiled = compiled_decoding(backend, query, key, value)
         if compiled is None:
             return None
         self.check_fit(key, value)
         keys, storages, kind = self._length + 1, self._reserve(key, value), (options.weight, options.rotate_values)
+        if options.certified and self.decoding.tail is None:
+            self.decoding.tail = certified_tail(tables, positions, allowed(options.certified, query.dtype))
         estimate = compiled.decode_token((query, key, value), turns, storages, keys, self.decoding, *kind)
         self._length = keys
         return estimate
@@ -312,12 +326,53 @@ class FilterLayer(CacheLayerMixin):
     def check_positions(self, positions: Positions, length: int) -> None:
         """Raise `ValueError` unless positions are those of the layer's tokens and of `length` more."""
         keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
-        if keys != self._length + length or queries != length:
+        if keys != self.get_seq_length() + length or queries != length:
             raise ValueError(
-                f"past_key_values: got a layer with {self._length} tokens, expected {keys - queries}: a call was "
-                "broken off between layers, or positions were located without this cache; use `reset` and read all "
+                f"past_key_values: got a layer with {self.get_seq_length()} tokens, expected {keys - queries}: a "
+                "call was broken off between layers, or positions were located without this cache; use `reset` and read all "
                 "tokens again, or locate them with the cache"
             )
+
+    def kept(self, positions: Positions) -> Positions:
+        """Positions without the tokens that were dropped. `ValueError` for times: the proof is of steps of one."""
+        if not self.dropped:
+            return positions
+        expected = "none after tokens at 0, 1, 2, ... that were dropped, or FilterCache(certified=None)"
+        require(positions.uniform, "times", "times of their own", expected)
+        return positions.keys(slice(self.dropped, None))
+
+    def eps(self, certified: Certified, dtype: torch.dtype) -> float | None:
+        """What keys that are left out may weigh, for a layer with this option: the cache's, or the layer's."""
+        if self.certified is None or certified is None:
+            return None
+        return allowed(certified if self.certified == "auto" else self.certified, dtype)
+
+    def count_uncertified(self, log_precision: Tensor, eps: float | None) -> None:
+        """Count the rows to which keys that were dropped might matter. `log_precision` is that of the last rows."""
+        tables, counts = self.decoding.tables, self.decoding.uncertified
+        if counts is None or tables is None:
+            return
+        tail = self.decoding.tail if eps is None else tail_of_lags(tables.tables[1]) - math.log2(eps)
+        if tail is not None:
+            counts += misses_dropped(tables, tail, log_precision * BITS, self._length).sum(-1)
+
+    def drop_old(self, eps: float | None) -> None:
+        """Drop the keys that can count for no head, as soon as they are a third of those that are held."""
+        tables, keys = self.decoding.tables, self.keys
+        fixed = self.max_length is not None or self._marks or torch.is_grad_enabled() or torch.compiler.is_compiling()
+        if not eps or tables is None or keys is None or fixed:
+            return
+        if self.decoding.horizon is None:
+            self.decoding.horizon = horizon_of(tables, eps, self.reserve)
+        count = self._length - self.decoding.horizon
+        if count < max(_SPARE, self.decoding.horizon // 2):
+            return
+        for buffer in (self._keys, self._values, self._key_norms):
+            buffer.drop(self._length, int(count))
+        self._length, self.dropped = self._length - int(count), self.dropped + int(count)
+        self.decoding.key_norm = self.key_norms
+        if self.decoding.uncertified is None:
+            self.decoding.uncertified = torch.zeros(keys.shape[:2], dtype=torch.int64, device=keys.device)
 
     def update_marks(self, marks: dict[str, Tensor]) -> dict[str, Tensor]:
         """Write the marks of new tokens, `(batch, heads, length, ...)` each, and return those of all keys.
@@ -329,8 +384,8 @@ class FilterLayer(CacheLayerMixin):
         return {name: self._marks[name].write(self._length, mark) for name, mark in marks.items()}
 
     def get_seq_length(self) -> int:
-        """The number of keys."""
-        return self._length
+        """The number of tokens, those that were dropped included."""
+        return self.dropped + self._length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """The number of keys that this number of further queries sees, and the first one's index."""
@@ -349,8 +404,10 @@ class FilterLayer(CacheLayerMixin):
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove: got {tokens_to_remove}, expected a number <= 0: -2 removes two tokens")
         length = self._length + tokens_to_remove
-        if length <= 0:
+        if self.dropped + length <= 0:
             return self.reset()
+        held = f"more than {self._length} tokens, at most the {self._length} that are held, or certified=None"
+        require(not self.dropped or length > 0, "tokens_to_remove", tokens_to_remove, held)
         self._length = length
 
     def offload(self) -> None:

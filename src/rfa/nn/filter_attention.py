@@ -195,20 +195,27 @@ class RobustFilterAttention(Attention):
         dynamics = self._dynamics_of(cached)
         frequency = dynamics["frequency"]
         turns = cached.turns.at(frequency, positions, torch.promote_types(query.dtype, torch.float32))
-        options = self._options()
+        positions, eps = cached.kept(positions), cached.eps(self.certified, query.dtype)
+        options = self._options()._replace(certified=eps)
         if "horizon" not in dynamics and self.aggregation == "consensus":
             estimate = cached.decode_token(query, key, value, turns, positions, options, self.backend)
             if estimate is not None:
+                cached.drop_old(eps)
                 return estimate
         query, keys, values = cached.enter(query, key, value, turns, self.rotate_values, self.backend)
         if self.aggregation == "routing":
             own = values[:, :, values.shape[2] - value.shape[2] :]
             step = routing_step(query, keys, values, own, gaussian_parameters(**dynamics), positions)
             return value + (turns.forward(step) if self.rotate_values else step)
-        options = options._replace(rotate_values=False, in_frame=True)
+        shown = options.log_precision or cached.dropped > 0
+        options = options._replace(rotate_values=False, in_frame=True, log_precision=shown)
         problem = Problem(Parameters(**dynamics), positions, options)
         result = located_filter_attention(query, keys, values, problem, cache=cached.decoding, backend=self.backend)
         estimate, log_precision = (result, None) if isinstance(result, Tensor) else result
+        if cached.dropped and log_precision is not None:
+            cached.count_uncertified(log_precision, eps)
+            log_precision = log_precision if self.options.log_precision else None
+        cached.drop_old(eps)
         if self.rotate_values:
             estimate = turns.forward(estimate)
             if "horizon" in dynamics:

@@ -52,10 +52,14 @@ def tail_of_keys(rising: Tensor, key_bias: Tensor, positions: Positions) -> Tens
     return tail.to(torch.float32)
 
 
+def slope_of_lags(bias: Tensor) -> Tensor:
+    """By how many bits a bias that is linear in the lag falls from each key to the one before, `(heads,)`."""
+    return (bias[:, 0].detach().double() - bias[:, -1].detach().double()) / (bias.shape[1] - 1)
+
+
 def tail_of_lags(bias: Tensor) -> Tensor:
     """The same less `b_0` for a bias that is linear in the lag, `(heads, lags)` in bits: `-log2(1 - 2^-slope)`."""
-    slope = (bias[:, 0].double() - bias[:, -1].double()) / (bias.shape[1] - 1)
-    return -torch.log2(-torch.expm1(-math.log(2) * slope.detach())).to(torch.float32)[None, :, None]
+    return -torch.log2(-torch.expm1(-math.log(2) * slope_of_lags(bias))).to(torch.float32)[None, :, None]
 
 
 def certified_tail(
@@ -82,6 +86,23 @@ def certified_tail(
     if largest is not None:
         tail = tail + BITS * largest.detach()[:, None]
     return tail - math.log2(certified)
+
+
+def horizon_of(tables: LagTables, certified: float, reserve: float) -> float:
+    """The lag from which on no key counts for any head whose row sums to at least `2^bound e^-reserve`."""
+    least = float(slope_of_lags(tables.tables[1]).min())
+    return math.ceil((BITS * reserve - math.log2(certified)) / least) if least > 0 else math.inf
+
+
+def misses_dropped(tables: LagTables, tail: Tensor, log_sum: Tensor, keys: int) -> Tensor:
+    """To which rows keys before the `keys` that are held might matter, `(batch, heads, queries)`.
+
+    `log_sum` is of the rows, the last of the keys, in bits; -inf for one that sees no key.
+    """
+    queries, bias = log_sum.shape[-1], tables.tables[1].double()
+    lag = torch.arange(keys - queries + 1, keys + 1, device=bias.device)  # of the newest key that was dropped
+    mass = bias[:, :1] - slope_of_lags(bias)[:, None] * lag + tail[0]
+    return ~(mass <= log_sum) & (log_sum != -torch.inf)
 
 
 def left_out(score: Tensor, tail: Tensor, certified: float) -> Tensor:

@@ -78,12 +78,19 @@ class DecodingCache:
         tables: lag tables for at least as many lags as there are keys.
         mirrored: these with the longest lag first, as compiled code reads them for one token.
         last_call: of compiled code for one token; a copy has none, because it holds addresses.
+        tail: of `certified_tail` for the tables; None to read all keys.
+        uncertified: int64 `(batch, heads)`, counts the rows to which keys that the cache has dropped might matter; None
+            where it has dropped none.
+        horizon: number of keys, behind which none can count for any head; None while it is not known.
     """
 
     key_norm: Tensor | None = None
     tables: LagTables | None = None
     mirrored: Tensor | None = None
     last_call: Any = None
+    tail: Tensor | None = None
+    uncertified: Tensor | None = None
+    horizon: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for a copy or a pickle, which must not hold addresses."""
@@ -106,7 +113,7 @@ def kernel_prior(
     if cache is None or torch.is_grad_enabled() or transformed() or keys < 2:  # the gain of a single key differs
         return tables_of(parameters, options, keys)
     if cache.tables is None or cache.tables.tables.shape[-1] < keys:
-        cache.tables, cache.mirrored = tables_of(parameters, options, 2 * keys), None
+        cache.tables, cache.mirrored, cache.tail = tables_of(parameters, options, 2 * keys), None, None
     return cache.tables
 
 

@@ -91,7 +91,7 @@ class KernelProblem(ctypes.Structure):
         *((name, _pointer) for name in ("grad_tables", "grad_scalars", "grad_key_path", "grad_query_path")),
         ("grad_key_bias", _pointer),
         ("number", _integer),
-        *((name, _pointer) for name in ("brgemm", "brgemm_release")),
+        *((name, _pointer) for name in ("uncertified", "brgemm", "brgemm_release")),
     )
 
     @classmethod

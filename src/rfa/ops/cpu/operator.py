@@ -217,7 +217,7 @@ class TokenProblem(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in _SIZES),
         *((name, Strided) for name in _STATES),
-        *((name, ctypes.c_void_p) for name in ("tables", "coefficient")),
+        *((name, ctypes.c_void_p) for name in ("tables", "coefficient", "tail", "uncertified")),
     )
 
 
@@ -268,7 +268,8 @@ def decode_token(
     """`enter` for one token, the operator for the last of uniform times, and the estimate's way out of the frame.
 
     The token's key, value and norm are written into the storages, which have spare room. `keys` counts the new one;
-    `decoding` has tables for so many lags, and gets the mirrored tables and this call.
+    `decoding` has tables for so many lags, and gets the mirrored tables and this call. With a tail the token reads no
+    keys that cannot count.
     """
     tables = decoding.tables
     assert tables is not None
@@ -280,10 +281,12 @@ def decode_token(
     dtype, threads = query.dtype, torch.get_num_threads()
     out = torch.empty_like(query, dtype=torch.float32, memory_format=torch.contiguous_format)
     fixed = (*storages, decoding.mirrored, tables.coefficient)  # a tensor may move, as by `share_memory_`
+    tail, uncertified = (0 if x is None else x.data_ptr() for x in (decoding.tail, decoding.uncertified))
     layout = (
         *(query.shape, decoding.mirrored.shape, threads),
         *[x.stride() for x in (*states, *storages)],
         *[x.data_ptr() for x in fixed],
+        *(tail, uncertified),
     )
     last = decoding.last_call
     if last is not None and last.layout == layout:
@@ -299,6 +302,8 @@ def decode_token(
             *map(Strided.of, factors),
             decoding.mirrored.data_ptr(),
             tables.coefficient.data_ptr(),
+            tail,
+            uncertified,
         )
         decoding.last_call = TokenCall(layout, problem, [getattr(problem, name) for name in _OF_TOKEN])
     run_kernel("token", problem)

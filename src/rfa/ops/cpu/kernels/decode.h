@@ -33,25 +33,20 @@ template <int64_t SCORE, class Prior> class Decode {
     const RowOfScores row{dot(q, q, p.channels), task_.scalar(0), 0.0f, 0.0f};
     const auto query_row = prior_.row(i);
     Floats highest = all(-INFINITY), undefined = all(0.0f);
-    for (int64_t start = 0; start < p.keys; start += KEY_BLOCK) {
-      const VisibleKeys seen = visibility_.look(i, 1, start);
-      std::fill_n(scores_ + start, KEY_BLOCK, -INFINITY);
-      if (!seen.keys) continue;
-      const int64_t n = std::min(seen.keys, p.keys - start);
-      with_number(p.number, [&](auto number) { dots<decltype(number)>(q, start, n); });
-      visibility_.mask(i, start, seen, mask_);
-      score_row<SCORE>(prior_.pairs(query_row, start, seen.keys), row, seen.keys, norms_, scores_ + start);
-      for (int64_t j = 0; j < seen.keys; j += LANES) {
-        Floats z = load(scores_ + start + j);
-        if (j >= seen.clear) z = choose(load(mask_ + j), z, all(-INFINITY));
-        store(scores_ + start + j, z);
-        highest = larger(highest, z);
-        undefined += keep(all(1.0f), ~(z == z));
-      }
+    SumSoFar so_far;
+    int64_t oldest = (p.keys - 1) / KEY_BLOCK * KEY_BLOCK;  // the newest block comes first
+    for (;; oldest -= KEY_BLOCK) {
+      score_block(q, row, query_row, i, oldest, highest, undefined);
+      if (p.tail) so_far.add(scores_ + oldest, largest(highest));
+      if (oldest == 0 || (p.tail && certified(query_row, i, oldest, so_far))) break;
+    }
+    if (oldest == 0 && p.uncertified) {  // the bias falls by the same from each key to the one before
+      const float dropped = 2.0f * prior_.tail(query_row, 0) - prior_.tail(query_row, 1);
+      if (!(dropped <= so_far.log2())) p.uncertified[task_.row_index()]++;
     }
     std::fill_n(static_cast<float*>(out_), task_.value_channels, 0.0f);
     float most = sum(undefined) > 0.0f ? 0.0f : largest(highest), total = 0.0f;  // NaN must stay NaN
-    for (int64_t start = 0; most > -INFINITY && start < p.keys; start += KEY_BLOCK) {
+    for (int64_t start = oldest; most > -INFINITY && start < p.keys; start += KEY_BLOCK) {
       const int64_t n = std::min(KEY_BLOCK, p.keys - start);
       const float* decay = prior_.pairs(query_row, start, round_up(n, LANES)).decay;
       Floats weights = all(0.0f);
@@ -68,6 +63,45 @@ template <int64_t SCORE, class Prior> class Decode {
     for (int64_t c = 0; c < p.value_channels; c++) out[c] = total == 0.0f ? 0.0f : out_[c] / total;
     if (!p.log_sum) return;
     p.log_sum[task_.row_index() * p.queries + i] = total == 0.0f ? -INFINITY : most + std::log2(static_cast<double>(total));
+  }
+
+  // The sum of the weights of the blocks so far, in units of the largest one.
+  struct SumSoFar {
+    float most = -INFINITY, total = 0.0f;
+    void add(const float* scores, float highest) {
+      if (!(highest > -INFINITY)) return;
+      Floats weights = all(0.0f);
+      for (int64_t j = 0; j < KEY_BLOCK; j += LANES) weights += exp2(load(scores + j) - highest);
+      total = total * std::exp2(most - highest) + sum(weights), most = highest;
+    }
+    float log2() const { return most + std::log2(total); }
+  };
+
+  // Whether all keys before `start` together weigh next to nothing, whatever they hold; see `Forward::certified`.
+  template <class Row> bool certified(const Row& row, int64_t i, int64_t start, const SumSoFar& so_far) const {
+    const int64_t j = visibility_.last_before(i, start);
+    return j < 0 || prior_.tail(row, j) <= so_far.log2();
+  }
+
+  // The scores of a block of keys, -inf where a key is not seen.
+  template <class Row>
+  void score_block(const float* q, const RowOfScores& row, const Row& query_row, int64_t i, int64_t start, Floats& highest,
+                   Floats& undefined) {
+    const Problem& p = task_.p;
+    const VisibleKeys seen = visibility_.look(i, 1, start);
+    std::fill_n(scores_ + start, KEY_BLOCK, -INFINITY);
+    if (!seen.keys) return;
+    const int64_t n = std::min(seen.keys, p.keys - start);
+    with_number(p.number, [&](auto number) { dots<decltype(number)>(q, start, n); });
+    visibility_.mask(i, start, seen, mask_);
+    score_row<SCORE>(prior_.pairs(query_row, start, seen.keys), row, seen.keys, norms_, scores_ + start);
+    for (int64_t j = 0; j < seen.keys; j += LANES) {
+      Floats z = load(scores_ + start + j);
+      if (j >= seen.clear) z = choose(load(mask_ + j), z, all(-INFINITY));
+      store(scores_ + start + j, z);
+      highest = larger(highest, z);
+      undefined += keep(all(1.0f), ~(z == z));
+    }
   }
 
   // q.k and |k|^2 of `n` keys.

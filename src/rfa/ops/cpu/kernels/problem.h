@@ -55,7 +55,8 @@ struct Problem {
   double *grad_query_path;  // (slices, path_rows, batch, heads, queries)
   double* grad_key_bias;    // (batch, heads, keys)
   // decoding only
-  int64_t number;  // of key and value
+  int64_t number;        // of key and value
+  int64_t* uncertified;  // (batch, heads): counts rows to which keys that were dropped might matter, or null
   // forward and backward in bfloat16 only, else null
   Brgemm brgemm;
   void (*brgemm_release)(bool in_pairs);  // of what the thread keeps for it

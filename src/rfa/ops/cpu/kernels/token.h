@@ -11,6 +11,8 @@ struct TokenProblem {
   States keys_of_cache, values_of_cache, norms_of_cache;
   Phases cos, sin;                 // as in EnterProblem
   const float *tables, *coefficient;  // (3, heads, lags), mirrored: lag 0 stands KEY_BLOCK before the end; (heads,)
+  const float* tail;                  // as in Problem
+  int64_t* uncertified;
 
   EnterProblem enter() const {
     EnterProblem p{batch, heads, 1, channels, turn_values, 1, number, query, key, value, out,
@@ -30,6 +32,7 @@ struct TokenProblem {
     p.query = p.out = out, p.key = keys_of_cache, p.value = values_of_cache;
     p.key_norm = {norms_of_cache.data, norms_of_cache.batch, norms_of_cache.head, 0};
     p.tables = tables, p.scalars = coefficient, p.lags = lags, p.number = number;
+    p.tail = tail, p.uncertified = uncertified;
     return p;
   }
 };
@@ -39,8 +42,11 @@ class LastRow {
  public:
   struct QueryRow {};
   explicit LastRow(const Task& task, bool)
-      : from_(task.p.tables + (task.h + 1) * task.p.lags - KEY_BLOCK - task.p.keys), table_(task.p.heads * task.p.lags) {}
+      : from_(task.p.tables + (task.h + 1) * task.p.lags - KEY_BLOCK - task.p.keys),
+        table_(task.p.heads * task.p.lags),
+        tail_(task.p.tail ? task.p.tail[task.h] : 0.0f) {}
   QueryRow row(int64_t) const { return {}; }
+  float tail(const QueryRow&, int64_t j) const { return from_[table_ + j] + tail_; }
   RFA_INLINE_MEMBER Pairs pairs(const QueryRow&, int64_t start, int64_t) const {
     const float* from = from_ + start;
     return {from, from + table_, from + 2 * table_};
@@ -49,6 +55,7 @@ class LastRow {
  private:
   const float* from_;
   int64_t table_;
+  float tail_;
 };
 
 // The token of one head of one sample.
