@@ -329,8 +329,8 @@ class FilterLayer(CacheLayerMixin):
         if keys != self.get_seq_length() + length or queries != length:
             raise ValueError(
                 f"past_key_values: got a layer with {self.get_seq_length()} tokens, expected {keys - queries}: a "
-                "call was broken off between layers, or positions were located without this cache; use `reset` and read all "
-                "tokens again, or locate them with the cache"
+                "call was broken off between layers, or positions were located without this cache; use `reset` and "
+                "read all tokens again, or locate them with the cache"
             )
 
     def kept(self, positions: Positions) -> Positions:
