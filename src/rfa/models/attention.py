@@ -14,11 +14,19 @@ from torch import Tensor
 from rfa.checks import check_range, require
 from rfa.dynamics import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
 from rfa.nn import Attention, ContentFilterAttention, RobustFilterAttention, alibi_slopes
-from rfa.nn.checks import check_backend, check_dynamics, check_filter, check_noises, check_routing, gated_of
+from rfa.nn.checks import (
+    check_backend,
+    check_certified,
+    check_dynamics,
+    check_filter,
+    check_noises,
+    check_routing,
+    gated_of,
+)
 from rfa.nn.dynamics import NOISE_PARTS, LayerPrior, Noise, ProcessNoiseAs
 from rfa.nn.filter_attention import SourcePrior, Step
 from rfa.nn.state_options import Clock
-from rfa.ops.problem import Certified, Weight
+from rfa.ops.problem import Certified, Weight, certificate_missing
 
 _LARGEST = 10**300  # the largest integer that is stored as a float
 
@@ -208,6 +216,11 @@ class AttentionConfig(CheckedFields):
         share = getattr(self, "gated_heads", 1.0)
         require(0 < share <= 1, "gated_heads", share, "a share above 0, at most 1")
         check_backend(self.backend)
+        check_certified(self.certified, self.unbounded())
+
+    def unbounded(self) -> str | None:
+        """Why scores have no bound that falls with time, so that `certified` cannot be an eps; None where they have."""
+        return certificate_missing("lyapunov", True)
 
     def build(self, hidden_size: int, heads: int, train_length: int, **options: Any) -> Attention:
         """A new layer with initial weights. `train_length` is in tokens, `options` are of every layer (`Attention`)."""
@@ -355,6 +368,10 @@ class FilterAttentionConfig(StateSpaceConfig):
         check_filter({**vars(self), "aggregation": "consensus"})
         moves = self.prior != "flat" or self.frequencies.kind != "none" or self.decay.kind != "none"
         require(moves or self.clock == "times", "clock", self.clock, "'times' where nothing depends on the lag")
+
+    def unbounded(self) -> str | None:
+        """Why scores have no bound: the Riccati prior's have one."""
+        return certificate_missing(self.prior, True)
 
     def has_precision(self) -> bool:
         """Whether weights are precisions: Riccati weights and weights without a variance are not."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from rfa.checks import require
 from rfa.nn import Attention, DotProductAttention, Yarn, alibi_slopes
 from rfa.nn.checks import check_channel_gates, check_turned_values
-from rfa.nn.dot_product_attention import Gates
+from rfa.nn.dot_product_attention import UNBOUNDED, Gates
 from rfa.nn.state_options import Clock
 
 from .attention import AttentionConfig, DecayRates, FrequencyBank, ascending_slopes
@@ -112,6 +112,13 @@ class DotProductAttentionConfig(AttentionConfig):
         sinks = free and term.gates != "channel"
         require(sinks or not self.sink, "sink", True, "False with a window, YaRN, channel gates or the released map")
         require(free or self.clock == "times", "clock", self.clock, "'times' with a window, YaRN or the released map")
+
+    def unbounded(self) -> str | None:
+        """Why scores have no bound: normalised products with slopes or forget gates have one."""
+        term = PRIORS.get(self.prior, LagTerm())
+        falls = term.gates in ("forget", "gain") or term.slopes is not None
+        turned = self.frequencies.kind not in ("as_released", "yarn")
+        return None if falls and turned and self.normalise_states and not self.taps else UNBOUNDED
 
     @property
     def term(self) -> LagTerm:

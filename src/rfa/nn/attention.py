@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from rfa.checks import require
 from rfa.ops.cumulative import clocked
 from rfa.ops.positions import Positions, checked_positions
-from rfa.ops.problem import Certified, check_certified
+from rfa.ops.problem import Certified
 
 from .cache import Cache, check_cache, locate_tokens
 from .cache_layer import FilterLayer
-from .checks import check_backend, check_choice, check_dropout, check_sizes, check_states, gated_of
+from .checks import check_backend, check_certified, check_choice, check_dropout, check_sizes, check_states, gated_of
 from .projections import (
     HeadStates,
     complex_deviation,
@@ -98,6 +98,7 @@ class Attention(nn.Module, ABC):
         check_dropout(dropout, backend)
         groups = num_heads if num_key_value_heads is None else num_key_value_heads
         self.certified = certified
+        self.unbounded: str | None = None  # why scores have no bound
         self.modes, self.num_key_value_heads = hidden_size // num_heads, groups
         self.backend, self.causal, self.dropout = backend, causal, dropout
         deviation = complex_deviation(hidden_size, hidden_size)
@@ -168,6 +169,7 @@ class Attention(nn.Module, ABC):
         layer = None if cache is None else cache.layer(layer_index)
         if layer is not None:
             layer.check_positions(positions, length)
+            check_certified(layer.certified, self.unbounded)
         key, value, given = self.located_states(hidden_states, positions, layer)
         own = value
         if query_states is not None:
@@ -226,9 +228,9 @@ class Attention(nn.Module, ABC):
         return key if self.value_projection is None else self._of_groups(self.value_projection(hidden_states))
 
     def settle_certified(self, missing: str | None) -> None:
-        """Raise `ValueError` for an eps that a layer without a bound cannot keep; its "auto" becomes None."""
-        check_certified(None if self.certified == "auto" else self.certified, missing)
-        self.certified = None if missing is not None else self.certified
+        """Say why scores have no bound, or None. `ValueError` for an eps without one, where "auto" becomes None."""
+        check_certified(self.certified, missing)
+        self.certified, self.unbounded = None if missing is not None else self.certified, missing
 
     def _scaled(self, states: Tensor) -> Tensor:
         return states if self.state_scale is None else self.state_scale(states)

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from rfa.checks import check_range, installed, needs, require
 from rfa.dynamics import time_dtype
 from rfa.ops.positions import Positions, checked_positions, first_time
-from rfa.ops.problem import Certified, check_certified
+from rfa.ops.problem import Certified
 from rfa.ops.transforms import readable
 
 from .cache_layer import FilterLayer
+from .checks import check_certified
 
 if TYPE_CHECKING or installed("transformers"):
     from transformers.cache_utils import Cache, DynamicCache, StaticCache
@@ -43,7 +44,8 @@ class FilterCache(Cache):
         certified: which old keys a token leaves out, and which the cache drops, where the layer's scores have a bound:
             "auto" as the layer says, an eps instead of the layer's, or None to keep and read all. Dropped are those
             behind the horizon of the slowest head, `(log(1 / eps) + reserve) / slope` tokens. So memory and the time of
-            a token stop growing. It drops tokens at 0, 1, 2, ... without taps and without a `max_length` only.
+            a token stop growing. It drops tokens at 0, 1, 2, ... without taps and without a `max_length` only. A layer
+            whose scores have no bound refuses an eps.
         reserve: nats that a row's sum may lie below the largest that the prior allows. Each row is held against its
             real sum; `uncertified` counts those to which dropped keys might have mattered.
 
@@ -56,7 +58,7 @@ class FilterCache(Cache):
         super().__init__(layer_class_to_replicate=FilterLayer)
         if max_length is not None:
             check_range("max_length", max_length, 1, 2**31 - 1)
-        check_certified(None if certified == "auto" else certified, None)
+        check_certified(certified, None)
         require(0 <= reserve < math.inf, "reserve", reserve, "a finite number >= 0, in nats")
         self.max_length, self.certified, self.reserve = max_length, certified, reserve
         self._model: weakref.ref[nn.Module] | None = None
@@ -86,7 +88,10 @@ class FilterCache(Cache):
 
     @property
     def uncertified(self) -> int:
-        """The number of rows, of all heads and layers, to which keys that were dropped might have mattered."""
+        """The number of rows, of all heads and layers, to which keys that were dropped might have mattered.
+
+        They are those of the sequences that the cache holds now.
+        """
         counts = [cast(FilterLayer, layer).decoding.uncertified for layer in self.layers]
         return sum(int(count.sum()) for count in counts if count is not None)
 
@@ -153,6 +158,9 @@ class FilterCache(Cache):
         keys = self.get_seq_length(layer_index) + length
         if keys == length and not any(self._lengths()):
             self._forget_times()
+        dropped = any(cast(FilterLayer, layer).dropped for layer in self.layers)
+        expected = "none after tokens at 0, 1, 2, ... that were dropped, or FilterCache(certified=None)"
+        require(times is None or not dropped, "times", "times of their own", expected)
         given, origin = times, None
         if times is not None or not self.uniform:
             given = torch.arange(keys, device=device) if times is None else times
@@ -164,7 +172,13 @@ class FilterCache(Cache):
             last = steps.as_strided((1, length), (length, 1), keys - length)  # the fastest view
             return Positions(steps.as_strided((1, keys), (keys, 1)), last, None, None, True, True, orders={})
         self._check_rows(batch)
-        return checked_positions(batch, length, keys, device, given, None, key_mask, segment_ids, origin)
+        positions = checked_positions(batch, length, keys, device, given, None, key_mask, segment_ids, origin)
+        if dropped and readable(positions.key_groups):  # over gaps old keys count for more than over steps of one
+            together = "padding before the first key and segments in one piece after tokens that were dropped"
+            gaps = "absent keys in between, or interleaved segments"
+            expected = f"{together}, or FilterCache(certified=None)"
+            require(positions.rising(), "key_mask, segment_ids", gaps, expected)
+        return positions
 
     def _check_rows(self, batch: int) -> None:
         """Of any layer with tokens: all have the same rows."""
@@ -223,6 +237,12 @@ class FilterCache(Cache):
                 f"times: got key {at} at {given!r} after the first (batch row {row}), "
                 f"expected {kept!r}, as the cache holds it: times of cached keys do not change"
             )
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last `-tokens_to_remove` tokens. Raises as `FilterLayer.crop`; then all layers are as before."""
+        for layer in self.layers:
+            cast(FilterLayer, layer).check_crop(tokens_to_remove)
+        super().crop(tokens_to_remove)
 
     def reset(self) -> None:
         """Forget everything."""

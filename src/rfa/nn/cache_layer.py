@@ -334,27 +334,31 @@ class FilterLayer(CacheLayerMixin):
             )
 
     def kept(self, positions: Positions) -> Positions:
-        """Positions without the tokens that were dropped. `ValueError` for times: the proof is of steps of one."""
-        if not self.dropped:
-            return positions
-        expected = "none after tokens at 0, 1, 2, ... that were dropped, or FilterCache(certified=None)"
-        require(positions.uniform, "times", "times of their own", expected)
-        return positions.keys(slice(self.dropped, None))
+        """Positions without the tokens that were dropped."""
+        return positions.keys(slice(self.dropped, None)) if self.dropped else positions
 
     def eps(self, certified: Certified, dtype: torch.dtype) -> float | None:
         """What keys that are left out may weigh, for a layer with this option: the cache's, or the layer's."""
-        if self.certified is None or certified is None:
-            return None
         return allowed(certified if self.certified == "auto" else self.certified, dtype)
 
-    def count_uncertified(self, log_precision: Tensor, eps: float | None) -> None:
-        """Count the rows to which keys that were dropped might matter. `log_precision` is that of the last rows."""
+    def count_uncertified(self, log_precision: Tensor, eps: float | None, positions: Positions) -> None:
+        """Count the rows to which keys that were dropped might matter.
+
+        Args:
+            log_precision: of the last rows.
+            eps: what keys that are left out may weigh.
+            positions: of all tokens, those that were dropped included.
+        """
         tables, counts = self.decoding.tables, self.decoding.uncertified
         if counts is None or tables is None:
             return
         tail = self.decoding.tail if eps is None else tail_of_lags(tables.tables[1]) - math.log2(eps)
         if tail is not None:
-            counts += misses_dropped(tables, tail, log_precision * BITS, self._length).sum(-1)
+            missed = misses_dropped(tables, tail, log_precision * BITS, self._length)
+            if positions.key_groups is not None:  # a group's keys stand together
+                own = 0 if positions.query_groups is None else positions.query_groups
+                missed &= (positions.key_groups[:, self.dropped - 1 : self.dropped] == own)[:, None]
+            self.decoding.uncertified = counts + missed.sum(-1)
 
     def drop_old(self, eps: float | None) -> None:
         """Drop the keys that can count for no head, as soon as they are a third of those that are held."""
@@ -399,16 +403,21 @@ class FilterLayer(CacheLayerMixin):
         """Remove the last `-tokens_to_remove` keys; if none is left, this is `reset`.
 
         Raises:
-            ValueError: for a positive number, as transformers' own caches do.
+            ValueError: for a positive number, as transformers' own caches do, and where the tokens that would be left
+                were dropped.
         """
+        self.check_crop(tokens_to_remove)
+        self._length += tokens_to_remove
+        if self._length <= 0:
+            self.reset()
+
+    def check_crop(self, tokens_to_remove: int) -> None:
+        """Raise `ValueError` where `crop` would."""
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove: got {tokens_to_remove}, expected a number <= 0: -2 removes two tokens")
         length = self._length + tokens_to_remove
-        if self.dropped + length <= 0:
-            return self.reset()
-        held = f"more than {self._length} tokens, at most the {self._length} that are held, or certified=None"
-        require(not self.dropped or length > 0, "tokens_to_remove", tokens_to_remove, held)
-        self._length = length
+        held = f"fewer than the {self._length} tokens that are held, all of them, or FilterCache(certified=None)"
+        require(not 0 < length + self.dropped <= self.dropped, "tokens_to_remove", tokens_to_remove, held)
 
     def offload(self) -> None:
         """Move keys and values to the CPU; call `prefetch` before more tokens enter."""
@@ -440,6 +449,8 @@ class FilterLayer(CacheLayerMixin):
 
         for buffer in (self._keys, self._values, self._key_norms, *self._marks.values()):
             buffer.change(take)
+        counts = self.decoding.uncertified
+        self.decoding.uncertified = None if counts is None else take(counts)
 
 
 def _kind(x: Tensor) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rfa.checks import require
+from rfa.ops import problem
 from rfa.ops.backends import BACKENDS
 from rfa.ops.transforms import readable
 
@@ -75,6 +76,12 @@ def check_channel_gates(plain: bool, backend: str) -> None:
 def check_turned_values(rotate_values: bool, turns: bool) -> None:
     """Raise `ValueError` where dot products would turn values by frequencies that cannot turn them back."""
     require(turns or not rotate_values, "rotate_values", rotate_values, "frequencies that turn values")
+
+
+def check_certified(certified: object, missing: str | None) -> None:
+    """Raise `ValueError` for what is neither "auto", None nor an eps, and for an eps where a bound is missing."""
+    if certified != "auto":
+        problem.check_certified(certified, missing)
 
 
 def check_backend(name: str) -> None:

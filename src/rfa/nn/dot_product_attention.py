@@ -12,6 +12,7 @@ from rfa.checks import exported, require
 from rfa.dynamics import riccati_log_gain, rotation, rotation_of_heads, time_dtype, turn
 from rfa.ops.dot_product import channel_gated_attention, decayed_dot_product_attention, windowed_attention
 from rfa.ops.positions import Positions
+from rfa.ops.problem import Certified
 from rfa.ops.transforms import readable, scaled_dot_product_attention
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
@@ -342,7 +343,7 @@ class DotProductAttention(Attention):
         frequency = self.geometry.frequency
         if frequency is not None and not self.rotate_values:
             frequency = -frequency  # RoPE turns forwards
-        turns = {"frequency": frequency, "rotate_values": self.rotate_values, **self._biases(log_gate)}
+        turns = {"frequency": frequency, "rotate_values": self.rotate_values, **self._biases(log_gate, self.certified)}
         return decayed_dot_product_attention(query, key, value, positions=positions, **turns)
 
     def estimate_with_cache(
@@ -369,7 +370,8 @@ class DotProductAttention(Attention):
         key = self._turn(key, times, scale)
         if self.rotate_values:
             value = self._turn(value, times)
-        estimate = self._attend(query, *cached.update(key, value), positions, log_gate)
+        eps = cached.eps(self.certified, query.dtype)
+        estimate = self._attend(query, *cached.update(key, value), positions, log_gate, certified=eps)
         if self.rotate_values and self.geometry.frequency is not None:
             estimate = turn(estimate, *rotation_of_heads(self.geometry.frequency, times))
         return estimate
@@ -383,18 +385,18 @@ class DotProductAttention(Attention):
         beyond = self.window is not None and (exported() or not (positions.uniform and keys <= self.window))
         return not (masked or beyond or biased or self.rotate_values or self.geometry.decay is not None)
 
-    def _biases(self, log_gate: Tensor | None) -> dict[str, Any]:
+    def _biases(self, log_gate: Tensor | None, certified: Certified) -> dict[str, Any]:
         """The operator's arguments beside states and positions."""
         geometry = {"decay": self.geometry.decay, "slopes": self.slopes()}
         gates = {"log_gate": log_gate, "gains": self.gates == "gain"}
         gates |= {"logarithmic": None if self.logarithmic is None else self.logarithmic()}
         options = {"sink": self.sink, "causal": self.causal, "dropout": self._dropout(), "backend": self.backend}
-        bound = {"certified": self.certified, "largest": self._largest_product()}
+        bound = {"certified": certified, "largest": None if certified is None else self._largest_product()}
         return {**geometry, **gates, **options, **bound}
 
     def _largest_product(self) -> Float[Tensor, " heads"] | None:
-        """`s_h^2 sqrt(2 d)` of normalised states, and 1 % for their rounding; None where it is not asked for."""
-        if self.certified is None or self.state_scale is None:
+        """`s_h^2 sqrt(2 d)` of normalised states, and 1 % for their rounding; None without them."""
+        if self.state_scale is None:
             return None
         scale = self.state_scale.positive(torch.float32)["scale"].detach()
         return 1.01 * math.sqrt(2 * self.modes) * scale.square()
@@ -411,6 +413,7 @@ class DotProductAttention(Attention):
         positions: Positions,
         log_gate: Tensor | None,
         separate_queries: bool = False,
+        certified: Certified = None,
     ) -> Tensor:
         """Attention over turned states. `separate_queries`: the queries are not tokens of the keys."""
         twice, dropout = self.backend == "reference", self._dropout()  # twice: differentiable a second time
@@ -423,7 +426,8 @@ class DotProductAttention(Attention):
         if self.window is not None:
             options: dict[str, Any] = {"window": self.window, "causal": self.causal, "dropout": dropout}
             return windowed_attention(query, key, value, positions=positions, second_derivatives=twice, **options)
-        return decayed_dot_product_attention(query, key, value, positions=positions, **self._biases(log_gate))
+        biases = self._biases(log_gate, certified)
+        return decayed_dot_product_attention(query, key, value, positions=positions, **biases)
 
     def _turn(self, x: Tensor, times: Tensor, scale: Tensor | None = None) -> Tensor:
         """States at times `(b, 1 or heads, length)`: RoPE turns forwards, a common frame for the values backwards."""

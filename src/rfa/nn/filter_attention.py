@@ -195,7 +195,8 @@ class RobustFilterAttention(Attention):
         dynamics = self._dynamics_of(cached)
         frequency = dynamics["frequency"]
         turns = cached.turns.at(frequency, positions, torch.promote_types(query.dtype, torch.float32))
-        positions, eps = cached.kept(positions), cached.eps(self.certified, query.dtype)
+        everything, positions = positions, cached.kept(positions)
+        eps = cached.eps(self.certified, query.dtype)
         options = self._options()._replace(certified=eps)
         if "horizon" not in dynamics and self.aggregation == "consensus":
             estimate = cached.decode_token(query, key, value, turns, positions, options, self.backend)
@@ -213,7 +214,7 @@ class RobustFilterAttention(Attention):
         result = located_filter_attention(query, keys, values, problem, cache=cached.decoding, backend=self.backend)
         estimate, log_precision = (result, None) if isinstance(result, Tensor) else result
         if cached.dropped and log_precision is not None:
-            cached.count_uncertified(log_precision, eps)
+            cached.count_uncertified(log_precision, eps, everything)
             log_precision = log_precision if self.options.log_precision else None
         cached.drop_old(eps)
         if self.rotate_values:

@@ -80,6 +80,13 @@ class Positions(NamedTuple):
         absent = (self.key_groups < 0)[:, None, :, None]
         return key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
 
+    def rising(self) -> bool:
+        """Whether the keys of each group stand together, and absent keys before them all. It is read, once."""
+        groups = self.key_groups
+        if groups is None:
+            return True
+        return bool(self.once("rising", lambda: ((groups[:, 1:] >= groups[:, :-1]).all(),))[0])
+
     def rows(self, rows: slice) -> "Positions":
         """The same for some of the queries."""
         groups = None if self.query_groups is None else self.query_groups[:, rows]

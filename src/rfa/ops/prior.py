@@ -128,8 +128,7 @@ def _gains_of_lags(positions: Positions, options: Options) -> bool:
         return True
     if options.log_precision or torch.is_grad_enabled() or groups.device.type != "cpu" or not readable(groups):
         return False
-    rising = positions.once("rising", lambda: ((groups[:, 1:] >= groups[:, :-1]).all(),))
-    return bool(rising[0])
+    return positions.rising()
 
 
 def _coefficient(parameters: Parameters, options: Options) -> Tensor:

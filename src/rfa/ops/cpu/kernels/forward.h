@@ -131,7 +131,7 @@ template <int64_t SCORE, class Prior> class Forward {
       const int64_t j = visibility_.last_before(first + i, start);
       if (j < 0) continue;
       const float total = sum(load(parts_ + i * LANES));
-      if (!(total > 0.0f) || prior_.tail(prior_.row(first + i), j) > rows_[i].offset + std::log2(total)) return false;
+      if (!(prior_.tail(prior_.row(first + i), j) <= rows_[i].offset + std::log2(total))) return false;
     }
     return true;
   }
