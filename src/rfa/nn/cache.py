@@ -44,8 +44,8 @@ class FilterCache(Cache):
         certified: which old keys a token leaves out, and which the cache drops, where the layer's scores have a bound:
             "auto" as the layer says, an eps instead of the layer's, or None to keep and read all. Dropped are those
             behind the horizon of the slowest head, `(log(1 / eps) + reserve) / slope` tokens. So memory and the time of
-            a token stop growing. It drops tokens at 0, 1, 2, ... without taps and without a `max_length` only. A layer
-            whose scores have no bound refuses an eps.
+            a token stop growing. A fused backend drops tokens at 0, 1, 2, ... without taps, without a content clock and
+            without a `max_length` only. A layer whose scores have no bound refuses an eps.
         reserve: nats that a row's sum may lie below the largest that the prior allows. Each row is held against its
             real sum; `uncertified` counts those to which dropped keys might have mattered.
 
