@@ -1,0 +1,159 @@
+"""Certified windows of models: which attention has them, that keys are left out, and generation without old keys."""
+
+import dataclasses
+import json
+import math
+import warnings
+
+import pytest
+import torch
+from cover import cover
+from transformers import AutoConfig
+
+import rfa.ops.cpu.operator
+from rfa.models import PRESETS, RFAConfig, preset
+from rfa.models.flat import read_attention
+from rfa.nn import FilterCache, RobustFilterAttention
+
+from .small import NAMES, SIZES, assert_same, small, tokens
+
+EPS = 1e-3
+BOUNDED = ["x1-riccati", "x2-riccati-alibi", "x3-rotation-riccati", "x5-content-clock"]
+NORMALISED = ["b2-alibi", "c4-fox", "c7-innovation-alibi", "c8-fox-clock", "x4-content-riccati", "x7-gated-roper"]
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_which_attention_takes_an_eps(name, normalised):
+    """Configuration and layer say the same; without a bound they refuse an eps by name. Switches fit all."""
+    attention = PRESETS[name]
+    for given in ("auto", None):
+        chosen = dataclasses.replace(attention, normalise_states=normalised, certified=given)
+        layer = chosen.build(32, 4, 16)
+        assert (layer.unbounded is None) == (chosen.unbounded() is None)
+        assert layer.certified == (given if layer.unbounded is None else None)
+    for wrong in (-0.1, 1.0, math.nan):
+        with pytest.raises(ValueError, match=rf"^certified: got {wrong}, expected None or a number eps"):
+            dataclasses.replace(attention, certified=wrong)
+    if chosen.unbounded() is None:
+        assert dataclasses.replace(chosen, certified=EPS).build(32, 4, 16).certified == EPS
+        assert name in BOUNDED or normalised
+    else:
+        with pytest.raises(ValueError, match=r"^certified: got 0.001 with .*, expected None"):
+            dataclasses.replace(chosen, certified=EPS)
+        assert name not in BOUNDED
+        assert name not in NORMALISED or not normalised
+
+
+@cover(1, certified=["auto", None, EPS], name=["x2-riccati-alibi", "x5-content-clock"])
+def test_it_is_saved(name, certified, tmp_path):
+    config = preset(name, **SIZES, certified=certified)
+    config.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).attention.certified == config.attention.certified == certified
+
+
+def test_configurations_from_before_read_as_auto():
+    stored = preset("x2-riccati-alibi", **SIZES).attention.to_dict()
+    del stored["certified"]
+    assert read_attention(json.loads(json.dumps(stored))).certified == "auto"
+    assert RFAConfig(attention=stored, **SIZES).attention.certified == "auto"
+    with pytest.raises(ValueError, match="^certified: got 0.001 with prior='lyapunov'"):
+        RFAConfig(certified=EPS, prior="lyapunov")
+
+
+@pytest.fixture
+def visits(monkeypatch):
+    """The first block of keys that each group of queries has visited, `(batch, heads, groups)` of each call."""
+    found, outputs = [], rfa.ops.cpu.operator._outputs
+
+    def noted(inputs):
+        made = outputs(inputs)
+        found.append(made[2])
+        return made
+
+    monkeypatch.setattr(rfa.ops.cpu.operator, "_outputs", noted)
+    return found
+
+
+@pytest.mark.parametrize("name", [*BOUNDED, *NORMALISED])
+def test_old_keys_are_left_out(name, visits):
+    """By "auto", in a forward pass for training; logits and gradients are as without."""
+    options = {"normalise_states": True} if name in NORMALISED else {}
+    ids, results = tokens(1, 1400), []
+    for certified in ("auto", None):
+        model = small(name, num_hidden_layers=1, certified=certified, **options)
+        visits.clear()
+        logits = model(ids, use_cache=False).logits
+        logits.square().mean().backward()
+        results.append((logits.detach(), {n: x.grad for n, x in model.named_parameters() if x.grad is not None}))
+        assert [bool(first.any()) for first in visits] == [certified == "auto"]
+    (found, grads), (expected, exact) = results
+    assert_same(found, expected)
+    for parameter, grad in exact.items():
+        assert_same(grads[parameter], grad)
+
+
+def steep(name="x2-riccati-alibi", **overrides):
+    """A model whose weights fall by 0.4 to 1 nats a token: 24 tokens count to an eps of 1e-3, 100 to 2^-24."""
+    model = small(name, **overrides)
+    slopes = torch.tensor([0.4, 0.6, 0.8, 1.0])
+    for block in model.model.layers:
+        start = RobustFilterAttention(32, 4, prior="riccati", slopes=slopes, decay=block.attention.dynamics.decay)
+        block.attention.dynamics.load_state_dict(
+            start.dynamics.state_dict() | {"frequency": block.attention.dynamics.frequency}
+        )
+    return model
+
+
+def test_logits_of_decoded_tokens():
+    model, ids = steep(), tokens(2, 400)
+    with torch.no_grad():
+        whole, cache = model(ids, use_cache=False).logits, FilterCache()
+        logits = [model(ids[:, :200], past_key_values=cache).logits]
+        logits += [model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(200, 390)]
+        logits += [model(ids[:, 390:], past_key_values=cache).logits]
+    assert all(0 < layer.dropped < 400 for layer in cache.layers)
+    assert cache.uncertified == 0
+    assert_same(torch.cat(logits, 1), whole)
+
+
+WAYS = {
+    "greedy": {},
+    "beams": {"num_beams": 3},
+    "prefill in pieces": {"prefill_chunk_size": 37},
+    "lookup": {"prompt_lookup_num_tokens": 5},
+    "left padding": {"attention_mask": (torch.arange(130) >= torch.tensor([[0], [90]])).long()},
+    "a cache of fixed size": {"cache_implementation": "static"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_generation(way):
+    """As from a cache that keeps everything."""
+    model, options = steep(), {"max_new_tokens": 60, "do_sample": False, "return_dict_in_generate": True, **WAYS[way]}
+    ids = tokens(1 if way == "lookup" else 2, 130)
+    made = model.generate(ids, **options)
+    cache = made.past_key_values
+    assert all((layer.dropped == 0) == (way == "a cache of fixed size") for layer in cache.layers)
+    expected = steep(certified=None).generate(ids, **options)
+    assert torch.equal(made.sequences, expected.sequences)
+    assert all(layer.dropped == 0 for layer in expected.past_key_values.layers)
+
+
+def test_generation_warns_once():
+    model, ids = steep(), tokens(1, 130)
+    for block in model.model.layers:
+        with torch.no_grad():
+            block.attention.query_projection.weight *= 20  # far from all keys: no row is as large as was assumed
+    options = {"max_new_tokens": 20, "do_sample": False}
+    cache = FilterCache(certified=EPS, reserve=0.0)
+    with pytest.warns(
+        UserWarning, match=r"^past_key_values: \d+ rows .* may have needed keys that were dropped"
+    ) as met:
+        model.generate(ids, past_key_values=cache, **options)
+    assert len([one for one in met if "may have needed" in str(one.message)]) == 1
+    assert cache.uncertified > 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model(ids[:, :1], past_key_values=cache)
+        model.generate(ids, past_key_values=FilterCache(certified=None), **options)
