@@ -5,12 +5,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from models.small import SIZES, assert_same, small, tokens
+from models.test_certified_windows import steep
 from torch.nn.parallel import DistributedDataParallel
 
 from parallel.processes import together
 from parallel.test_context import check_all_variants, check_bad_input
 from rfa.models import RFAForSequenceClassification, preset
 from rfa.models.decoder import NOT_SCORED
+from rfa.ops.cpu import operator
 from rfa.parallel import context_parallel, sequence_shard
 
 LENGTH = 12
@@ -53,6 +55,26 @@ def check_models():
             theirs = alone(ids, output_hidden_states=True)
             assert_same(mine.logits, sequence_shard(theirs.logits))
             assert_same(mine.hidden_states[1], sequence_shard(theirs.hidden_states[1]))
+
+
+def check_certified():
+    """Each process leaves out keys of each shard by the sum of the shard, which is less than that of the row."""
+    ids = tokens(2, 800)
+    alone, shared = steep(certified=None), context_parallel(steep())
+    visits, outputs = [], operator._outputs
+    operator._outputs = lambda inputs: visits.append(outputs(inputs)) or visits[-1]
+    try:
+        logits = shared(sequence_shard(ids)).logits
+        (dist.get_world_size() * logits.square().mean()).backward()
+    finally:
+        operator._outputs = outputs
+    assert any(bool(first.any()) for _, _, first in visits)
+    whole = alone(ids).logits
+    whole.square().mean().backward()
+    assert_same(logits, sequence_shard(whole))
+    for mine, theirs in zip(shared.parameters(), alone.parameters(), strict=True):
+        dist.all_reduce(mine.grad)
+        assert_same(mine.grad / dist.get_world_size() ** 2, theirs.grad)
 
 
 def check_checkpointing():
@@ -111,6 +133,7 @@ def check_all():
     check_all_variants("kernel")
     check_bad_input()
     check_models()
+    check_certified()
     check_checkpointing()
     check_refused()
 
