@@ -83,6 +83,8 @@ def certified_tail(
     else:
         assert prior.key_bias is not None
         tail = tail_of_keys(prior.key_path[2] * (-1 if largest is None else 1), prior.key_bias, positions)
+        if prior.key_bias.shape[0] == 1:  # one path for all samples, whose segments may differ
+            tail = tail.amax(0, keepdim=True)
     if largest is not None:
         tail = tail + BITS * largest.detach()[:, None]
     return tail - math.log2(certified)

@@ -202,6 +202,20 @@ def test_normalised_dot_products(times):
         assert 0 < error <= (2 * eps + 1e-6) * 8**0.5
 
 
+def test_segments_of_samples_that_share_their_times():
+    """Equal states reach the bound. Each key of the first sample is alone, those of the second are together."""
+    segments = torch.stack([torch.arange(KEYS), torch.zeros(KEYS, dtype=torch.int64)])
+    times = torch.arange(KEYS) + 0.25 * torch.rand(KEYS)
+    positions = checked_positions(2, KEYS, KEYS, torch.device("cpu"), times, None, None, segments)
+    state = torch.ones(2, 2, KEYS, 8)
+    value = torch.where(torch.arange(KEYS) > KEYS - KEY_BLOCK, 1.0, -1.0)[:, None] * state
+    slopes, largest = torch.tensor([0.02, 0.04]), torch.full((2,), 8**0.5)
+    given = {"positions": positions, "slopes": slopes, "largest": largest, "backend": "cpu"}
+    exact = decayed_dot_product_attention(state, state, value, certified=None, **given)
+    found = decayed_dot_product_attention(state, state, value, certified=1e-2, **given)
+    assert 1e-4 < (found - exact).abs().max() <= 2e-2
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
