@@ -35,7 +35,10 @@ def tail_of_keys(rising: Tensor, key_bias: Tensor, positions: Positions) -> Tens
 
     `rising` is G and `key_bias` b, in bits. It is one scan over the keys: `S_j = 2^(G_{j-1} - G_j) S_{j-1} + 2^b_j`.
     """
-    rising, mass = rising.detach(), torch.exp2(key_bias.detach().to(rising.dtype))
+    rising, bias = rising.detach(), key_bias.detach().to(rising.dtype)
+    least = math.log2(torch.finfo(bias.dtype).tiny)  # in units of the largest a key counts for so much at least
+    highest = bias.amax(-1, keepdim=True) if bias.shape[-1] else bias
+    mass = torch.exp2((bias - highest).clamp(min=least))
     groups, restore = positions.key_groups, None
     if groups is not None:
         order, restore, follows = positions.once("keys", lambda: by_group(groups))
@@ -49,7 +52,7 @@ def tail_of_keys(rising: Tensor, key_bias: Tensor, positions: Positions) -> Tens
     tail = torch.log2(linear_scan(remaining, mass))
     if restore is not None:
         tail = tail.gather(-1, restore[:, None].expand_as(tail))
-    return tail.to(torch.float32)
+    return (tail + highest).to(torch.float32)
 
 
 def slope_of_lags(bias: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ and tests that are the first to notice. `run.py` applies the faults and runs the
 
 from .ecosystem import EXPORT, INTEGRATIONS, MODELS, PACKAGE, PARALLEL
 from .estimates import ESTIMATION, SERIES
-from .filter import DYNAMICS, KERNELS, OPERATOR
+from .filter import CERTIFIED, DYNAMICS, KERNELS, OPERATOR
 from .mutation import Mutation
 from .pipeline import PIPELINE, RECALL, RECORD
 
@@ -16,6 +16,7 @@ MUTATIONS = [
     *DYNAMICS,
     *OPERATOR,
     *KERNELS,
+    *CERTIFIED,
     *ESTIMATION,
     *SERIES,
     *PIPELINE,

@@ -8,7 +8,7 @@ import torch
 from cover import cover
 
 from rfa.ops import robust_filter_attention
-from rfa.ops.certified import certified_tail
+from rfa.ops.certified import certified_tail, tail_of_keys
 from rfa.ops.cpu.operator import GROUP, KEY_BLOCK, forward
 from rfa.ops.dot_product import decayed_dot_product_attention
 from rfa.ops.kernel import kernel_inputs, rotation_tables
@@ -200,6 +200,18 @@ def test_normalised_dot_products(times):
         found = decayed_dot_product_attention(*states, certified=eps, **given)
         error = (found - exact).norm(dim=-1).max()
         assert 0 < error <= (2 * eps + 1e-6) * 8**0.5
+
+
+def test_masses_of_keys_beyond_the_smallest_number():
+    """Sums in logarithms are the oracle. What counts for less than 2^-1022 of the largest counts for that much."""
+    bias = torch.tensor([-2000.0, -1500.0, -1500.5, 3.0, -900.0, 2.0])[None, None]
+    rising = torch.tensor([0.0, 1.5, 2.5, 4.5, 40.0, 2000.0], dtype=torch.float64)[None, None]
+    positions = checked_positions(1, 6, 6, torch.device("cpu"), None)
+    expected = ((bias + rising) * math.log(2)).logcumsumexp(-1) / math.log(2) - rising
+    found = tail_of_keys(rising, bias, positions)
+    torch.testing.assert_close(found[..., 3:], expected[..., 3:].float())
+    assert (found >= expected).all()
+    assert found.isfinite().all()
 
 
 def test_segments_of_samples_that_share_their_times():
