@@ -121,7 +121,7 @@ MODELS = [
              "estimates of values that stay are turned", "rfa/nn/test_decoded_tokens.py"),
     Mutation("rfa/ops/cpu/operator.py", "        *[x.stride() for x in (*states, *storages)],\n", "",
              "a decoded token is read with the strides of the one before", "rfa/nn/test_decoded_tokens.py"),
-    Mutation("rfa/nn/cache_layer.py", "shape[-1] <= self.get_seq_length()", "shape[-1] < self.get_seq_length()",
+    Mutation("rfa/nn/cache_layer.py", "shape[-1] <= self._length", "shape[-1] < self._length",
              "a decoded token reads behind the lag tables", "rfa/nn/test_decoded_tokens.py"),
     Mutation("rfa/nn/cache.py", "copy.deepcopy(self.__dict__, memo)", "copy.deepcopy(self.__getstate__(), memo)",
              "a copy of a cache serves any model", "rfa/models/test_generation.py"),
