@@ -108,7 +108,7 @@ def kernel_prior(
     tables_of = tables_of or lag_tables
     parameters, positions, options, _ = problem
     keys = positions.key_times.shape[-1]
-    if not positions.uniform or (options.prior == "riccati" and not _gains_of_lags(positions, options)):
+    if not positions.uniform or (options.prior == "riccati" and not _gains_of_lags(positions, options, cache)):
         return separable_path(problem)
     if cache is None or torch.is_grad_enabled() or transformed() or keys < 2:  # the gain of a single key differs
         return tables_of(parameters, options, keys)
@@ -117,16 +117,18 @@ def kernel_prior(
     return cache.tables
 
 
-def _gains_of_lags(positions: Positions, options: Options) -> bool:
+def _gains_of_lags(positions: Positions, options: Options, cache: DecodingCache | None) -> bool:
     """Whether the Riccati weight of uniform times depends on the lag alone, as far as the values can be read at once.
 
     A gain depends on the key before. That is one step away where no absent key lies between the keys of a group, as
-    with padding on the left. A key that is alone has another gain, which changes the log precision and nothing else.
+    with padding on the left. A key that is alone has another gain, which changes the log precision and nothing else: a
+    cache that has dropped keys asks for it to count rows, and a key that is alone has no others that were dropped.
     """
     groups = positions.key_groups
     if groups is None:
         return True
-    if options.log_precision or torch.is_grad_enabled() or groups.device.type != "cpu" or not readable(groups):
+    shown = options.log_precision and (cache is None or cache.uncertified is None)
+    if shown or torch.is_grad_enabled() or groups.device.type != "cpu" or not readable(groups):
         return False
     return positions.rising()
 

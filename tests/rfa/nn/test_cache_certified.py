@@ -251,6 +251,27 @@ def test_bad_input():
             FilterCache(reserve=reserve)
 
 
+def test_the_cache_says_what_products_read():
+    """They keep all keys: None and eps are of the tokens that are read."""
+    layer, x = DotProductAttention(SIZE, HEADS, gates="forget", normalise_states=True), tokens()
+    all_keys = DotProductAttention(SIZE, HEADS, gates="forget", normalise_states=True, certified=None)
+    all_keys.load_state_dict(layer.state_dict())
+    expected, cache = read(all_keys, x, PIECES)
+    assert cache.layers[0].keys.shape[2] == LENGTH
+    assert torch.equal(read(layer, x, PIECES, FilterCache(certified=None))[0], expected)
+    for model in (layer, all_keys):
+        found, _ = read(model, x, PIECES, FilterCache(certified=0.3))
+        assert (found - expected).abs().max() > 1e-5
+        assert (found - expected).norm(dim=-1).max() <= 0.3 / EPS * largest_error(layer, x)
+
+
+def test_later_keys_have_no_bound():
+    with pytest.raises(ValueError, match=r"^certified: got 0.001 with causal=False, expected None, or causal=True"):
+        build(causal=False, certified=1e-3)
+    layer, x = build(causal=False), tokens()
+    assert torch.equal(layer(x), build(causal=False, certified=None)(x))
+
+
 UNBOUNDED = {
     "lyapunov": (RobustFilterAttention, {}, "prior='riccati'"),
     "routing": (RobustFilterAttention, {"aggregation": "routing"}, "prior='riccati'"),

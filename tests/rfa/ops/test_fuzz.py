@@ -17,6 +17,13 @@ def test_random_cases_hold(fuzz, capsys):
     assert f"{cases} cases, 0 faults" in capsys.readouterr().out
 
 
+def test_certified_windows_hold(capsys):
+    """Of any times, segments and masks, around the edges of tiles."""
+    cases = 2000 if ALL else 40
+    assert script("benchmarks/fuzz_certified.py").main(["--cases", str(cases)]) == 0
+    assert f"{cases:,} cases, 0 faults" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("seed", [11983, 30916, 31821, 106700])
 def test_found_and_mended(fuzz, seed):
     """Times far from their origin; long lags; a tiny measurement noise; a variance of 1e-38 in lag tables."""
