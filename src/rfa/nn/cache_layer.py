@@ -360,8 +360,11 @@ class FilterLayer(CacheLayerMixin):
                 missed &= (positions.key_groups[:, self.dropped - 1 : self.dropped] == own)[:, None]
             self.decoding.uncertified = counts + missed.sum(-1)
 
-    def drop_old(self, eps: float | None) -> None:
-        """Drop the keys that can count for no head, as soon as they are a third of those that are held."""
+    def drop_old(self, eps: float | None, positions: Positions) -> None:
+        """Drop the keys that can count for no head, as soon as they are a third of those that are held.
+
+        The proof is of steps of one: at times of their own, over gaps or where segments interleave, all are kept.
+        """
         tables, keys = self.decoding.tables, self.keys
         fixed = self.max_length is not None or self._marks or torch.is_grad_enabled() or torch.compiler.is_compiling()
         if not eps or tables is None or keys is None or fixed:
@@ -369,7 +372,7 @@ class FilterLayer(CacheLayerMixin):
         if self.decoding.horizon is None:
             self.decoding.horizon = horizon_of(tables, eps, self.reserve)
         count = self._length - self.decoding.horizon
-        if count < max(_SPARE, self.decoding.horizon // 2):
+        if count < max(_SPARE, self.decoding.horizon // 2) or not (positions.uniform and positions.rising()):
             return
         for buffer in (self._keys, self._values, self._key_norms):
             buffer.drop(self._length, int(count))

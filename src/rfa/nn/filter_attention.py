@@ -201,7 +201,7 @@ class RobustFilterAttention(Attention):
         if "horizon" not in dynamics and self.aggregation == "consensus":
             estimate = cached.decode_token(query, key, value, turns, positions, options, self.backend)
             if estimate is not None:
-                cached.drop_old(eps)
+                cached.drop_old(eps, positions)
                 return estimate
         query, keys, values = cached.enter(query, key, value, turns, self.rotate_values, self.backend)
         if self.aggregation == "routing":
@@ -216,7 +216,7 @@ class RobustFilterAttention(Attention):
         if cached.dropped and log_precision is not None:
             cached.count_uncertified(log_precision, eps, everything)
             log_precision = log_precision if self.options.log_precision else None
-        cached.drop_old(eps)
+        cached.drop_old(eps, positions)
         if self.rotate_values:
             estimate = turns.forward(estimate)
             if "horizon" in dynamics:

@@ -20,6 +20,7 @@ from .cumulative import linear_scan
 from .positions import Positions, by_group
 from .prior import BITS, LagTables, SeparablePath
 from .problem import Certified
+from .transforms import readable
 
 # what "auto" leaves out: less than the rounding of the states
 _AUTO = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-12, torch.float16: 2.0**-12}
@@ -83,6 +84,8 @@ def certified_tail(
         return None
     if isinstance(prior, LagTables):
         tail = tail_of_lags(prior.tables[1])
+    elif not readable():  # a scan that is recorded would serve one length
+        return None
     else:
         assert prior.key_bias is not None
         tail = tail_of_keys(prior.key_path[2] * (-1 if largest is None else 1), prior.key_bias, positions)

@@ -293,3 +293,24 @@ def test_layers_without_a_bound_refuse_an_eps(case):
         torch.testing.assert_close(
             read(layer, x, (4, 5), FilterCache(certified=free))[0], layer(x), rtol=1e-4, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("given", ["times", "key_mask", "segment_ids"])
+def test_nothing_is_dropped_once_steps_are_not_one(given):
+    """After tokens at 0, 1, 2, ..., whose tables say how far the horizon is. What comes later is served as ever."""
+    layer, x = build(), tokens()
+    mask, counted = torch.ones(2, LENGTH, dtype=torch.bool), torch.arange(LENGTH)
+    mask[1, 60 : LENGTH - 30] = False
+    steps = {"key_mask": mask, "segment_ids": (counted * (counted > 20) % 2).expand(2, -1)}
+    steps["times"] = torch.where(counted < 20, counted, 20 + (counted - 20) / 100)
+    results = []
+    for cache in (dropping(), FilterCache(certified=None)):
+        parts, start = [layer(x[:, :20], past_key_values=cache)], 20
+        for stop in (LENGTH - 20, LENGTH - 1, LENGTH):
+            now = {given: steps[given][..., :stop]}
+            parts.append(layer(x[:, start:stop], past_key_values=cache, **now))
+            start = stop
+        assert not cache.layers[0].dropped
+        results.append(torch.cat(parts, dim=1))
+    seen = mask[..., None] if given == "key_mask" else 1.0
+    assert ((results[0] - results[1]) * seen).norm(dim=-1).max() <= largest_error(layer, x)
