@@ -203,7 +203,7 @@ def test_second_derivatives_raise():
     """They are not known here: a gradient penalty must not lose its term in silence."""
     sample = arguments(**SAMPLES[next(iter(SAMPLES))])
     wanted = [x.requires_grad_() for x in sample[:3]]
-    out, _ = forward(*sample)
+    out, *_ = forward(*sample)
     grads = torch.autograd.grad(out.square().sum(), wanted, create_graph=True)
     with pytest.raises(RuntimeError, match="second derivatives"):
         torch.autograd.grad(sum(grad.square().sum() for grad in grads), wanted)
