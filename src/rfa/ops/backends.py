@@ -135,7 +135,7 @@ class Backend(NamedTuple):
                 gate=options.gate,
                 rotate_values=options.rotate_values,
                 key_norm=key_norm,
-                tail=certified_tail(prior, positions, eps),
+                tail=certified_tail(prior, positions, eps) if kernel.leaves_out else None,
                 decode=frequency is None and not torch.is_grad_enabled(),
             )
             estimate, log_sum = attend(kernel, inputs, positions, frequency)
@@ -148,7 +148,7 @@ class Backend(NamedTuple):
 
 def _cpu_kernel() -> Kernel:
     operator = _cpu_operator()
-    return Kernel(operator.fused_attention, operator.phases)
+    return Kernel(operator.fused_attention, operator.phases, leaves_out=True)
 
 
 def _triton_kernel() -> Kernel:

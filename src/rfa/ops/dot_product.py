@@ -95,7 +95,7 @@ def decayed_dot_product_attention(
         else:
             prior, decode = _prior(query, fading, positions), frequency is None and not torch.is_grad_enabled()
             eps = None if largest is None else allowed(certified, query.dtype)
-            tail = certified_tail(prior, positions, eps, largest=largest)
+            tail = certified_tail(prior, positions, eps, largest=largest) if kernel().leaves_out else None
             options: dict[str, Any] = {"causal": causal, "rotate_values": rotate_values, "decode": decode, "tail": tail}
             inputs = kernel_inputs(query, key, value, None, prior, positions, score_kind="dot_product", **options)
             estimate, log_sum = attend(kernel(), inputs, positions, frequency)

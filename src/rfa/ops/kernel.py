@@ -192,8 +192,10 @@ class Kernel(NamedTuple):
             `(batch, heads, queries)`, -inf where no key is seen.
         phases: `(frequency, times)` to cosine and sine; times `(b, 1 or heads, length)`.
         tables_of: the lag tables of parameters, options and a number of lags.
+        leaves_out: whether it reads `tail`, and leaves out old keys by it.
     """
 
     attention: Callable[[KernelInputs], tuple[Tensor, Tensor]]
     phases: PhasesOf = torch_phases
     tables_of: TablesOf = lag_tables
+    leaves_out: bool = False
