@@ -1,9 +1,10 @@
 """The operator, forward only and with its backward pass, compared with its peers."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -11,7 +12,10 @@ from torch import Tensor
 from rfa.checks import require
 from rfa.models import preset
 from rfa.nn import RobustFilterAttention
+from rfa.nn.dynamics import softplus_inverse
 from rfa.ops import robust_filter_attention
+from rfa.ops.certified import allowed
+from rfa_lab.results.files import read_result
 
 from .bound import attention_work, bound_fields
 from .measurement import (
@@ -28,21 +32,52 @@ from .measurement import (
 from .peers import peers
 
 PASSES = ("forward", "forward_backward")
+ALL_KEYS = "all-keys"  # the operator itself without certified windows
 _CHECKED_SCORES = 2**20  # maximum number of scores of the reference; with gradients they need about 200 MB
 _CHECKED_ROWS, _DENSE_LENGTH = 64, 251
 
 
-def filter_layer(name: str, heads: int, channels: int, device: str = "cpu") -> RobustFilterAttention:
+class Trained(NamedTuple):
+    """The dynamics of one layer of a trained model: the run, the layer's number, and a number a head for each name."""
+
+    run: str
+    layer: int
+    values: Mapping[str, list[float]]
+
+
+def trained_layers(path: Path) -> tuple[str, list[Trained]]:
+    """The preset of a run and the dynamics of its layers, from its result file. `ValueError` where it has none."""
+    result = read_result(path)
+    dynamics = result.get("dynamics") or {"layers": {}}
+    require(bool(dynamics["layers"]), "--trained", str(path), "the result file of a run with the dynamics of heads")
+    known = ("process_noise", "key_noise", "query_noise", "robustness", "inverse_temperature", "decay", "noise_floor")
+    return result["preset"], [
+        Trained(result["run"], int(layer), {name: values[name][-1] for name in known if name in values})
+        for layer, values in dynamics["layers"].items()
+    ]
+
+
+def filter_layer(
+    name: str, heads: int, channels: int, device: str = "cpu", trained: Trained | None = None
+) -> RobustFilterAttention:
     """The attention layer of a preset. The operator is measured with its dynamics and options.
 
     Its decay has a gradient, learned or not: who calls the operator may ask for it. Raises `ValueError` for a preset
-    without a filter, or invalid sizes.
+    without a filter, invalid sizes, or trained dynamics of another number of heads.
     """
     require(heads >= 1, "heads", heads, "at least 1")
     require(channels >= 4 and channels % 4 == 0, "channels", channels, "a multiple of 4: pairs of complex modes")
     layer = preset(name, hidden_size=heads * channels // 2, num_attention_heads=heads).build_attention()
     require(isinstance(layer, RobustFilterAttention), "preset", name, "a filter, for anything but a training step")
     layer = cast(RobustFilterAttention, layer).to(device)  # first: moved later, a buffer with a gradient is no leaf
+    held = layer.dynamics.state_dict()
+    for field, values in {} if trained is None else trained.values.items():
+        require(len(values) == heads, "heads", heads, f"{len(values)}, those of the trained model")
+        number = torch.tensor(values, device=device)
+        if field in held:
+            held[field].copy_(number)
+        else:
+            held[f"raw_{field}"].copy_(softplus_inverse(number))
     for _, tensor in _wanted(layer):
         tensor.requires_grad_()
     return layer
@@ -51,10 +86,18 @@ def filter_layer(name: str, heads: int, channels: int, device: str = "cpu") -> R
 class OperatorProblem:
     """Random states, a random gradient of the estimate, and a layer whose dynamics need gradients."""
 
-    def __init__(self, shape: StateShape, name: str, setting: Setting):
+    def __init__(
+        self,
+        shape: StateShape,
+        name: str,
+        setting: Setting,
+        *,
+        certified: float | None = None,
+        trained: Trained | None = None,
+    ):
         torch.manual_seed(0)
-        self.shape, self.setting = shape, setting
-        self.layer = filter_layer(name, shape.heads, shape.channels, setting.device)
+        self.shape, self.setting, self.certified = shape, setting, certified
+        self.layer = filter_layer(name, shape.heads, shape.channels, setting.device, trained)
         states = torch.randn(4, *shape, dtype=torch.float32).to(setting.device, setting.torch_dtype)
         *self.states, self.grad = (state.clone() for state in states)
         self.logarithm = self.layer.options.weight == "student_t"
@@ -68,7 +111,13 @@ class OperatorProblem:
 
     def estimate(self) -> Tensor:
         """One call of the public operator."""
-        return call_operator(self.layer, self.states, self.setting.backend)
+        return call_operator(self.layer, self.states, self.setting.backend, certified=self.certified)
+
+    def with_all_keys(self) -> "OperatorProblem":
+        """The same problem without certified windows."""
+        other = copy.copy(self)
+        other.certified = None
+        return other
 
     def gradients(self) -> tuple[Tensor, ...]:
         """One call and its backward pass."""
@@ -105,7 +154,7 @@ class OperatorProblem:
         wanted = [*exact_states, *(tensor for _, tensor in _wanted(exact))]
         expected_gradients = torch.autograd.grad(expected, wanted, grad[:, :, rows].double())
 
-        actual = call_operator(self.layer, states, self.setting.backend)
+        actual = call_operator(self.layer, states, self.setting.backend, certified=self.certified)
         gradients = torch.autograd.grad(actual, [*states, *(tensor for _, tensor in _wanted(self.layer))], grad)
         pairs = list(zip(gradients, expected_gradients, strict=True))
         tolerance = TOLERANCES[self.setting.torch_dtype]
@@ -122,37 +171,56 @@ def _wanted(layer: RobustFilterAttention) -> list[tuple[str, Tensor]]:
     return [*layer.dynamics.named_parameters(), *decay]
 
 
-def call_operator(layer: RobustFilterAttention, states: list[Tensor], backend: str, **where: Tensor) -> Tensor:
+def call_operator(layer: RobustFilterAttention, states: list[Tensor], backend: str, **options: Any) -> Tensor:
     """Call the public operator with a layer's dynamics and options."""
     query, key, value = states
     chosen = ("weight", "rotate_values", "prior", "gate", "query_noise_in_bias")
     given: dict[str, Any] = {name: getattr(layer.options, name) for name in chosen}
-    given |= {**layer.dynamics(), **where}
+    given |= {**layer.dynamics(), **options}
     estimate = robust_filter_attention(query, key, value, **given, backend=backend)
     return cast(Tensor, estimate)  # a tuple only with return_log_precision
 
 
 @dataclass(frozen=True)
 class StatesCase(Case):
-    """A case of random states of one shape, with the layer of a preset."""
+    """A case of random states of one shape, with the layer of a preset.
+
+    Fields:
+        certified: leave out keys by the layer's certificate, and stand beside the same with all keys too.
+        trained: dynamics of a trained layer instead of the initial ones.
+    """
 
     shape: StateShape
     preset: str
     setting: Setting
+    certified: bool = False
+    trained: Trained | None = None
 
     @property
     def title(self) -> str:
         """For the progress bar."""
-        return f"{self.benchmark} {self.shape}"
+        return f"{self.benchmark} {self.shape}" + ("" if self.trained is None else f", layer {self.trained.layer}")
 
-    def prepared(self) -> OperatorProblem:
+    @property
+    def eps(self) -> float | None:
+        """What keys that are left out may weigh; None to visit all."""
+        return allowed("auto", self.setting.torch_dtype) if self.certified else None
+
+    def problem(self, shape: StateShape) -> OperatorProblem:
         """The states and the layer."""
-        return OperatorProblem(self.shape, self.preset, self.setting)
+        return OperatorProblem(shape, self.preset, self.setting, certified=self.eps, trained=self.trained)
+
+    def prepared(self) -> Any:
+        """The states and the layer."""
+        return self.problem(self.shape)
 
     def described(self) -> dict[str, Any]:
         """The fields of every line."""
         backend = self.setting.resolved((self.shape.channels,))
-        return {"preset": self.preset, **self.shape._asdict(), **self.setting.fields(), "backend": backend}
+        what: dict[str, Any] = {"preset": self.preset, **self.shape._asdict(), **self.setting.fields()}
+        what |= {"certified": self.eps} if self.certified else {}
+        what |= {} if self.trained is None else {"trained": {"run": self.trained.run, "layer": self.trained.layer}}
+        return {**what, "backend": backend}
 
     def check(self, shared: OperatorProblem) -> dict[str, Any]:
         """Compare the operator with float64."""
@@ -186,7 +254,9 @@ class OperatorCase(StatesCase):
             if not found.calls:
                 yield {**part, "peer": "none"}
                 continue
-            contestants = {"rfa": problem.gradients if backward else problem.estimate, **found.calls}
+            contestants = {"rfa": _call(problem, backward), **found.calls}
+            if self.certified:
+                contestants[ALL_KEYS] = _call(problem.with_all_keys(), backward)
             with torch.set_grad_enabled(backward):
                 seconds = in_turns(contestants, setting.repeats, setting.device, tick)
             itemsize = problem.grad.itemsize
@@ -194,5 +264,11 @@ class OperatorCase(StatesCase):
             plain = attention_work(self.shape, backward, False, itemsize)
             for name, check in found.checks.items():
                 works = {"rfa": work, "peer": work if name in found.filters else plain}
-                measured = {**compare(seconds, name), "peer_check": check}
-                yield {**part, **measured, **bound_fields(works, setting)}
+                bounds = {} if self.certified else bound_fields(works, setting)  # of all keys
+                yield {**part, **compare(seconds, name), "peer_check": check, **bounds}
+            if self.certified:
+                yield {**part, **compare(seconds, ALL_KEYS), "peer_check": problem.with_all_keys().check()}
+
+
+def _call(problem: OperatorProblem, backward: bool) -> Callable[[], object]:
+    return problem.gradients if backward else problem.estimate

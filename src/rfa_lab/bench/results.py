@@ -57,7 +57,8 @@ def speed_cells(line: Line) -> list[str]:
     if "pass" in line and line["benchmark"] in ("operator", "memory"):
         what += f", {PASSES.get(line['pass'], line['pass'])}"
     size = size_cell(line)
-    named = f"{line['preset']} ({line['backend']})"
+    layer = f" layer {line['trained']['layer']}" if "trained" in line else ""
+    named = f"{line['preset']}{layer} ({line['backend']}{', certified' * ('certified' in line)})"
     if "ratio" not in line and line["check"]["passed"]:
         return [what, size, line["dtype"], named, "not timed", "no peer ran", *[""] * 4]
     if "ratio" not in line:

@@ -11,18 +11,19 @@ from rfa.checks import check_range, require
 from rfa.environment import cpu_name, environment
 from rfa.models import PRESETS, FilterAttentionConfig
 from rfa.models.presets import PLAIN_NAMES
+from rfa.ops.problem import certificate_missing
 from rfa.progress import Stage, StageProgress
 
 from .decode import DecodingCase
 from .measurement import LARGEST, Case, Setting, StateShape
 from .memory import MemoryCase
 from .models import PEER, GenerationCase, TrainingStepCase
-from .operator import OperatorCase, filter_layer
+from .operator import OperatorCase, Trained, filter_layer, trained_layers
 from .peers import PEERS
 from .results import append
 
 WHAT = ("operator", "step", "decode", "generate", "memory", "all")
-PRESET = "m2-sc-rfa"
+PRESET, CERTIFIED_PRESET = "m2-sc-rfa", "x2-riccati-alibi"
 TARGETS = {"cpu": (512, 2048, 8192), "cuda": (512, 1024, 2048, 4096)}  # lengths of the operator
 CURVE = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 DECODE_LENGTH, MEMORY_LENGTH, TRAIN_LENGTH, PROMPT_LENGTH = 8192, 32768, 512, 512  # default lengths in tokens
@@ -40,6 +41,8 @@ def cases(
     presets: Sequence[str] = (),
     model: Mapping[str, Any] | None = None,
     peers: Sequence[str] = (),
+    certified: bool = False,
+    trained: Path | None = None,
 ) -> list[Case]:
     """The cases of a command.
 
@@ -50,10 +53,14 @@ def cases(
         batch: number of sequences. By default more for short sequences, so that they fill the machine; 16 in training
             and 1 where tokens follow one by one.
         heads, channels: of the states. A model's width is `heads * channels / 2`.
-        presets: `m2-sc-rfa` by default; "all" for all presets except the peer of training steps.
+        presets: `m2-sc-rfa` by default, `x2-riccati-alibi` with `certified`; "all" for all presets except the peer of
+            training steps.
         model: further fields of whole models, in training and generation.
         peers: of the operator, names of `PEERS`; "all" for all, the default on a GPU. On a CPU it is "sdpa". Of "step"
             one preset, by default `b1-rope`.
+        certified: leave out the keys that provably cannot count, in the operator and in decoding, and compare with the
+            same over all keys too.
+        trained: the result file of a run, whose preset and learned dynamics replace the initial ones, a case a layer.
 
     Raises:
         ValueError: for unknown or invalid values.
@@ -65,7 +72,16 @@ def cases(
         check_range("lengths", length, 1, LARGEST)
     peer = peers[0] if what == "step" and peers else PEER
     every = [name for name in PRESETS if name not in {peer, *PLAIN_NAMES}]
-    chosen = every if "all" in presets else list(presets) or [PRESET]
+    of_operator = what in ("operator", "decode")
+    require(
+        of_operator or not (certified or trained), "--certified", what, "the operator or decode, also for --trained"
+    )
+    require(not (trained and presets), "--presets", list(presets), "none beside --trained: the file names its preset")
+    usual = CERTIFIED_PRESET if certified else PRESET
+    layers: Sequence[Trained | None] = [None]
+    if trained is not None:
+        usual, layers = trained_layers(trained)
+    chosen = every if "all" in presets else list(presets) or [usual]
     require(what in (None, "step", "generate", "all") or not model, "--set", model, "a whole model with it")
     for name in chosen:
         require(name in PRESETS, "presets", name, f"'all' or some of {', '.join(PRESETS)}")
@@ -83,8 +99,14 @@ def cases(
     for name in chosen:
         # a baseline does not use our operator: with "all" it is skipped, named by the user it is an error
         if _is_filter(name) or (what in ("operator", "decode", "memory") and "all" not in presets):
-            filter_layer(name, heads, channels)
-            found += _attention_cases(what, name, setting, lengths, batch, heads, channels, against)
+            for each in layers:
+                layer = filter_layer(name, heads, channels, trained=each)
+                missing = certificate_missing(layer.options.prior, layer.causal) if certified else None
+                require(
+                    missing is None, "--certified", name, f"a preset with a bound, as x2-riccati-alibi; got {missing}"
+                )
+                of_states = {"certified": certified, "trained": each}
+                found += _attention_cases(what, name, setting, lengths, batch, heads, channels, against, of_states)
         size: dict[str, Any] = {"hidden_size": heads * channels // 2, "num_attention_heads": heads}
         if what in (None, "step", "all"):
             small = SMALL if what is None else {}
@@ -109,15 +131,18 @@ def _attention_cases(
     heads: int,
     channels: int,
     peers: tuple[str, ...],
+    of_states: Mapping[str, Any],
 ) -> Iterator[Case]:
     if what in (None, "operator", "all"):
         for length in lengths or (CURVE if what == "all" else TARGETS[setting.device]):
             # on a CPU about 2,048 tokens, in at most 4 sequences
             usual = 16 if setting.device == "cuda" else min(4, max(1, 2048 // length))
-            yield OperatorCase(StateShape(batch or usual, heads, length, channels), name, setting, peers)
+            yield OperatorCase(
+                StateShape(batch or usual, heads, length, channels), name, setting, peers=peers, **of_states
+            )
     if what in ("decode", "all"):
         for length in lengths or [DECODE_LENGTH]:
-            yield DecodingCase(StateShape(batch or 1, heads, length, channels), name, setting)
+            yield DecodingCase(StateShape(batch or 1, heads, length, channels), name, setting, **of_states)
     if what in ("memory", "all"):
         for length in lengths or [MEMORY_LENGTH]:
             yield MemoryCase(StateShape(batch or 1, heads, length, channels), name, setting)

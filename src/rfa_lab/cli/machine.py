@@ -1,5 +1,6 @@
 """The commands for this machine: bench and doctor."""
 
+import math
 import os
 import subprocess
 import sys
@@ -54,6 +55,15 @@ def bench(
         list[str] | None,
         typer.Option("--set", help="Fields of whole models (step, generate).", metavar="FIELD=VALUE ..."),
     ] = None,
+    certified: Annotated[
+        bool,
+        typer.Option(
+            "--certified", help="Leave out old keys by the prior's proof (operator, decode); x2-riccati-alibi."
+        ),
+    ] = False,
+    trained: Annotated[
+        Path | None, typer.Option(help="Result file of a run: its preset, and the learned dynamics of each layer.")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="File to append to; benchmarks/results/bench.jsonl in a clone, else rfa-bench.jsonl."),
@@ -64,7 +74,8 @@ def bench(
     Prints median and spread of the ratio to the peer, and appends a line of JSON for each. The peer is scaled
     dot-product attention, b1-rope or another preset for a training step, and transformers' Llama for generate. The
     operator has more peers: kernels by name, FlashAttention, and FlexAttention with the filter's scores. One that
-    cannot run is named with its reason. The exit status is 1 if a check failed; such a case is not timed.
+    cannot run is named with its reason. With --certified the operator over all keys is a peer too. The exit status is 1
+    if a check failed; such a case is not timed.
     """
     from rfa_lab import bench as benchmarks
 
@@ -86,6 +97,8 @@ def bench(
         presets=presets or (),
         model=dict(assignment(text) for text in set_ or []),
         peers=peers or (),
+        certified=certified,
+        trained=trained,
     )
     lines: list[dict[str, Any]] = []
     try:
@@ -96,7 +109,7 @@ def bench(
     finally:  # print finished cases even if the rest is stopped
         if lines:
             console.print(speed_tables(lines))
-            for said in dict.fromkeys(text for line in lines for text in _refusals(line)):
+            for said in dict.fromkeys(text for line in lines for text in (*_refusals(line), *_caches(line))):
                 say(said)
             say(f"appended to {out}")
     if not all(line["check"]["passed"] for line in lines):
@@ -107,6 +120,13 @@ def _refusals(line: dict[str, Any]) -> Iterator[str]:
     """The peers of a line that did not run, with their reasons."""
     for name, reason in line.get("refused", {}).items():
         yield one_line(f"{name}, {line['pass']}, {line['dtype']}: not timed: {reason}")
+
+
+def _caches(line: dict[str, Any]) -> Iterator[str]:
+    """How large the caches of a line are."""
+    if "cache_bytes" in line and line["peer"] == "sdpa":
+        ours, theirs = (f"{line['cache_bytes'][name] / 1e6:,.1f} MB" for name in ("rfa", "peer"))
+        yield f"cache after {line['length']:,} tokens: {ours}; of sdpa {theirs}"
 
 
 def _with_threads(threads: int, arguments: list[str]) -> int:
@@ -142,6 +162,7 @@ def doctor() -> None:
         "devices": ", ".join(devices),
         "backends": ", ".join(available_backends()),
         "kernels": _kernels(),
+        "certified windows": _certified(),
         "cache": cache_folder(),
     }
     for name, value in found.items():
@@ -158,6 +179,19 @@ def doctor() -> None:
     for name in PRESETS:
         presets.add_row(name, describe(name))
     console.print(presets)
+
+
+def _certified() -> str:
+    """What certified="auto" does on this machine, in words."""
+    import torch
+
+    from rfa.ops.backends import missing
+    from rfa.ops.certified import allowed
+
+    if missing("cpu") is not None:
+        return "none: only the backend cpu leaves keys out"
+    single, half = (round(math.log2(allowed("auto", dtype) or 1)) for dtype in (torch.float32, torch.float16))
+    return f"cpu, eps 2^{single} in float32, 2^{half} in half precision; other backends visit all keys"
 
 
 def _kernels() -> str:

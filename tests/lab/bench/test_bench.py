@@ -1,5 +1,7 @@
 """`rfa bench` from end to end, in miniature: what it prints, appends, refuses and keeps."""
 
+import json
+
 import pytest
 import torch
 from cover import slow, some
@@ -11,9 +13,10 @@ from rfa.ops import choose_backend
 from rfa_lab.bench import Setting, cases, read
 from rfa_lab.bench.measurement import StateShape, compare_with_tolerances
 from rfa_lab.bench.models import TrainingStepCase
-from rfa_lab.bench.operator import OperatorProblem
+from rfa_lab.bench.operator import OperatorProblem, filter_layer, trained_layers
 
 TINY = ["--batch", "1", "--heads", "2", "--channels", "8", "--repeats", "2", "--backend", "reference"]
+TRAINED = ROOT / "results" / "context" / "results" / "x2-riccati-alibi-no-innovation-seed0.json"
 MODEL = ["--set", "vocab_size=11", "num_hidden_layers=1"]
 
 
@@ -41,6 +44,34 @@ def test_operator(rfa, tmp_path):
     assert {"query", "key", "value", "decay", "raw_process_noise", "raw_robustness"} <= set(lines[1]["gradients"])
     status, _, _ = rfa("bench", "operator", "--lengths", "16", *TINY, "--out", "new/bench.jsonl")
     assert read(tmp_path / "new" / "bench.jsonl")[:4] == lines
+
+
+def test_certified(rfa, tmp_path):
+    """Beside SDPA and beside all keys, with the dynamics of each layer of a trained model."""
+    status, out, _ = rfa("bench", "operator", "--certified", "--lengths", "70", *TINY)
+    assert status == 0
+    assert "x2-riccati-alibi (reference, certified)" in " ".join(out.split())
+    heads = ["--heads", "8", "--repeats", "1"]
+    status, out, _ = rfa("bench", "decode", "--certified", "--trained", TRAINED, "--lengths", "30", *TINY, *heads)
+    assert status == 0
+    assert "cache after 30 tokens: " in out
+    lines = read(tmp_path / "rfa-bench.jsonl")
+    assert [(line["benchmark"], line["peer"]) for line in lines[:4]] == [
+        ("operator", "sdpa"),
+        ("operator", "all-keys"),
+        ("operator", "sdpa"),
+        ("operator", "all-keys"),
+    ]
+    assert all(line["certified"] == 2**-24 and "bound" not in line for line in lines)
+    assert [line["trained"]["layer"] for line in lines[4:]] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_the_dynamics_are_those_of_the_result_file():
+    name, layers = trained_layers(TRAINED)
+    held = filter_layer(name, 8, 16, trained=layers[2]).dynamics()
+    values = json.loads(TRAINED.read_text())["dynamics"]["layers"]["2"]
+    for field in ("process_noise", "key_noise", "robustness", "inverse_temperature", "decay", "noise_floor"):
+        torch.testing.assert_close(held[field].detach(), torch.tensor(values[field][-1]), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("threads", [None, 1])

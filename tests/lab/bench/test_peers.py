@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import rfa_lab.bench.peers as peers_module
 from rfa.ops.backends import BACKENDS
 from rfa_lab.bench import PEERS, Setting, cases, read
-from rfa_lab.bench.decode import filter_run
+from rfa_lab.bench.decode import FilterRun
 from rfa_lab.bench.measurement import StateShape
 from rfa_lab.bench.operator import OperatorProblem
 from rfa_lab.bench.peers import peers
@@ -177,7 +177,7 @@ def test_all_tensors_are_on_the_device(gradients_of_flex, monkeypatch, preset):
     assert all(tensor.is_leaf for tensor in problem.wanted.values())  # the check copies them
     assert problem.estimate().is_meta
     assert all(gradient.is_meta for gradient in problem.gradients())
-    assert all(estimate.is_meta for estimate in filter_run(problem)())
+    assert all(estimate.is_meta for estimate in FilterRun(problem)())
     for name in PEERS:
         if name != "flash-attn":
             peer = peers_module._peer(name, problem.layer, problem.states, setting)

@@ -49,7 +49,8 @@ class Stock {
   size_t at_ = 0, used_ = 0;
 };
 
-static inline Stock& stock() {
+// One for all sources: the linker keeps one copy of a constructor, which would take from the stock of its own source.
+inline Stock& stock() {
   static thread_local Stock of_this_thread;
   return of_this_thread;
 }
