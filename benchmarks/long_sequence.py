@@ -30,11 +30,12 @@ PLACES, TOLERANCE = 50, 1e-4
 
 
 class Read(NamedTuple):
-    """What was seen while a text was read: the logits at each place, and a point of the curve for each piece."""
+    """What was seen while a text was read: the logits at each place, a point of the curve a piece, and the seconds."""
 
     logits: dict[int, Tensor]
     curve: list[dict[str, float]]
     cache: FilterCache
+    seconds: float
 
 
 @torch.inference_mode()
@@ -54,7 +55,7 @@ def read(model: RFAForCausalLM, ids: Tensor, cache: FilterCache, places: Tensor,
         curve.append({**point, "keys": held})
         if after - began > seconds:
             break
-    return Read(logits, curve, cache)
+    return Read(logits, curve, cache, time.perf_counter() - began)
 
 
 def resident() -> int:
@@ -82,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
         "piece": options.piece,
         "tokens": dropping.curve[-1]["tokens"],
         "wanted": options.tokens,
-        "seconds": sum(point["seconds_a_token"] * options.piece for point in dropping.curve),
+        "seconds": dropping.seconds,
         "uncertified": dropping.cache.uncertified,
         "compared": {"places": len(common), "up_to": compared, "largest_difference": difference},
         "largest_logit": max(float(each.abs().max()) for each in keeping.logits.values()),

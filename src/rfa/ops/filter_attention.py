@@ -90,12 +90,12 @@ def robust_filter_attention(
         noise: parts of the process noise beside the white part sigma^2, fields `(heads, parts)`: V of
             `rfa.dynamics.time_dependent_variance` replaces `sigma^2 phi` (appendix E.5). With prior="lyapunov" only.
             Where times are given only the reference serves it, in O(N^2) memory.
-        certified: eps, by which the "cpu" backend may leave out old keys: a query visits its newest keys first, and
-            stops where all that are left weigh at most eps times the sum so far. The prior proves that before their
-            content is seen. Then `|out - exact| <= 2 eps max |v|`, and the log precision is at most eps too small. The
-            cost grows linearly with the length. Gradients are those of what was computed. It needs prior="riccati" and
-            causal=True; the Lyapunov prior has no such bound. Only a query that sees a NaN which it leaves out may
-            pass no NaN on in the backward pass. None or 0 visits all keys.
+        certified: eps, by which old keys may be left out: a query visits its newest keys first, and stops where all
+            that are left weigh at most eps times the sum so far. The prior proves that before their content is seen.
+            Then `|out - exact| <= 2 eps max |v|` beside rounding, and the log precision is at most eps too small. With
+            the "cpu" backend the cost grows linearly with a long sequence; "reference" masks such keys and saves
+            nothing, and "triton" visits all. Gradients are those of what was computed; a NaN in a key that is left
+            out may be missing in them. It needs prior="riccati" and causal=True. None or 0 visits all keys.
         return_log_precision: also return `log s_i = log sum_j exp(beta_s L_ij)` (appendix E.2).
         backend: "auto", or the name of one: it runs or raises. "cpu" and "triton" are differentiated once, in reverse,
             by `torch.func` and `torch.vmap` too. Forward mode, where "auto" takes the reference, and second

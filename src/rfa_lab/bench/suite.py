@@ -74,7 +74,10 @@ def cases(
     every = [name for name in PRESETS if name not in {peer, *PLAIN_NAMES}]
     of_operator = what in ("operator", "decode")
     require(
-        of_operator or not (certified or trained), "--certified", what, "the operator or decode, also for --trained"
+        of_operator or not (certified or trained),
+        "--certified" if certified else "--trained",
+        what,
+        "the benchmark 'operator' or 'decode'",
     )
     require(not (trained and presets), "--presets", list(presets), "none beside --trained: the file names its preset")
     usual = CERTIFIED_PRESET if certified else PRESET
@@ -102,9 +105,7 @@ def cases(
             for each in layers:
                 layer = filter_layer(name, heads, channels, trained=each)
                 missing = certificate_missing(layer.options.prior, layer.causal) if certified else None
-                require(
-                    missing is None, "--certified", name, f"a preset with a bound, as x2-riccati-alibi; got {missing}"
-                )
+                require(missing is None, "--certified", name, "a preset with prior='riccati', as x2-riccati-alibi")
                 of_states = {"certified": certified, "trained": each}
                 found += _attention_cases(what, name, setting, lengths, batch, heads, channels, against, of_states)
         size: dict[str, Any] = {"hidden_size": heads * channels // 2, "num_attention_heads": heads}

@@ -126,7 +126,8 @@ def _caches(line: dict[str, Any]) -> Iterator[str]:
     """How large the caches of a line are."""
     if "cache_bytes" in line and line["peer"] == "sdpa":
         ours, theirs = (f"{line['cache_bytes'][name] / 1e6:,.1f} MB" for name in ("rfa", "peer"))
-        yield f"cache after {line['length']:,} tokens: {ours}; of sdpa {theirs}"
+        layer = f" of layer {line['trained']['layer']}" if "trained" in line else ""
+        yield f"cache{layer} after {line['length']:,} tokens: {ours}; of sdpa {theirs}"
 
 
 def _with_threads(threads: int, arguments: list[str]) -> int:

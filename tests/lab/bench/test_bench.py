@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from cover import slow, some
-from scripts import ROOT
+from scripts import ROOT, script
 from training.runs import messages
 
 from rfa.models import PRESETS, RFAForCausalLM
@@ -54,7 +54,7 @@ def test_certified(rfa, tmp_path):
     heads = ["--heads", "8", "--repeats", "1"]
     status, out, _ = rfa("bench", "decode", "--certified", "--trained", TRAINED, "--lengths", "30", *TINY, *heads)
     assert status == 0
-    assert "cache after 30 tokens: " in out
+    assert "cache of layer 3 after 30 tokens: " in out
     lines = read(tmp_path / "rfa-bench.jsonl")
     assert [(line["benchmark"], line["peer"]) for line in lines[:4]] == [
         ("operator", "sdpa"),
@@ -64,6 +64,11 @@ def test_certified(rfa, tmp_path):
     ]
     assert all(line["certified"] == 2**-24 and "bound" not in line for line in lines)
     assert [line["trained"]["layer"] for line in lines[4:]] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_the_page_has_the_numbers_of_the_results():
+    page = (ROOT / "docs" / "long-sequences.md").read_text(encoding="utf-8")
+    assert script("docs/long_sequences.py").written(page) == page
 
 
 def test_the_dynamics_are_those_of_the_result_file():

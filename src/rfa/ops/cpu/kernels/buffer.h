@@ -49,7 +49,8 @@ class Stock {
   size_t at_ = 0, used_ = 0;
 };
 
-// One for all sources: the linker keeps one copy of a constructor, which would take from the stock of its own source.
+// `inline` without `static`, so that all sources share one. The linker keeps one copy of Buffer's constructor: of several
+// stocks that copy would take from one, and its caller would clear another.
 inline Stock& stock() {
   static thread_local Stock of_this_thread;
   return of_this_thread;
