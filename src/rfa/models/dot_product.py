@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rfa.checks import require
 from rfa.nn import Attention, DotProductAttention, Yarn, alibi_slopes
-from rfa.nn.checks import check_channel_gates, check_turned_values
-from rfa.nn.dot_product_attention import UNBOUNDED, Gates
+from rfa.nn.checks import check_channel_gates, check_turned_values, unbounded_products
+from rfa.nn.dot_product_attention import Gates
 from rfa.nn.state_options import Clock
 
 from .attention import AttentionConfig, DecayRates, FrequencyBank, ascending_slopes
@@ -116,9 +116,8 @@ class DotProductAttentionConfig(AttentionConfig):
     def unbounded(self) -> str | None:
         """Why scores have no bound: normalised products with slopes or forget gates have one."""
         term = PRIORS.get(self.prior, LagTerm())
-        falls = term.gates in ("forget", "gain") or term.slopes is not None
-        turned = self.frequencies.kind not in ("as_released", "yarn")
-        return None if falls and turned and self.normalise_states and not self.taps else UNBOUNDED
+        kept = not self.taps and self.frequencies.kind not in ("as_released", "yarn")
+        return unbounded_products(term.gates, term.slopes is not None, normalised=self.normalise_states, kept=kept)
 
     @property
     def term(self) -> LagTerm:

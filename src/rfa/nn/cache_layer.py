@@ -1,6 +1,5 @@
 """The cache of one decoder layer: keys and values that were turned into the common frame when they entered."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from rfa.checks import installed, require
 from rfa.dynamics import rotation_of_heads
 from rfa.ops.backends import compiled_decoding
-from rfa.ops.certified import allowed, certified_tail, horizon_of, misses_dropped, tail_of_lags
+from rfa.ops.certified import allowed, certified_tail, horizon_of, misses_dropped
 from rfa.ops.positions import Positions
 from rfa.ops.prior import BITS, DecodingCache
 from rfa.ops.problem import Certified, Options
@@ -289,11 +288,16 @@ class FilterLayer(CacheLayerMixin):
             return None
         self.check_fit(key, value)
         keys, storages, kind = self._length + 1, self._reserve(key, value), (options.weight, options.rotate_values)
-        if options.certified and self.decoding.tail is None:
-            self.decoding.tail = certified_tail(tables, positions, allowed(options.certified, query.dtype))
+        self._make_tail(allowed(options.certified, query.dtype), positions)
         estimate = compiled.decode_token((query, key, value), turns, storages, keys, self.decoding, *kind)
         self._length = keys
         return estimate
+
+    def _make_tail(self, eps: float | None, positions: Positions) -> Tensor | None:
+        """What the tables of the prior say of old keys, once for the tables."""
+        if self.decoding.tail is None and self.decoding.tables is not None:
+            self.decoding.tail = certified_tail(self.decoding.tables, positions, eps)
+        return self.decoding.tail
 
     def _reserve(self, key: Tensor, value: Tensor) -> list[Tensor]:
         """The storages of keys, values and norms, with room for new ones behind those so far."""
@@ -349,11 +353,8 @@ class FilterLayer(CacheLayerMixin):
             eps: what keys that are left out may weigh.
             positions: of all tokens, those that were dropped included.
         """
-        tables, counts = self.decoding.tables, self.decoding.uncertified
-        if counts is None or tables is None:
-            return
-        tail = self.decoding.tail if eps is None else tail_of_lags(tables.tables[1]) - math.log2(eps)
-        if tail is not None:
+        tables, counts, tail = self.decoding.tables, self.decoding.uncertified, self._make_tail(eps, positions)
+        if counts is not None and tables is not None and tail is not None:
             missed = misses_dropped(tables, tail, log_precision * BITS, self._length)
             if positions.key_groups is not None:  # a group's keys stand together
                 own = 0 if positions.query_groups is None else positions.query_groups

@@ -25,6 +25,10 @@ _NEEDS: dict[tuple[str, str], dict[str, object]] = {
         "step": "learned",
     },
 }
+UNBOUNDED_PRODUCTS = (
+    "these dot products, expected None: only causal ones with slopes or forget gates, normalise_states=True and no "
+    "taps have a bound"
+)
 _MULTIPLIED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -82,6 +86,16 @@ def check_certified(certified: object, missing: str | None) -> None:
     """Raise `ValueError` for what is neither "auto", None nor an eps, and for an eps where a bound is missing."""
     if certified != "auto":
         problem.check_certified(certified, missing)
+
+
+def unbounded_products(gates: str | None, sloped: bool, *, normalised: bool, kept: bool) -> str | None:
+    """Why the scores of causal dot products have no bound that falls with time; None where they have one.
+
+    Slopes or gates of tokens make it fall. Queries and keys that are `normalised`, and whose lengths are `kept` by
+    what follows, bound it: neither taps, nor YaRN, nor the released map.
+    """
+    falls = sloped if gates is None else gates != "channel"
+    return None if falls and normalised and kept else UNBOUNDED_PRODUCTS
 
 
 def check_backend(name: str) -> None:

@@ -17,7 +17,15 @@ from rfa.ops.transforms import readable, scaled_dot_product_attention
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
-from .checks import check_channel_gates, check_choice, check_frequencies, check_rates, check_turned_values
+from .checks import (
+    UNBOUNDED_PRODUCTS,
+    check_channel_gates,
+    check_choice,
+    check_frequencies,
+    check_rates,
+    check_turned_values,
+    unbounded_products,
+)
 from .dynamics import FullPrecision, HeadDynamics, PositiveParameters
 from .projections import split_heads
 from .state_options import TokenLogits
@@ -177,10 +185,6 @@ class Yarn(NamedTuple):
 RotaryMap = Literal["complex", "as_released"]
 Gates = Literal["forget", "gain", "channel"]
 LogGates = Float[Tensor, "batch heads keys *channels"]
-UNBOUNDED = (
-    "these dot products, expected None: only causal ones with slopes or forget gates, normalise_states=True and no "
-    "taps have a bound"
-)
 GATE_DEVIATION = 0.02  # of the gates' initial weights, whose bias starts at 0 in forget gates (Lin et al. 2025)
 
 
@@ -270,9 +274,10 @@ class DotProductAttention(Attention):
         lone = window is None or (decay is None and not rotate_values)
         require(lone, "window", window, "no decay and rotate_values=False with it")
         self.window, self.yarn, self.learn_slopes = window, yarn, learn_slopes
-        falls = self.causal and yarn is None and gates != "channel" and (gates is not None or slopes is not None)
-        bounded = falls and self.state_scale is not None and self.taps is None and rotary_map == "complex"
-        self.settle_certified(None if bounded else UNBOUNDED)
+        kept = self.taps is None and yarn is None and rotary_map == "complex"
+        normalised, sloped = self.state_scale is not None, slopes is not None
+        missing = unbounded_products(gates, sloped, normalised=normalised, kept=kept)
+        self.settle_certified(missing if self.causal else UNBOUNDED_PRODUCTS)
         turned = frequency is not None and rotary_map == "complex" and yarn is None
         require(turned or not learn_frequency, "learn_frequency", True, "frequencies, rotary_map='complex', no yarn")
         fixed_slopes = None if learn_slopes or gates else slopes

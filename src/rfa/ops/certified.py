@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rfa.checks import exported
 
-from .cumulative import linear_scan
+from .cumulative import linear_scan, take
 from .positions import Positions, by_group
 from .prior import BITS, LagTables, SeparablePath
 from .problem import Certified
@@ -43,16 +43,14 @@ def tail_of_keys(rising: Tensor, key_bias: Tensor, positions: Positions) -> Tens
     groups, restore = positions.key_groups, None
     if groups is not None:
         order, restore, follows = positions.once("keys", lambda: by_group(groups))
-        batch = max(order.shape[0], rising.shape[0])
-        index = order[:, None].expand(batch, *rising.shape[1:])
-        rising, mass = (x.expand(index.shape).gather(-1, index) for x in (rising, mass))
+        rising, mass = take(rising, order), take(mass, order)
     remaining = torch.exp2(rising[..., :-1] - rising[..., 1:])
     remaining = torch.cat([torch.zeros_like(mass[..., :1]), remaining], dim=-1)
     if groups is not None:
         remaining = remaining.masked_fill(~follows[:, None], 0.0)
     tail = torch.log2(linear_scan(remaining, mass))
     if restore is not None:
-        tail = tail.gather(-1, restore[:, None].expand_as(tail))
+        tail = take(tail, restore)
     return (tail + highest).to(torch.float32)
 
 

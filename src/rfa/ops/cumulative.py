@@ -136,11 +136,11 @@ class _Tokens(NamedTuple):
 
     def sorted(self, x: Tensor) -> Tensor:
         """`x` `(b, ..., length)` of the sequence, group after group."""
-        return x if self.order is None else _take(x, self.order)
+        return x if self.order is None else take(x, self.order)
 
     def restored(self, x: Tensor) -> Tensor:
         """`x` `(b, ..., length)` in the order of the sequence."""
-        return x if self.restore is None else _take(x, self.restore)
+        return x if self.restore is None else take(x, self.restore)
 
     def placed(self, sums: tuple[Tensor, Tensor], queries: int) -> tuple[Tensor, Tensor]:
         """Sums at all keys and at the last tokens, the queries, in the order of the sequence; one tensor if alike."""
@@ -166,7 +166,7 @@ class _Tokens(NamedTuple):
         if self.order is None:
             return total
         start = torch.where(self.first, torch.arange(self.first.shape[-1], device=step.device), 0).cummax(-1).values
-        return total - _take(total, start)
+        return total - take(total, start)
 
     def growth(self, remaining: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
         """`u_{l+1} = remaining_l u_l + added_l` at the tokens as keys and as queries, as `sums`."""
@@ -214,8 +214,8 @@ def _beside(x: Tensor, tokens: Tensor) -> Tensor:
     return tokens[(slice(None), *(None,) * (x.dim() - 2))]
 
 
-def _take(x: Tensor, order: Tensor) -> Tensor:
-    """`x` `(batch, ..., length)` in the order `(batch, length)`."""
+def take(x: Tensor, order: Tensor) -> Tensor:
+    """`x` `(b, ..., length)` in the order `(b, length)`; a batch of one serves all samples."""
     return torch.take_along_dim(x, _beside(x, order), dim=-1)
 
 

@@ -13,6 +13,7 @@ from rfa.dynamics import decay_kernel, rotation_of_heads, time_dtype
 
 from .backends import attend, backend_for
 from .certified import allowed, certified_tail
+from .cumulative import take
 from .dense import DenseRows, FiniteStates, dropped, fill_rows, into_frame, masked_softmax, row_blocks, turned
 from .kernel import kernel_inputs
 from .positions import Positions, by_group, token_groups
@@ -134,8 +135,7 @@ def forgotten(log_gate: Tensor, positions: Positions) -> Tensor:
     if positions.query_groups is None:
         return -log_gate.cumsum(-1)
     order, restore, _ = positions.once("tokens", lambda: by_group(token_groups(positions)))
-    order, restore = (index[:, None].expand(log_gate.shape) for index in (order, restore))
-    return -log_gate.gather(-1, order).cumsum(-1).gather(-1, restore)
+    return -take(take(log_gate, order).cumsum(-1), restore)
 
 
 def _prior(query: Tensor, fading: _Fading, positions: Positions) -> LagTables | SeparablePath:

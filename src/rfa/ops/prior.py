@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rfa.dynamics import accumulated_variance, decay_kernel, riccati_log_gain, time_dtype
 
-from .cumulative import cumulative_at_queries
+from .cumulative import cumulative_at_queries, take
 from .dense import least_effective_variance
 from .positions import Positions, by_group
 from .problem import Options, Parameters, Problem, RiccatiWeights
@@ -260,7 +260,7 @@ def key_intervals(positions: Positions) -> KeyIntervals:
         follows[..., :1] = False
     else:
         order, restore, follows = positions.once("keys", lambda: by_group(groups))
-        times = times.expand(order.shape[0], -1, -1).gather(-1, order[:, None].expand(-1, times.shape[1], -1))
+        times = take(times, order)
         follows = follows[:, None]
     leads = F.pad(follows[..., 1:], (0, 1))
     step = times.diff(dim=-1)
@@ -294,6 +294,5 @@ def riccati_weights(
     log_gain, step_down = steady_gains(parameters, intervals, dtype, smallest)
     cumulative = step_down.cumsum(-1, dtype=time_dtype(step_down.device))
     if intervals.restore is not None:
-        index = intervals.restore[:, None, :].expand_as(cumulative)
-        log_gain, cumulative = log_gain.gather(-1, index), cumulative.gather(-1, index)
+        log_gain, cumulative = take(log_gain, intervals.restore), take(cumulative, intervals.restore)
     return RiccatiWeights(log_gain, cumulative, cumulative_at_queries(cumulative, positions))

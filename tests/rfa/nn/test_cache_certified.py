@@ -11,7 +11,7 @@ from cover import cover
 from rfa.nn import ContentFilterAttention, DotProductAttention, FilterCache, RobustFilterAttention
 from rfa.ops import robust_filter_attention
 
-from .layers import read
+from .layers import ROWS, read
 
 EPS, HEADS, SIZE, LENGTH = 1e-3, 2, 32, 240
 SLOPES = torch.tensor([0.4, 1.5])  # nats a token: a horizon of 24 tokens
@@ -103,15 +103,6 @@ def test_gradients_reach_every_key():
         (slope,) = torch.autograd.grad(found[:, 100].sum(), x)
     assert cache.layers[0].dropped == 0
     assert slope[:, 95].any()
-
-
-ROWS = {
-    "reorder": (lambda cache: cache.reorder_cache(torch.tensor([1, 1])), [1, 1]),
-    "grow": (lambda cache: cache.reorder_cache(torch.tensor([1, 0, 0])), [1, 0, 0]),
-    "repeat": (lambda cache: cache.batch_repeat_interleave(3), [0, 0, 0, 1, 1, 1]),
-    "indices": (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
-    "mask": (lambda cache: cache.batch_select_indices(torch.tensor([False, True])), [1]),
-}
 
 
 @cover(how=ROWS, chunks=[(1,) * 50, (7, 43)])

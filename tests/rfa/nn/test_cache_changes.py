@@ -9,7 +9,7 @@ from cover import cover
 from rfa.nn import FilterCache
 
 from .by_hand import EXACT, SINGLE, hidden, perturb
-from .layers import IRREGULAR, SITUATIONS, build, read
+from .layers import IRREGULAR, ROWS, SITUATIONS, build, read
 
 
 @cover(1, removed=[1, 3, 8], given=[{}, {"times": IRREGULAR}], name=["defaults", "riccati", "RoPER with decay"])
@@ -77,15 +77,6 @@ def test_an_empty_cache_may_meet_other_parameters(name, empty):
         (again, _), (fresh, _) = read(layer, x, (1,) * 9, cache), read(layer, x, (1,) * 9)
         torch.testing.assert_close(again, fresh, rtol=SINGLE, atol=1e-6)
         torch.testing.assert_close(again, layer(x), rtol=SINGLE, atol=1e-5)
-
-
-ROWS = {
-    "reorder": (lambda cache: cache.reorder_cache(torch.tensor([1, 1])), [1, 1]),
-    "grow": (lambda cache: cache.reorder_cache(torch.tensor([1, 0, 0])), [1, 0, 0]),
-    "repeat": (lambda cache: cache.batch_repeat_interleave(3), [0, 0, 0, 1, 1, 1]),
-    "indices": (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
-    "mask": (lambda cache: cache.batch_select_indices(torch.tensor([False, True])), [1]),
-}
 
 
 @cover(1, given=["default times", "irregular", "each row its own", "padding with times"], how=ROWS)
