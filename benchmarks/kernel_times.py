@@ -24,8 +24,8 @@ from torch.profiler import ProfilerActivity, profile, supported_activities
 
 from rfa.environment import environment
 from rfa.files import write_text_whole
-from rfa.ops.triton import backward, incoming, operator, query_gradients
-from rfa.ops.triton.arguments import Blocks
+from rfa.ops.old_triton import backward, incoming, operator, query_gradients
+from rfa.ops.old_triton.arguments import Blocks
 from rfa_lab.bench.measurement import DTYPES, Setting, StateShape
 from rfa_lab.bench.operator import OperatorProblem
 from rfa_lab.bench.suite import processor

@@ -88,6 +88,7 @@ class Backend(NamedTuple):
         devices: device types, None for any.
         dtypes: None for any floating-point dtype.
         channels: head sizes 2 d, None for any.
+        whole: loads `serves` and `filter_attention`, which take a problem as it is; None where there is none.
     """
 
     kernel: Callable[[], Kernel] | None
@@ -95,6 +96,7 @@ class Backend(NamedTuple):
     devices: tuple[str, ...] | None = None
     dtypes: tuple[torch.dtype, ...] | None = None
     channels: tuple[int, ...] | None = None
+    whole: Callable[[], ModuleType] | None = None
 
     def run(
         self,
@@ -107,8 +109,14 @@ class Backend(NamedTuple):
         """The filtered values and, if asked for, the log precision."""
         if self.kernel is None:
             return reference.filter_attention(query, key, value, problem)
-        kernel = self.kernel()
         parameters, positions, options, _ = problem
+        if self.whole is not None and cache is None and not transformed() and (module := self.whole()).serves(problem):
+            estimate, log_sum = module.filter_attention(query, key, value, problem)
+            if parameters.horizon is not None and options.rotate_values and not options.in_frame:
+                angle = parameters.frequency * parameters.horizon[:, None]
+                estimate = rotated(estimate, angle, torch.ones(query.shape[2], device=query.device)).to(query.dtype)
+            return estimate, log_sum * math.log(2) if options.log_precision else None
+        kernel = self.kernel()
         casts = torch.is_autocast_enabled(query.device.type)  # the context costs a decoding step more than the question
         with without_autocast(query) if casts else nullcontext():
             prior = kernel_prior(problem, cache, kernel.tables_of)
@@ -152,10 +160,17 @@ def _cpu_kernel() -> Kernel:
 
 
 def _triton_kernel() -> Kernel:
-    from .triton.lag_tables import lag_tables
-    from .triton.operator import fused_attention
+    from .old_triton.lag_tables import lag_tables
+    from .old_triton.operator import fused_attention
 
     return Kernel(fused_attention, tables_of=lag_tables)
+
+
+@functools.cache
+def _triton_whole() -> ModuleType:
+    from .triton import operator
+
+    return operator
 
 
 def _cpu_missing() -> str | None:
@@ -183,7 +198,7 @@ def _triton_missing() -> str | None:
 
 
 BACKENDS = {  # the preferred one first
-    "triton": Backend(_triton_kernel, _triton_missing, ("cuda",), HALF_AND_SINGLE, TRITON_CHANNELS),
+    "triton": Backend(_triton_kernel, _triton_missing, ("cuda",), HALF_AND_SINGLE, TRITON_CHANNELS, _triton_whole),
     "cpu": Backend(_cpu_kernel, _cpu_missing, ("cpu",), HALF_AND_SINGLE),
     "reference": Backend(None, lambda: None),
 }

@@ -34,7 +34,7 @@ def test_clocked_layers_are_the_reference(name):
 
 def test_folded_tiles_at_the_times_of_each_head(monkeypatch):
     """Each sequence and head has times of its own. A clock that learns turns its states in float32, without folds."""
-    from rfa.ops.triton import folds
+    from rfa.ops.old_triton import folds
 
     dtype = torch.bfloat16
     fused, exact = layer_of("lyapunov", dtype, backend="triton").to(DEVICE), layer_of("lyapunov", backend="reference")

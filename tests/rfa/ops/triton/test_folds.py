@@ -1,4 +1,4 @@
-"""Tiles on folds (`rfa.ops.triton.folds`), at uniform times and others, against the float64 reference."""
+"""Tiles on folds (`rfa.ops.old_triton.folds`), at uniform times and others, against the float64 reference."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def folded(monkeypatch):
     At uniform times the shortest folding lag of each head, `(batch, heads)`; at others how many blocks of keys fold for
     each block of queries, `(batch, heads, blocks)`.
     """
-    from rfa.ops.triton import backward, folds, operator
+    from rfa.ops.old_triton import backward, folds, operator
 
     seen, made = [], folds.frame_and_folds
 
@@ -47,7 +47,7 @@ def all_fold(folded, irregular):
 
 
 def pair_by_pair(monkeypatch):
-    from rfa.ops.triton import folds
+    from rfa.ops.old_triton import folds
 
     monkeypatch.setattr(folds, "may_fold", lambda _: False)
 
@@ -124,7 +124,7 @@ def test_values_of_another_size(folded, monkeypatch, channels):
 @cover(1, irregular=TIMES, dtype=TYPES)
 def test_heads_of_both_kinds(folded, monkeypatch, irregular, dtype):
     """A large c, large states and, at given times, no noise go pair by pair; a fast decay folds where E is nothing."""
-    from rfa.ops.triton.table_folds import NEVER
+    from rfa.ops.old_triton.table_folds import NEVER
 
     inputs, given = folding(28, irregular, heads=4)
     inputs["robustness"][1] = 60.0
@@ -200,7 +200,7 @@ def gradients(inputs, log_precision_only=False, **options):
 
 @cover(1, irregular=TIMES, prior=["lyapunov", "riccati"])
 def test_gradients_are_repeatable_and_do_not_depend_on_the_memory(folded, monkeypatch, irregular, prior):
-    from rfa.ops.triton import query_gradients
+    from rfa.ops.old_triton import query_gradients
 
     inputs, given = folding(8, irregular)
     given["prior"] = prior
@@ -255,7 +255,7 @@ def test_gradients_of_every_size_in_float16(monkeypatch, irregular, scale):
 
 def test_expansion_of_a_smooth_function():
     """The functions of a block reproduce `log2(65 + n)` to 2^-12 of a bit, in float16."""
-    from rfa.ops.triton.fold_constants import FOLD, _functions
+    from rfa.ops.old_triton.fold_constants import FOLD, _functions
 
     functions, fit, _ = _functions()
     change = torch.log2(65.0 + torch.arange(FOLD, dtype=torch.float64)) - torch.log2(torch.tensor(65.0).double())

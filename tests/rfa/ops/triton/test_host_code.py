@@ -11,8 +11,8 @@ from rfa.ops.positions import Positions
 from rfa.ops.prior import kernel_prior
 from rfa.ops.problem import Options, Parameters, Problem
 from rfa.ops.transforms import BODIES
-from rfa.ops.triton.kernels import forward
-from rfa.ops.triton.lag_tables import lag_tables
+from rfa.ops.old_triton.kernels import forward
+from rfa.ops.old_triton.lag_tables import lag_tables
 
 from ..problems import PARAMETERS, problem
 from .fused_problems import needs_triton

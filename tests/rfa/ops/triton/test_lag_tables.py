@@ -6,7 +6,7 @@ from cover import cover
 
 from rfa.ops.prior import lag_tables
 from rfa.ops.problem import Options, Parameters
-from rfa.ops.triton.lag_tables import lag_tables as by_kernel
+from rfa.ops.old_triton.lag_tables import lag_tables as by_kernel
 
 from .fused_problems import DEVICE, needs_triton
 

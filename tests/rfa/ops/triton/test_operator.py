@@ -6,11 +6,11 @@ import pytest
 import torch
 from cover import slow
 
-import rfa.ops.triton
+import rfa.ops.old_triton
 from rfa.ops.kernel import kernel_inputs, rotation_tables
 from rfa.ops.prior import kernel_prior
 from rfa.ops.problem import Options, Parameters, Problem
-from rfa.ops.triton import fused_attention
+from rfa.ops.old_triton import fused_attention
 
 from ..problems import PARAMETERS, irregular_times, located, problem
 from .fused_problems import DEVICE, needs_triton, rounded, triton_attention
@@ -93,7 +93,7 @@ def test_errors_name_the_argument():
 
 def test_only_kernels_import_triton():
     """`import rfa` is watched by `test_architecture`; this folder's host code must be as light."""
-    folder = Path(rfa.ops.triton.__file__).parent
+    folder = Path(rfa.ops.old_triton.__file__).parent
     lines = [line for file in folder.glob("*.py") for line in file.read_text("utf-8").splitlines()]
     assert not [line for line in lines if line.strip().startswith(("import triton", "from triton"))]
     assert not [line for line in lines if line.startswith("from .kernels")]

@@ -7,7 +7,7 @@ from cover import cover, some
 from rfa.ops.kernel import kernel_inputs
 from rfa.ops.positions import Positions
 from rfa.ops.prior import UNIT, LagTables
-from rfa.ops.triton import fused_attention
+from rfa.ops.old_triton import fused_attention
 
 from ..problems import irregular_times, problem
 from .fused_problems import DEVICE, errors, needs_triton, one_head, rounded, triton_attention
