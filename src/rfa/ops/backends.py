@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,6 +79,9 @@ def _slope(states: Tensor, gradient: Tensor) -> Tensor:
     return slope if all_finite(states) else slope.masked_fill(finite(states)[1][..., None], 0.0)
 
 
+Lags = Literal["uniform", "given"]
+
+
 class Backend(NamedTuple):
     """An implementation of the operator.
 
@@ -119,7 +122,7 @@ class Backend(NamedTuple):
         kernel = self.kernel()
         casts = torch.is_autocast_enabled(query.device.type)  # the context costs a decoding step more than the question
         with without_autocast(query) if casts else nullcontext():
-            prior = kernel_prior(problem, cache, kernel.tables_of)
+            prior = kernel_prior(problem, cache, kernel.tables)
             key_norm = None if cache is None else cache.key_norm
             bounded = options.certified is not None and certificate_missing(options.prior, options.causal) is None
             eps = allowed(options.certified, query.dtype) if bounded else None
@@ -160,10 +163,9 @@ def _cpu_kernel() -> Kernel:
 
 
 def _triton_kernel() -> Kernel:
-    from .old_triton.lag_tables import lag_tables
-    from .old_triton.operator import fused_attention
+    from .triton.pairs_operator import fused_attention
 
-    return Kernel(fused_attention, tables_of=lag_tables)
+    return Kernel(fused_attention, tables=False)
 
 
 @functools.cache
@@ -256,22 +258,26 @@ def choose_backend(
     return "reference"
 
 
-def backend_for(name: str, query: Tensor, value: Tensor, separable: bool = True, dropout: bool = False) -> Backend:
+def backend_for(
+    name: str, query: Tensor, value: Tensor, lags: Lags | None = None, dropout: bool = False
+) -> Backend:
     """The backend that serves these states; raises as `choose_backend`.
 
-    Only the reference serves a prior that is not `separable`, that of time-dependent noise on irregular times,
-    `dropout`, and forward-mode differentiation. It runs wherever weights are recorded, whatever the name.
+    Only the reference serves `dropout` and forward-mode differentiation. It runs wherever weights are recorded,
+    whatever the name. `lags` are those of a prior that no path of times adds up to, that of time-dependent noise: with
+    "uniform" ones a kernel that reads tables serves it, with "given" ones only the reference.
     """
     if recording():  # a fused kernel has no weights
         return BACKENDS["reference"]
     if dropout and name in ("auto", "reference"):  # layers refuse other names when they are built
         return BACKENDS["reference"]
     chosen = choose_backend(name, query.device, query.dtype, (query.shape[-1], value.shape[-1]))
-    if not separable and chosen != "reference":
+    kernel = BACKENDS[chosen].kernel
+    if lags is not None and kernel is not None and not (lags == "uniform" and kernel().tables):
         if name != "auto":
             raise ValueError(
-                f"backend: got {name!r} with time-dependent noise on given times, expected 'auto' or 'reference': "
-                "its variance is a function of the lag that no path of times adds up to"
+                f"backend: got {name!r} with time-dependent noise, expected 'auto', 'reference' or, at times 0, 1, 2, "
+                "..., 'cpu': its variance is a function of the lag that no path of times adds up to"
             )
         chosen = "reference"
     if forward_mode() and chosen != "reference":

@@ -60,7 +60,7 @@ def decayed_dot_product_attention(
         gains: the gates are `f = 1 - K` of Kalman gains, and `G_ij` holds `log K_j` too: the weight that a Kalman
             filter gives to a past observation where its gains depend on the content.
         logarithmic: r1 and r2 > 0 of a bias `-r1 log(1 + r2 tau)`; None for none. It is no difference of two numbers of
-            query and key, so that fused backends have it at times 0, 1, 2, ... only, from tables.
+            query and key, so that "cpu" alone has it, at times 0, 1, 2, ..., from tables.
         rotate_values: values are turned too, and the estimate back (RoPER).
         sink: a key of score 0 and value 0 takes part too: the denominator of the softmax is 1 more.
         causal: key j takes part in query i when `t_j <= t_i`; always so with gates.
@@ -77,8 +77,9 @@ def decayed_dot_product_attention(
         RuntimeError: where it is "cpu" and cannot be compiled.
     """
     kernel = backend_for(backend, query, value, dropout=dropout > 0).kernel
-    if logarithmic is not None and (log_gate is not None or not positions.uniform):
-        dense = "'auto' or 'reference' with a logarithmic bias beside gates or at other times than 0, 1, 2, ..."
+    tables = kernel is None or kernel().tables
+    if logarithmic is not None and (log_gate is not None or not positions.uniform or not tables):
+        dense = "'auto', 'reference' or, without gates and at times 0, 1, 2, ..., 'cpu' with a logarithmic bias"
         require(backend in ("auto", "reference"), "backend", backend, dense)
         kernel = None
     with without_autocast(query):
@@ -94,7 +95,7 @@ def decayed_dot_product_attention(
             if frequency is not None and rotate_values:
                 estimate = turned(estimate, of_queries)
         else:
-            prior, decode = _prior(query, fading, positions), frequency is None and not torch.is_grad_enabled()
+            prior, decode = _prior(query, fading, positions, tables), frequency is None and not torch.is_grad_enabled()
             eps = None if largest is None else allowed(certified, query.dtype)
             tail = certified_tail(prior, positions, eps, largest=largest) if kernel().leaves_out else None
             options: dict[str, Any] = {"causal": causal, "rotate_values": rotate_values, "decode": decode, "tail": tail}
@@ -138,7 +139,7 @@ def forgotten(log_gate: Tensor, positions: Positions) -> Tensor:
     return -take(take(log_gate, order).cumsum(-1), restore)
 
 
-def _prior(query: Tensor, fading: _Fading, positions: Positions) -> LagTables | SeparablePath:
+def _prior(query: Tensor, fading: _Fading, positions: Positions, tables: bool) -> LagTables | SeparablePath:
     """`E = exp(-mu tau)` and the bias, as tables over the lag or as a path whose third row is the bias."""
     heads, device = query.shape[1], query.device
     dtype = positions.key_times.dtype
@@ -147,14 +148,14 @@ def _prior(query: Tensor, fading: _Fading, positions: Positions) -> LagTables | 
     slope = BITS * (none if fading.slopes is None else fading.slopes.to(dtype))
     coefficient = torch.full((heads,), BITS / math.sqrt(query.shape[-1]), device=device)
     bound = torch.zeros(heads, device=device)
-    if positions.uniform and fading.gates is None:
+    if tables and positions.uniform and fading.gates is None:
         lag = torch.arange(positions.key_times.shape[-1], dtype=dtype, device=device).expand(heads, -1)
         bias = -slope[:, None] * lag
         if fading.logarithmic is not None:
             exponent, rate = (x.to(dtype)[:, None] for x in fading.logarithmic)
             bias = bias - BITS * exponent * torch.log1p(rate * lag)
-        tables = torch.stack([decay_kernel(decay[:, None], lag), bias, torch.zeros_like(lag)])
-        return LagTables(tables.to(torch.float32), coefficient, bound)
+        of_lags = torch.stack([decay_kernel(decay[:, None], lag), bias, torch.zeros_like(lag)])
+        return LagTables(of_lags.to(torch.float32), coefficient, bound)
     zeros = torch.zeros_like(coefficient)
     scalars = torch.stack([coefficient, zeros, zeros, zeros + 1, zeros, zeros])
     times = positions.times_of_heads()

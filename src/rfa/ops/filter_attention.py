@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rfa.dynamics import TimeDependentNoise
 
-from .backends import backend_for
+from .backends import Lags, backend_for
 from .positions import checked_positions
 from .prior import DecodingCache
 from .problem import Options, Parameters, Prior, Problem, Weight, validate
@@ -151,7 +151,9 @@ def located_filter_attention(
     Returns:
         The estimate, and the log precision if `options` ask for it.
     """
-    separable = problem.parameters.noise is None or problem.positions.uniform
-    run = backend_for(backend, query, value, separable, problem.options.dropout > 0).run
+    lags: Lags | None = None
+    if problem.parameters.noise is not None:
+        lags = "uniform" if problem.positions.uniform else "given"
+    run = backend_for(backend, query, value, lags, problem.options.dropout > 0).run
     estimate, log_precision = run(query, key, value, problem, cache)
     return estimate if log_precision is None else (estimate, log_precision)

@@ -5,7 +5,6 @@ the weight w of the squared residual. Both types give them, and both carry gradi
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,9 +37,6 @@ class LagTables(NamedTuple):
     tables: Tensor
     coefficient: Tensor
     bound: Tensor
-
-
-TablesOf = Callable[[Parameters, Options, int], LagTables]
 
 
 class SeparablePath(NamedTuple):
@@ -98,23 +94,21 @@ class DecodingCache:
 
 
 def kernel_prior(
-    problem: Problem, cache: DecodingCache | None = None, tables_of: TablesOf | None = None
+    problem: Problem, cache: DecodingCache | None = None, tables: bool = True
 ) -> LagTables | SeparablePath:
-    """The prior in the form that suits the times.
+    """The prior in the form that suits the times; without `tables` always a path.
 
     Where there is a cache, its tables are made for twice the lags, so that they serve all the tokens in between.
-    `tables_of` makes the tables in place of `lag_tables`.
     """
-    tables_of = tables_of or lag_tables
     parameters, positions, options, _ = problem
     keys = positions.key_times.shape[-1]
     if not positions.uniform or (options.prior == "riccati" and not _gains_of_lags(positions, options, cache)):
         return separable_path(problem)
     if cache is None or torch.is_grad_enabled() or transformed() or keys < 2:  # the gain of a single key differs
-        return tables_of(parameters, options, keys)
-    if cache.tables is None or cache.tables.tables.shape[-1] < keys:
-        cache.tables, cache.mirrored, cache.tail = tables_of(parameters, options, 2 * keys), None, None
-    return cache.tables
+        return lag_tables(parameters, options, keys) if tables else separable_path(problem)
+    if cache.tables is None or cache.tables.tables.shape[-1] < keys:  # they prove what a cache may drop, too
+        cache.tables, cache.mirrored, cache.tail = lag_tables(parameters, options, 2 * keys), None, None
+    return cache.tables if tables else separable_path(problem)
 
 
 def _gains_of_lags(positions: Positions, options: Options, cache: DecodingCache | None) -> bool:

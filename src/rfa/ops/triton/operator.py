@@ -287,7 +287,8 @@ def filter_backward(
                 grad_out, out, low, log_sum, grad_log_sum, call.query_cos, call.query_sin, turned, delta, total,
                 largest, *grad_out.stride(), heads, queries, rows, rows // 64, *plan.query_phase,
             ),
-            WIDTH=plan.width, ROWS=64, TURN=plan.turns["TURN_VALUES"], LOG_SUM=grad_log_sum is not None, num_warps=4,
+            WIDTH=plan.width, ROWS=64, TURN=plan.turns["TURN_VALUES"], LOG_SUM=grad_log_sum is not None, LOW=True,
+            num_warps=4,
         )  # fmt: skip
         waves, rates, fit, lags, functions, polynomials = _waves(plan) if prior else [None] * 6
         key_sums = new(*shape, key_blocks, 2) if prior else None

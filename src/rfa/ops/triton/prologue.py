@@ -228,7 +228,7 @@ def delta_kernel(
     turned, delta, total, largest,
     stride_batch, stride_head, stride_row, stride_channel,
     heads, queries, row_length, blocks, phase_batch, phase_head,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, TURN: tl.constexpr, LOG_SUM: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, TURN: tl.constexpr, LOG_SUM: tl.constexpr, LOW: tl.constexpr,
 ):  # fmt: skip
     """`<dout_i, out_i>` less what comes through the log sum, and dout in the common frame."""
     block = tl.program_id(0) % blocks
@@ -245,9 +245,11 @@ def delta_kernel(
     index = at_row[:, None] * WIDTH + mode[None, :]
     real = tl.load(at_gradient, mask=mask, other=0.0).to(tl.float32)
     imaginary = tl.load(at_gradient + half * stride_channel, mask=mask, other=0.0).to(tl.float32)
-    first = tl.load(out + index, mask=mask, other=0.0).to(tl.float32) + tl.load(low + index, mask=mask, other=0.0)
+    first = tl.load(out + index, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(out + index + half, mask=mask, other=0.0).to(tl.float32)
-    second += tl.load(low + index + half, mask=mask, other=0.0)
+    if LOW:
+        first += tl.load(low + index, mask=mask, other=0.0)
+        second += tl.load(low + index + half, mask=mask, other=0.0)
     if TURN:
         phase = batch * phase_batch + head * phase_head + rows[:, None] * half + mode[None, :]
         c = tl.load(cos + phase, mask=mask, other=0.0)

@@ -1,0 +1,337 @@
+"""The kernels for any times: every number of a pair is formed from numbers of its key and of its query.
+
+They serve what the lean kernels do not: times that are not uniform, content, dot products, exponential weights, both
+directions, and gradients of the dynamics. With M, u, C of `rfa.ops.prior.SeparablePath`, for a query i and a key j, of
+which l is the later and e the earlier,
+
+    E     = exp(-|M_i - M_j|),    Sigma = (u_l - u_e) + u_e (1 - E^2) + eta^2 E^2 + sigma_0^2
+    S     = Sigma + gamma^2, or 1 without the gate
+    G     = S + W r,              r = |q|^2 + E (E |k|^2 - 2 q.k)
+    z     = b - c log2(G / S)     student_t       z = b - c W r / S    exponential       z = b + c q.k    dot_product
+    b     = -B log2 Sigma,        or key_bias_j - |C_i - C_j|
+
+M, u and C come in float64 and are split into two float32, so that a difference keeps the digits of a short lag.
+"""
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from .backward import turn_and_store
+from .prologue import store_block, turned_block
+from .tiles import BITS, COUNTS, LN2, NONE, log2
+
+LEAST = tl.constexpr(1.1754943508222875e-38)  # of a variance: the smallest normal float32
+LEAST_OF_EXPONENTIAL = tl.constexpr(1.9673781396807392e-24)  # as `least_effective_variance`
+SCALARS = tl.constexpr(8)  # c, W, eta^2, sigma_0^2, gamma^2, B, and two of no meaning
+
+
+@triton.jit
+@no_type_check
+def product(a, b, FAST: tl.constexpr):
+    """A matrix product in float32: half precisions on tensor cores, mixed ones in TF32, else exact.
+
+    Triton's interpreter multiplies bfloat16 wrongly.
+    """
+    if not FAST:
+        return tl.dot(a.to(tl.float64), b.to(tl.float64), out_dtype=tl.float64).to(tl.float32)
+    elif a.dtype == b.dtype:
+        return tl.dot(a, b, input_precision="ieee")
+    else:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="tf32")
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def pairs_states_kernel(
+    query, key, value, key_groups, key_cos, key_sin, query_cos, query_sin, query_out, query_norms, key_out, value_out,
+    key_norms, q_batch, q_head, q_row, q_channel, k_batch, k_head, k_row, k_channel, v_batch, v_head, v_row, v_channel,
+    kp_batch, kp_head, qp_batch, qp_head, heads, queries, keys, row_length, key_length, query_programs, key_programs,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr, TURN: tl.constexpr, TURN_VALUES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """States in the common frame, zeros where one is not finite or absent, and the squared norms of queries and keys.
+
+    Norms come twice. In the second one NaN marks a state that is not finite.
+    """
+    program = tl.program_id(0) % (query_programs + key_programs)
+    pair = (tl.program_id(0) // (query_programs + key_programs)).to(tl.int64)
+    batch, head = pair // heads, pair % heads
+    pairs = (tl.num_programs(0) // (query_programs + key_programs)).to(tl.int64)
+    if program < query_programs:
+        token = program * BLOCK + tl.arange(0, BLOCK)
+        at = batch * q_batch + head * q_head + token.to(tl.int64) * q_row
+        real, imaginary, known = turned_block(
+            query, at, token, token < queries, batch * qp_batch + head * qp_head, query_cos, query_sin, q_channel,
+            HALF=CHANNELS // 2, TURN=TURN,
+        )  # fmt: skip
+        place = pair * row_length + token
+        norm = store_block(real, imaginary, query_out, place, HALF=CHANNELS // 2)
+        tl.store(query_norms + place, norm)
+        tl.store(query_norms + pairs * row_length + place, tl.where(known, norm, float("nan")))
+    else:
+        token = (program - query_programs) * BLOCK + tl.arange(0, BLOCK)
+        present, phase, place = token < keys, batch * kp_batch + head * kp_head, pair * key_length + token
+        if GROUPS:
+            present &= tl.load(key_groups + batch * keys + token, mask=present, other=-1) >= 0
+        at = batch * k_batch + head * k_head + token.to(tl.int64) * k_row
+        real, imaginary, known = turned_block(
+            key, at, token, present, phase, key_cos, key_sin, k_channel, HALF=CHANNELS // 2, TURN=TURN,
+        )  # fmt: skip
+        norm = store_block(real, imaginary, key_out, place, HALF=CHANNELS // 2)
+        at = batch * v_batch + head * v_head + token.to(tl.int64) * v_row
+        real, imaginary, known_value = turned_block(
+            value, at, token, present, phase, key_cos, key_sin, v_channel, HALF=WIDTH // 2, TURN=TURN_VALUES,
+        )  # fmt: skip
+        store_block(real, imaginary, value_out, place, HALF=WIDTH // 2)
+        tl.store(key_norms + place, norm)
+        tl.store(key_norms + pairs * key_length + place, tl.where(known & known_value, norm, float("nan")))
+
+
+@triton.jit
+@no_type_check
+def order_of(times, at, mask, missing: tl.constexpr):
+    """Times as integers of the same order: a GPU compares these faster than float64."""
+    number = (tl.load(times + at, mask=mask, other=0.0) + 0.0).to(tl.int64, bitcast=True)
+    number = tl.where(number < 0, number ^ 0x7FFFFFFFFFFFFFFF, number)
+    return tl.where(mask, number, missing)
+
+
+@triton.jit
+@no_type_check
+def halves(path, at, mask):
+    """A float64 as two float32."""
+    number = tl.load(path + at, mask=mask, other=0.0)
+    high = number.to(tl.float32)
+    return high, (number - high.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+@no_type_check
+def load_path(path, part, at, mask, VARIANCE: tl.constexpr, THIRD: tl.constexpr):
+    """M, u and C, two float32 each; zeros for those that are not asked for. `part` numbers lie between two of them."""
+    decay_high, decay_low = halves(path, at, mask)
+    high, low = decay_high, decay_low
+    third_high, third_low = decay_high, decay_low
+    if VARIANCE:
+        high, low = halves(path + part, at, mask)
+    if THIRD:
+        third_high, third_low = halves(path + 2 * part, at, mask)
+    return decay_high, decay_low, high, low, third_high, third_low
+
+
+@triton.jit
+@no_type_check
+def load_scalars(scalars, head, heads):
+    """c, W, eta^2, sigma_0^2, gamma^2 and B of a head."""
+    at = scalars + head
+    return (
+        tl.load(at).to(tl.float32), tl.load(at + heads).to(tl.float32), tl.load(at + 2 * heads).to(tl.float32),
+        tl.load(at + 3 * heads).to(tl.float32), tl.load(at + 4 * heads).to(tl.float32),
+        tl.load(at + 5 * heads).to(tl.float32),
+    )  # fmt: skip
+
+
+@triton.jit
+@no_type_check
+def one_less_exponential(x, exponential):
+    """`1 - exp(-x)` for x >= 0, by Taylor's series where the subtraction would lose digits."""
+    series = 1.0 - x * (1.0 / 4.0) * (1.0 - x * (1.0 / 5.0) * (1.0 - x * (1.0 / 6.0) * (1.0 - x * (1.0 / 7.0))))
+    series = x * (1.0 - x * 0.5 * (1.0 - x * (1.0 / 3.0) * series))
+    return tl.where(x < 0.35, series, 1.0 - exponential)
+
+
+@triton.jit
+@no_type_check
+def pair_prior(
+    of_query, of_key, later, key_bias, scalars,
+    SCORE: tl.constexpr, GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """E, b, Sigma, `Sigma + gamma^2`, S and u_e. A causal pair whose query is earlier takes no part: any numbers do."""
+    _, _, eta2, floor, gamma2, power = scalars
+    apart = (of_query[0] - of_key[0]) + (of_query[1] - of_key[1])
+    apart = tl.maximum(apart, 0.0) if CAUSAL else tl.abs(apart)
+    decay = tl.exp2(apart * -BITS)
+    variance, effective, divisor, earlier = decay, decay, decay, decay
+    if SCORE != "dot_product":
+        added = (of_query[2] - of_key[2]) + (of_query[3] - of_key[3])
+        earlier = of_key[2] + tl.zeros_like(decay)
+        if not CAUSAL:
+            added, earlier = tl.where(later, added, -added), tl.where(later, earlier, of_query[2])
+        square = decay * decay
+        variance = added + earlier * one_less_exponential(2.0 * apart, square) + (eta2 * square + floor)
+        if CAUSAL:
+            variance = tl.where(later, variance, eta2 + floor)
+        effective = variance + gamma2
+        divisor = tl.zeros_like(decay) + 1.0
+        if GATE:
+            divisor = tl.maximum(effective, LEAST_OF_EXPONENTIAL if SCORE == "exponential" else LEAST)
+    if THIRD:
+        bias = key_bias - tl.abs((of_query[4] - of_key[4]) + (of_query[5] - of_key[5]))
+    else:
+        bias = -power * log2(tl.maximum(variance, LEAST), FAST=FAST)
+    return decay, bias, variance, effective, divisor, earlier
+
+
+@triton.jit
+@no_type_check
+def pair_score(
+    dot, query_norm, key_norm, decay, bias, divisor, scalars,
+    SCORE: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """z in bits, what c multiplies in it, r and G."""
+    coefficient, freedom = scalars[0], scalars[1]
+    residual, total = dot, dot
+    if SCORE == "dot_product":
+        evidence = -dot
+        bias += 0.0 * (query_norm + key_norm)  # NaN where either norm is
+    else:
+        residual = query_norm + decay * (decay * key_norm - 2.0 * dot)
+        total = divisor + freedom * tl.maximum(residual, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        if SCORE == "student_t":
+            evidence = log2(total, FAST=FAST) - log2(divisor, FAST=FAST)
+        else:
+            evidence = (total - divisor) / divisor
+            evidence = tl.where(total - divisor < divisor * 0.125, freedom * residual / divisor, evidence)
+            evidence = tl.maximum(evidence, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return bias - coefficient * evidence, evidence, residual, total
+
+
+@triton.jit
+@no_type_check
+def pair_gradients(
+    dot, through, query_norm, key_norm, log_sum, delta, of_query, of_key, later, seen, key_bias, scalars,
+    SCORE: tl.constexpr, GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """What the gradients of a pair are made from; `through` is `dout.v`.
+
+    Returns `A E`; s, the gradient of the score in nats; those of r and of q.k with all else held; E; those of E
+    (times E) and Sigma; then those of c, W and B, of gamma^2 beside Sigma's, and u_e.
+    """
+    coefficient, freedom, eta2, _, _, power = scalars
+    decay, bias, variance, effective, divisor, earlier = pair_prior(
+        of_query, of_key, later, key_bias, scalars, SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, FAST=FAST,
+    )  # fmt: skip
+    z, evidence, residual, total = pair_score(
+        dot, query_norm, key_norm, decay, bias, divisor, scalars, SCORE=SCORE, FAST=FAST,
+    )  # fmt: skip
+    weight = tl.exp2(tl.where(seen, z - log_sum, NONE))
+    s = weight * (decay * through - delta)
+    of_decay = weight * through
+    of_residual, of_variance, of_freedom, of_power, of_effective = s, s, s, s, s
+    if SCORE == "dot_product":
+        of_dot = coefficient * LN2 * s
+    else:
+        known = (residual > 0.0) | (query_norm == 0.0)  # where r is 0, q - E k consists of rounding alone
+        residual = tl.maximum(residual, 0.0)
+        share = coefficient * s / total if SCORE == "student_t" else coefficient * LN2 * s / divisor
+        of_freedom = -share * residual
+        of_residual = tl.where(known, -share * freedom, 0.0)
+        of_dot = -2.0 * decay * of_residual
+        of_decay += 2.0 * of_residual * (decay * key_norm - dot)
+        of_effective = share / divisor * (freedom * residual)  # in this order a pair without weight has no NaN
+        least = LEAST_OF_EXPONENTIAL if SCORE == "exponential" else LEAST
+        of_effective = tl.where(effective >= least, of_effective, 0.0) if GATE else tl.zeros_like(s)
+        of_variance = of_effective
+        if not THIRD:
+            of_variance -= tl.where(variance >= LEAST, power * s / tl.maximum(variance, LEAST), 0.0)
+            of_power = -LN2 * s * log2(tl.maximum(variance, LEAST), FAST=FAST)
+        of_decay += 2.0 * decay * of_variance * (eta2 - earlier)
+    of_coefficient = -LN2 * s * evidence
+    return (
+        weight * decay, s, of_residual, of_dot, decay, of_decay * decay, of_variance, of_coefficient, of_freedom,
+        of_power, of_effective,
+    )  # fmt: skip
+
+
+@triton.jit
+@no_type_check
+def worth(query_order, key_order, query_groups, key_groups, CAUSAL: tl.constexpr, GROUPS: tl.constexpr):
+    """Whether a pair of a block of queries and a block of keys may take part."""
+    found = True
+    if CAUSAL:
+        found = tl.max(query_order, 0) >= tl.min(key_order, 0)
+    if GROUPS:
+        found &= tl.max(key_groups, 0) >= tl.min(query_groups, 0)
+        found &= tl.min(tl.where(key_groups >= 0, key_groups, 2147483647), 0) <= tl.max(query_groups, 0)
+    return found
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def pairs_forward_kernel(
+    query, query_norm, key, value, key_norm, key_times, query_times, key_groups, query_groups, key_path, query_path,
+    key_bias, scalars, cos, sin, out, log_sum, heads, queries, keys, row_length, key_length, row_blocks, path_batch,
+    time_batch, phase_batch, phase_head,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SCORE: tl.constexpr,
+    GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr, TURN: tl.constexpr,
+    FAST: tl.constexpr,
+):  # fmt: skip
+    """The estimate and `log2 sum_j 2^z` of a block of rows."""
+    block = row_blocks - 1 - tl.program_id(0) % row_blocks  # the longest first
+    pair = (tl.program_id(0) // row_blocks).to(tl.int64)
+    batch, head = pair // heads, pair % heads
+    path_row = tl.where(path_batch == 1, 0, batch) * heads + head
+    time_row = tl.where(time_batch == 1, 0, batch)
+    rows, channel, width = block * ROWS + tl.arange(0, ROWS), tl.arange(0, CHANNELS), tl.arange(0, WIDTH)
+    in_rows, padded = rows < queries, pair * row_length + rows
+    q = tl.load(query + padded[:, None] * CHANNELS + channel[None, :])
+    q_norm = tl.load(query_norm + padded)[:, None]
+    own = load_path(
+        query_path, path_batch * heads * queries, path_row * queries + rows[:, None], in_rows[:, None],
+        VARIANCE=SCORE != "dot_product", THIRD=THIRD,
+    )  # fmt: skip
+    of_head = load_scalars(scalars, head, heads)
+    query_order = order_of(query_times, time_row * queries + rows, in_rows, -9223372036854775807)
+    groups, of_keys = rows, rows
+    if GROUPS:
+        groups = tl.load(query_groups + batch * queries + rows, mask=in_rows, other=-2)
+    highest = tl.full([ROWS], NONE, tl.float32)
+    total, estimate = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
+    for start in range(0, keys, COLUMNS):
+        columns = start + tl.arange(0, COLUMNS)
+        present = columns < keys
+        if GROUPS:
+            of_keys = tl.load(key_groups + batch * keys + columns, mask=present, other=-1)
+            present &= of_keys >= 0
+        key_order = order_of(key_times, time_row * keys + columns, present, 9223372036854775807)
+        if worth(query_order, key_order, groups, of_keys, CAUSAL=CAUSAL, GROUPS=GROUPS):
+            at = pair * key_length + columns
+            k = tl.load(key + at[:, None] * CHANNELS + channel[None, :])
+            later = query_order[:, None] >= key_order[None, :]
+            seen = present[None, :] & in_rows[:, None]
+            if CAUSAL:
+                seen &= later
+            if GROUPS:
+                seen &= groups[:, None] == of_keys[None, :]
+            others = load_path(
+                key_path, path_batch * heads * keys, path_row * keys + columns[None, :], present[None, :],
+                VARIANCE=SCORE != "dot_product", THIRD=THIRD,
+            )  # fmt: skip
+            bias = 0.0
+            if THIRD:
+                bias = tl.load(key_bias + path_row * keys + columns, mask=present, other=0.0)[None, :]
+            decay, b, _, _, divisor, _ = pair_prior(
+                own, others, later, bias, of_head, SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, FAST=FAST,
+            )  # fmt: skip
+            z, _, _, _ = pair_score(
+                product(q, tl.trans(k), FAST=FAST), q_norm, tl.load(key_norm + at)[None, :], decay, b, divisor, of_head,
+                SCORE=SCORE, FAST=FAST,
+            )  # fmt: skip
+            z = tl.where(seen, z, NONE)
+            higher = tl.maximum(highest, tl.max(z, 1))
+            weight = tl.where(seen, tl.exp2(z - higher[:, None]), 0.0)
+            rescale = tl.exp2(highest - higher)
+            v = tl.load(value + at[:, None] * WIDTH + width[None, :])
+            total = total * rescale + tl.sum(weight, 1)
+            estimate = estimate * rescale[:, None] + product(weight * decay, v, FAST=FAST)
+            highest = higher
+    some = total != 0.0  # NaN too
+    total = tl.where(some, total, 1.0)
+    tl.store(log_sum + pair * queries + rows, tl.where(some, highest + tl.log2(total), float("-inf")), mask=in_rows)
+    if TURN:
+        cos += batch * phase_batch + head * phase_head
+        sin += batch * phase_batch + head * phase_head
+    estimate = estimate / total[:, None]
+    turn_and_store(estimate, out, pair * queries + rows, rows, in_rows, cos, sin, WIDTH=WIDTH, TURN=TURN)

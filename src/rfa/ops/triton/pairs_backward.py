@@ -1,0 +1,225 @@
+"""The gradients of the pair-by-pair kernels: one kernel sums over the keys of each query, one over the queries of each key.
+
+A sum for M, u or C is later multiplied by times and cancels down to lags: tiles are added up in float64.
+"""
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from .backward import turn_and_store
+from .pairs import SCALARS, load_path, load_scalars, order_of, pair_gradients, product, worth
+from .tiles import COUNTS, LN2
+
+
+@triton.jit
+@no_type_check
+def signed_third(s, of_query, of_key):
+    """The gradient of C at the query, through `-|C_i - C_j|` in bits; at the key it has the other sign."""
+    apart = (of_query[4] - of_key[4]) + (of_query[5] - of_key[5])
+    return tl.where(apart > 0.0, -LN2 * s, tl.where(apart < 0.0, LN2 * s, 0.0))
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def pairs_query_kernel(
+    query, query_norm, key, value, key_norm, gradient, delta, log_sum, key_times, query_times, key_groups, query_groups,
+    key_path, query_path, key_bias, scalars, cos, sin, query_gradient, path_gradient, sums, heads, queries, keys,
+    row_length, key_length, row_blocks, path_batch, time_batch, phase_batch, phase_head,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SCORE: tl.constexpr,
+    GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr, TURN: tl.constexpr,
+    PRIOR: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a block of queries; with PRIOR also of M, u and C at them and, in parts, of the scalars."""
+    block = row_blocks - 1 - tl.program_id(0) % row_blocks
+    pair = (tl.program_id(0) // row_blocks).to(tl.int64)
+    batch, head = pair // heads, pair % heads
+    path_row = tl.where(path_batch == 1, 0, batch) * heads + head
+    time_row = tl.where(time_batch == 1, 0, batch)
+    rows, channel, width = block * ROWS + tl.arange(0, ROWS), tl.arange(0, CHANNELS), tl.arange(0, WIDTH)
+    in_rows, padded = rows < queries, pair * row_length + rows
+    q = tl.load(query + padded[:, None] * CHANNELS + channel[None, :])
+    do = tl.load(gradient + padded[:, None] * WIDTH + width[None, :])
+    q_norm, row_sum = tl.load(query_norm + padded)[:, None], tl.load(log_sum + padded)[:, None]
+    row_delta = tl.load(delta + padded)[:, None]
+    own = load_path(
+        query_path, path_batch * heads * queries, path_row * queries + rows[:, None], in_rows[:, None],
+        VARIANCE=SCORE != "dot_product", THIRD=THIRD,
+    )  # fmt: skip
+    of_head = load_scalars(scalars, head, heads)
+    query_order = order_of(query_times, time_row * queries + rows, in_rows, -9223372036854775807)
+    groups, of_keys = rows, rows
+    if GROUPS:
+        groups = tl.load(query_groups + batch * queries + rows, mask=in_rows, other=-2)
+    of_dots, of_norm = tl.zeros([ROWS, CHANNELS], tl.float32), tl.zeros([ROWS], tl.float32)
+    of_decay, of_variance, of_third = (
+        tl.zeros([ROWS], tl.float64), tl.zeros([ROWS], tl.float64), tl.zeros([ROWS], tl.float64),
+    )  # fmt: skip
+    scalar, of_scalars = tl.arange(0, SCALARS), tl.zeros([SCALARS], tl.float64)
+    for start in range(0, keys, COLUMNS):
+        columns = start + tl.arange(0, COLUMNS)
+        present = columns < keys
+        if GROUPS:
+            of_keys = tl.load(key_groups + batch * keys + columns, mask=present, other=-1)
+            present &= of_keys >= 0
+        key_order = order_of(key_times, time_row * keys + columns, present, 9223372036854775807)
+        if worth(query_order, key_order, groups, of_keys, CAUSAL=CAUSAL, GROUPS=GROUPS):
+            at = pair * key_length + columns
+            k = tl.load(key + at[:, None] * CHANNELS + channel[None, :])
+            v = tl.load(value + at[:, None] * WIDTH + width[None, :])
+            later = query_order[:, None] >= key_order[None, :]
+            seen = present[None, :] & in_rows[:, None]
+            if CAUSAL:
+                seen &= later
+            if GROUPS:
+                seen &= groups[:, None] == of_keys[None, :]
+            others = load_path(
+                key_path, path_batch * heads * keys, path_row * keys + columns[None, :], present[None, :],
+                VARIANCE=SCORE != "dot_product", THIRD=THIRD,
+            )  # fmt: skip
+            bias = 0.0
+            if THIRD:
+                bias = tl.load(key_bias + path_row * keys + columns, mask=present, other=0.0)[None, :]
+            _, s, residual, dot, decay, by_decay, variance, coefficient, freedom, power, effective = pair_gradients(
+                product(q, tl.trans(k), FAST=FAST), product(do, tl.trans(v), FAST=FAST), q_norm,
+                tl.load(key_norm + at)[None, :], row_sum, row_delta, own, others, later, seen, bias, of_head,
+                SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, FAST=FAST,
+            )  # fmt: skip
+            of_dots += product(dot, k, FAST=FAST)
+            if SCORE != "dot_product":
+                of_norm += tl.sum(residual, 1)
+            if PRIOR:
+                if CAUSAL:
+                    of_decay -= tl.sum(by_decay, 1).to(tl.float64)
+                else:
+                    of_decay += tl.sum(tl.where(later, -by_decay, by_decay), 1).to(tl.float64)
+                if THIRD:
+                    of_third += tl.sum(signed_third(s, own, others), 1).to(tl.float64)
+                found = tl.sum(tl.sum(coefficient, 1), 0)
+                parts = tl.where(scalar == 0, found, 0.0)
+                if SCORE != "dot_product":
+                    square = decay * decay * variance
+                    at_query = variance if CAUSAL else tl.where(later, variance, -square)
+                    of_variance += tl.sum(at_query, 1).to(tl.float64)
+                    parts += tl.where(scalar == 1, tl.sum(tl.sum(freedom, 1), 0), 0.0)
+                    parts += tl.where(scalar == 2, tl.sum(tl.sum(square, 1), 0), 0.0)
+                    parts += tl.where(scalar == 3, tl.sum(tl.sum(variance, 1), 0), 0.0)
+                    parts += tl.where(scalar == 4, tl.sum(tl.sum(effective, 1), 0), 0.0)
+                    if not THIRD:
+                        parts += tl.where(scalar == 5, tl.sum(tl.sum(power, 1), 0), 0.0)
+                of_scalars += parts.to(tl.float64)
+    if SCORE != "dot_product":
+        of_dots += (2.0 * of_norm)[:, None] * q.to(tl.float32)
+    if TURN:
+        cos += batch * phase_batch + head * phase_head
+        sin += batch * phase_batch + head * phase_head
+    turn_and_store(
+        of_dots, query_gradient, pair * queries + rows, rows, in_rows, cos, sin, WIDTH=CHANNELS, TURN=TURN,
+    )  # fmt: skip
+    if PRIOR:
+        part = (tl.num_programs(0) // row_blocks).to(tl.int64) * queries
+        at_path = path_gradient + pair * queries + rows
+        tl.store(at_path, of_decay, mask=in_rows)
+        tl.store(at_path + part, of_variance, mask=in_rows)
+        if THIRD:
+            tl.store(at_path + 2 * part, of_third, mask=in_rows)
+        tl.store(sums + (pair * row_blocks + block) * SCALARS + scalar, of_scalars)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def pairs_key_kernel(
+    query, query_norm, key, value, key_norm, gradient, delta, log_sum, key_times, query_times, key_groups, query_groups,
+    key_path, query_path, key_bias, scalars, cos, sin, key_gradient, value_gradient, path_gradient, heads, queries,
+    keys, row_length, key_length, key_blocks, path_batch, time_batch, phase_batch, phase_head,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SCORE: tl.constexpr,
+    GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr, TURN: tl.constexpr,
+    TURN_VALUES: tl.constexpr, PRIOR: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """The gradients of a block of keys and values; with PRIOR also of M, u, C and the bias at them."""
+    block = tl.program_id(0) % key_blocks
+    pair = (tl.program_id(0) // key_blocks).to(tl.int64)
+    batch, head = pair // heads, pair % heads
+    path_row = tl.where(path_batch == 1, 0, batch) * heads + head
+    time_row = tl.where(time_batch == 1, 0, batch)
+    columns, channel, width = block * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, CHANNELS), tl.arange(0, WIDTH)
+    in_columns, padded = columns < keys, pair * key_length + columns
+    k = tl.load(key + padded[:, None] * CHANNELS + channel[None, :])
+    v = tl.load(value + padded[:, None] * WIDTH + width[None, :])
+    k_norm, present = tl.load(key_norm + padded)[:, None], in_columns
+    groups, of_rows = columns, columns
+    if GROUPS:
+        groups = tl.load(key_groups + batch * keys + columns, mask=in_columns, other=-1)
+        present &= groups >= 0
+    own = load_path(
+        key_path, path_batch * heads * keys, path_row * keys + columns[:, None], in_columns[:, None],
+        VARIANCE=SCORE != "dot_product", THIRD=THIRD,
+    )  # fmt: skip
+    bias = 0.0
+    if THIRD:
+        bias = tl.load(key_bias + path_row * keys + columns, mask=in_columns, other=0.0)[:, None]
+    of_head = load_scalars(scalars, head, heads)
+    key_order = order_of(key_times, time_row * keys + columns, present, 9223372036854775807)
+    of_dots, of_norm = tl.zeros([COLUMNS, CHANNELS], tl.float32), tl.zeros([COLUMNS], tl.float32)
+    of_value, of_bias = tl.zeros([COLUMNS, WIDTH], tl.float32), tl.zeros([COLUMNS], tl.float32)
+    of_decay, of_variance, of_third = (
+        tl.zeros([COLUMNS], tl.float64), tl.zeros([COLUMNS], tl.float64), tl.zeros([COLUMNS], tl.float64),
+    )  # fmt: skip
+    for start in range(0, queries, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        in_rows = rows < queries
+        if GROUPS:
+            of_rows = tl.load(query_groups + batch * queries + rows, mask=in_rows, other=-2)
+        query_order = order_of(query_times, time_row * queries + rows, in_rows, -9223372036854775807)
+        if worth(query_order, key_order, of_rows, groups, CAUSAL=CAUSAL, GROUPS=GROUPS):
+            at = pair * row_length + rows
+            q = tl.load(query + at[:, None] * CHANNELS + channel[None, :])
+            do = tl.load(gradient + at[:, None] * WIDTH + width[None, :])
+            later = query_order[None, :] >= key_order[:, None]
+            seen = present[:, None] & in_rows[None, :]
+            if CAUSAL:
+                seen &= later
+            if GROUPS:
+                seen &= groups[:, None] == of_rows[None, :]
+            others = load_path(
+                query_path, path_batch * heads * queries, path_row * queries + rows[None, :], in_rows[None, :],
+                VARIANCE=SCORE != "dot_product", THIRD=THIRD,
+            )  # fmt: skip
+            weight, s, residual, dot, decay, by_decay, variance, _, _, _, _ = pair_gradients(
+                product(k, tl.trans(q), FAST=FAST), product(v, tl.trans(do), FAST=FAST),
+                tl.load(query_norm + at)[None, :], k_norm, tl.load(log_sum + at)[None, :], tl.load(delta + at)[None, :],
+                others, own, later, seen, bias, of_head,
+                SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, FAST=FAST,
+            )  # fmt: skip
+            of_dots += product(dot, q, FAST=FAST)
+            of_value += product(weight, do, FAST=FAST)
+            if SCORE != "dot_product":
+                of_norm += tl.sum(residual * decay * decay, 1)
+            if PRIOR:
+                if CAUSAL:
+                    of_decay += tl.sum(by_decay, 1).to(tl.float64)
+                else:
+                    of_decay += tl.sum(tl.where(later, by_decay, -by_decay), 1).to(tl.float64)
+                if SCORE != "dot_product":
+                    square = -decay * decay * variance
+                    at_key = square if CAUSAL else tl.where(later, square, variance)
+                    of_variance += tl.sum(at_key, 1).to(tl.float64)
+                if THIRD:
+                    of_third -= tl.sum(signed_third(s, others, own), 1).to(tl.float64)
+                    of_bias += tl.sum(s, 1)
+    if SCORE != "dot_product":
+        of_dots += (2.0 * of_norm)[:, None] * k.to(tl.float32)
+    if TURN:
+        cos += batch * phase_batch + head * phase_head
+        sin += batch * phase_batch + head * phase_head
+    at_key = pair * keys + columns
+    turn_and_store(of_dots, key_gradient, at_key, columns, in_columns, cos, sin, WIDTH=CHANNELS, TURN=TURN)
+    turn_and_store(of_value, value_gradient, at_key, columns, in_columns, cos, sin, WIDTH=WIDTH, TURN=TURN_VALUES)
+    if PRIOR:
+        part = (tl.num_programs(0) // key_blocks).to(tl.int64) * keys
+        tl.store(path_gradient + at_key, of_decay, mask=in_columns)
+        tl.store(path_gradient + part + at_key, of_variance, mask=in_columns)
+        if THIRD:
+            tl.store(path_gradient + 2 * part + at_key, of_third, mask=in_columns)
+            tl.store(path_gradient + 3 * part + at_key, (of_bias * LN2).to(tl.float64), mask=in_columns)

@@ -1,0 +1,243 @@
+"""The registered operators `rfa::pairs_forward` and `rfa::pairs_backward`, pair by pair for any times.
+
+Forward: states, forward kernel. Backward: delta, keys, queries. What surrounds them (the path of the prior and its
+gradients) is PyTorch.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rfa.ops.kernel import (
+    GRADIENT_HEADS,
+    GRADIENT_SCHEMA,
+    HEADS,
+    PRIOR,
+    SCHEMA,
+    TENSORS,
+    KernelInputs,
+    gradients_by_field,
+)
+from rfa.ops.transforms import operator, refuse_forward_mode, transformable
+
+from .pairs import SCALARS, pairs_forward_kernel, pairs_states_kernel
+from .pairs_backward import pairs_key_kernel, pairs_query_kernel
+from .prologue import delta_kernel
+
+BLOCK = 64  # rows and keys of a call are padded to as many
+
+
+def fused_attention(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
+    """The formulas of `rfa.ops.kernel` along a path, with gradients for states and prior.
+
+    The known norms of keys are not used: a kernel needs those of the keys as rounded in the frame.
+
+    Returns:
+        Estimates `(batch, heads, queries, value channels)` and `log2 sum_j 2^z` `(batch, heads, queries)`, both in
+        float32. A row that sees no key gives zeros and -inf.
+    """
+    return _differentiable(*inputs._replace(rotate_values=inputs.key_cos is not None and inputs.rotate_values))
+
+
+class _Sizes(NamedTuple):
+    """Sizes of a call, and the compile-time choices that its kernels share."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    rows: int
+    columns: int
+    phases: tuple[int, int, int, int]  # strides of key phases and of query phases, over batch and heads
+    turn: bool
+    turn_values: bool
+    choices: dict[str, Any]
+
+
+def _sizes(inputs: KernelInputs) -> _Sizes:
+    (batch, heads, queries, channels), (keys, width) = inputs.query.shape, inputs.value.shape[2:]
+    strides = [
+        0 if x is None or x.shape[dim] == 1 else x.stride(dim)
+        for x in (inputs.key_cos, inputs.query_cos)
+        for dim in (0, 1)
+    ]
+    turn = inputs.key_cos is not None
+    choices = {
+        "CHANNELS": channels, "WIDTH": width, "SCORE": inputs.score_kind, "GATE": inputs.gate,
+        "THIRD": inputs.key_bias is not None, "CAUSAL": inputs.causal, "GROUPS": inputs.key_groups is not None,
+        "FAST": inputs.query.is_cuda, "num_warps": 4,
+    }  # fmt: skip
+    padded = (-(-length // BLOCK) * BLOCK for length in (queries, keys))
+    turn_values = turn and inputs.rotate_values
+    return _Sizes(batch, heads, queries, keys, *padded, tuple(strides), turn, turn_values, choices)
+
+
+def _blocks(inputs: KernelInputs, *, forward: bool = False) -> tuple[int, int]:
+    """Queries and keys of a tile; exact products of float32 hold both factors in registers."""
+    wide = max(inputs.query.shape[-1], inputs.value.shape[-1]) > 64
+    if inputs.query.dtype == torch.float32 or not forward:
+        return (16, 32) if wide else (32, 32)
+    return 64, 32
+
+
+def _of_pairs(inputs: KernelInputs) -> tuple[Any, ...]:
+    """What the three kernels read of times, groups and the path."""
+    batch = inputs.query.shape[0]
+    groups = (x if x is None else x.expand(batch, -1).contiguous() for x in (inputs.key_groups, inputs.query_groups))
+    times = torch.broadcast_tensors(inputs.key_times[:, :1], inputs.query_times[:, :1])[0].shape[0]
+    of_times = (x.expand(times, -1).contiguous() for x in (inputs.key_times, inputs.query_times))
+    assert inputs.key_path is not None
+    assert inputs.query_path is not None
+    path = inputs.key_path.contiguous(), inputs.query_path.contiguous()
+    bias = inputs.key_bias if inputs.key_bias is None else inputs.key_bias.contiguous()
+    return (*of_times, *groups, *path, bias, inputs.scalars.contiguous())
+
+
+def _states(inputs: KernelInputs, sizes: _Sizes) -> tuple[Tensor, ...]:
+    """Query, key and value in the common frame, and norms of queries and keys, `(2, ...)` each."""
+    query, key, value = inputs.query, inputs.key, inputs.value
+    batch, heads, rows, columns = sizes.batch, sizes.heads, sizes.rows, sizes.columns
+    new, single = query.new_empty, torch.float32
+    turned = new(batch, heads, rows, query.shape[-1]), new(2, batch, heads, rows, dtype=single)
+    keys = new(batch, heads, columns, key.shape[-1]), new(batch, heads, columns, value.shape[-1])
+    key_norms = new(2, batch, heads, columns, dtype=single)
+    groups = inputs.key_groups
+    if groups is not None:
+        groups = groups.expand(batch, -1).contiguous()
+    phases = inputs.key_cos, inputs.key_sin, inputs.query_cos, inputs.query_sin
+    query_programs, key_programs = rows // BLOCK, columns // BLOCK
+    pairs_states_kernel[(batch * heads * (query_programs + key_programs),)](
+        query, key, value, groups, *phases, *turned, *keys, key_norms, *query.stride(), *key.stride(), *value.stride(),
+        *sizes.phases, heads, sizes.queries, sizes.keys, rows, columns, query_programs, key_programs,
+        CHANNELS=query.shape[-1], WIDTH=value.shape[-1], GROUPS=groups is not None, TURN=sizes.turn,
+        TURN_VALUES=sizes.turn_values, BLOCK=BLOCK, num_warps=4,
+    )  # fmt: skip
+    return turned[0], *keys, turned[1], key_norms
+
+
+@operator("pairs_forward", f"({SCHEMA}) -> (Tensor, Tensor)", "cuda", "cpu")
+def pairs_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """Estimates and log sums; see `fused_attention`."""
+    refuse_forward_mode("triton")  # a compiled caller has not asked again
+    inputs = KernelInputs(*arguments)
+    sizes, query = _sizes(inputs), inputs.query
+    shape = (sizes.batch, sizes.heads, sizes.queries)
+    out = query.new_empty(*shape, inputs.value.shape[-1], dtype=torch.float32)
+    log_sum = query.new_empty(shape, dtype=torch.float32)
+    if inputs.empty:
+        return out.zero_(), log_sum.fill_(-torch.inf)
+    rows, columns = _blocks(inputs, forward=True)
+    blocks = -(-sizes.queries // rows)
+    of_pairs = _of_pairs(inputs)
+    with torch.cuda.device_of(query):
+        query, key, value, query_norms, key_norms = _states(inputs, sizes)
+        pairs_forward_kernel[(blocks * sizes.batch * sizes.heads,)](
+            query, query_norms[1], key, value, key_norms[1], *of_pairs, inputs.query_cos, inputs.query_sin, out,
+            log_sum, sizes.heads, sizes.queries, sizes.keys, sizes.rows, sizes.columns, blocks, of_pairs[4].shape[1],
+            of_pairs[0].shape[0], *sizes.phases[2:], ROWS=rows, COLUMNS=columns, TURN=sizes.turn_values,
+            **sizes.choices,
+        )  # fmt: skip
+    return out, log_sum
+
+
+@torch.library.register_fake("rfa::pairs_forward")
+def _(query, key, value, *others):
+    out = query.new_empty(*query.shape[:3], value.shape[-1], dtype=torch.float32)
+    return out, query.new_empty(query.shape[:3], dtype=torch.float32)
+
+
+_INCOMING = "Tensor grad_out, Tensor grad_log_sum, Tensor out, Tensor log_sum, bool prior_gradient"
+
+
+@operator("pairs_backward", f"({_INCOMING}, {SCHEMA}) -> ({GRADIENT_SCHEMA})", "cuda", "cpu")
+def pairs_backward(
+    grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor, prior_gradient: bool, *arguments: Any
+) -> tuple[Tensor, ...]:
+    """Gradients of query, key, value, tables, key_path, query_path, key_bias and scalars.
+
+    The gradient of what is not given, or not asked for, has no elements.
+    """
+    inputs = KernelInputs(*arguments)
+    sizes, nothing = _sizes(inputs), _nothing(inputs.scalars)
+    if inputs.empty:
+        given = (inputs.query, inputs.key, inputs.value, *list(inputs)[PRIOR])
+        return tuple(nothing if x is None else x.new_zeros(x.shape) for x in given)
+    batch, heads, queries, keys = sizes.batch, sizes.heads, sizes.queries, sizes.keys
+    new, width = inputs.query.new_empty, inputs.value.shape[-1]
+    gradients = [new(x.shape) for x in (inputs.query, inputs.key, inputs.value)]
+    parts = 2 + (inputs.key_bias is not None)
+    rows, columns = _blocks(inputs)
+    row_blocks, key_blocks = -(-queries // rows), -(-keys // columns)
+    of_queries = of_keys = sums = None
+    if prior_gradient:
+        double = torch.float64
+        of_queries, of_keys = new(parts, batch, heads, queries, dtype=double), new(4, batch, heads, keys, dtype=double)
+        sums = new(batch, heads, row_blocks, SCALARS.value, dtype=double)
+    turned = new(batch, heads, sizes.rows, width, dtype=torch.float32)
+    delta, total = new(2, batch, heads, sizes.rows, dtype=torch.float32)
+    largest = new(batch, heads, sizes.rows // BLOCK, dtype=torch.float32)
+    of_pairs = _of_pairs(inputs)
+    numbers = (heads, queries, keys, sizes.rows, sizes.columns)
+    batches = of_pairs[4].shape[1], of_pairs[0].shape[0]
+    with torch.cuda.device_of(inputs.query):
+        query, key, value, query_norms, key_norms = _states(inputs, sizes)
+        delta_kernel[(batch * heads * (sizes.rows // BLOCK),)](
+            grad_out, out.contiguous(), None, log_sum.contiguous(), grad_log_sum.contiguous(), inputs.query_cos,
+            inputs.query_sin, turned, delta, total, largest, *grad_out.stride(), heads, queries, sizes.rows,
+            sizes.rows // BLOCK, *sizes.phases[2:], WIDTH=width, ROWS=BLOCK, TURN=sizes.turn_values, LOG_SUM=True,
+            LOW=False, num_warps=4,
+        )  # fmt: skip
+        states = (query, query_norms[0], key, value, key_norms[0], turned, delta, total, *of_pairs)
+        chosen = {"ROWS": rows, "COLUMNS": columns, "PRIOR": prior_gradient, "TURN": sizes.turn, **sizes.choices}
+        pairs_key_kernel[(batch * heads * key_blocks,)](
+            *states, inputs.key_cos, inputs.key_sin, gradients[1], gradients[2], of_keys, *numbers, key_blocks,
+            *batches, *sizes.phases[:2], TURN_VALUES=sizes.turn_values, **chosen,
+        )  # fmt: skip
+        pairs_query_kernel[(batch * heads * row_blocks,)](
+            *states, inputs.query_cos, inputs.query_sin, gradients[0], of_queries, sums, *numbers, row_blocks,
+            *batches, *sizes.phases[2:], **chosen,
+        )  # fmt: skip
+    if of_queries is None or of_keys is None or sums is None:
+        return (*gradients, nothing, nothing, nothing, nothing, nothing)
+    if batches[0] == 1 < batch:
+        of_queries, of_keys = of_queries.sum(1, keepdim=True), of_keys.sum(1, keepdim=True)
+    bias = nothing if inputs.key_bias is None else of_keys[3].to(inputs.key_bias.dtype)
+    scalars = sums.sum((0, 2)).T[:6].to(inputs.scalars.dtype).contiguous()
+    return (*gradients, nothing, of_keys[:parts].contiguous(), of_queries, bias, scalars)
+
+
+def _nothing(scalars: Tensor) -> Tensor:
+    """No elements, where an operator cannot return None; `vmap` finds the heads where it looks for them."""
+    heads = scalars.shape[1]
+    return scalars.new_empty(0, heads, heads, 0)
+
+
+@torch.library.register_fake("rfa::pairs_backward")
+def _(grad_out, grad_log_sum, out, log_sum, prior_gradient, *arguments):
+    inputs = KernelInputs(*arguments)
+    return (
+        *(x.new_empty(x.shape) for x in (inputs.query, inputs.key, inputs.value)),
+        *(
+            p.new_empty(p.shape) if isinstance(p, Tensor) and prior_gradient else _nothing(inputs.scalars)
+            for p in list(inputs)[PRIOR]
+        ),
+    )
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:TENSORS], *output)
+    ctx.options = inputs[TENSORS:]
+
+
+def _backward(ctx: Any, grad_out: Tensor, grad_log_sum: Tensor) -> tuple[Tensor | None, ...]:
+    *tensors, out, log_sum = ctx.saved_tensors
+    needed = ctx.needs_input_grad[PRIOR]
+    states_and_prior = _once(grad_out, grad_log_sum, out, log_sum, any(needed), *tensors, *ctx.options)
+    query, key, value, *prior = states_and_prior
+    learned = (gradient if wanted else None for gradient, wanted in zip(prior, needed, strict=True))
+    return gradients_by_field((query, key, value, *learned))
+
+
+_differentiable = transformable("triton", pairs_forward, HEADS, (1, 1), _save, _backward)
+_once = transformable("triton", pairs_backward, (*(1,) * 4, None, *HEADS), GRADIENT_HEADS)
