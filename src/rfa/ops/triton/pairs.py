@@ -53,7 +53,7 @@ def pairs_states_kernel(
 ):  # fmt: skip
     """States in the common frame, zeros where one is not finite or absent, and the squared norms of queries and keys.
 
-    Norms come twice. In the second one NaN marks a state that is not finite.
+    Norms come twice. In the second one NaN marks a state that is not finite; a third row marks such values.
     """
     program = tl.program_id(0) % (query_programs + key_programs)
     pair = (tl.program_id(0) // (query_programs + key_programs)).to(tl.int64)
@@ -86,7 +86,8 @@ def pairs_states_kernel(
         )  # fmt: skip
         store_block(real, imaginary, value_out, place, HALF=WIDTH // 2)
         tl.store(key_norms + place, norm)
-        tl.store(key_norms + pairs * key_length + place, tl.where(known & known_value, norm, float("nan")))
+        tl.store(key_norms + pairs * key_length + place, tl.where(known, norm, float("nan")))
+        tl.store(key_norms + 2 * pairs * key_length + place, tl.where(known_value, 0.0, float("nan")))
 
 
 @triton.jit
@@ -146,14 +147,14 @@ def one_less_exponential(x, exponential):
 @no_type_check
 def pair_prior(
     of_query, of_key, later, key_bias, scalars,
-    SCORE: tl.constexpr, GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, FAST: tl.constexpr,
+    SCORE: tl.constexpr, GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
-    """E, b, Sigma, `Sigma + gamma^2`, S and u_e. A causal pair whose query is earlier takes no part: any numbers do."""
+    """E, b, Sigma, `Sigma + gamma^2` and S. A causal pair whose query is earlier takes no part: any numbers do."""
     _, _, eta2, floor, gamma2, power = scalars
     apart = (of_query[0] - of_key[0]) + (of_query[1] - of_key[1])
     apart = tl.maximum(apart, 0.0) if CAUSAL else tl.abs(apart)
     decay = tl.exp2(apart * -BITS)
-    variance, effective, divisor, earlier = decay, decay, decay, decay
+    variance, effective, divisor = decay, decay, decay
     if SCORE != "dot_product":
         added = (of_query[2] - of_key[2]) + (of_query[3] - of_key[3])
         earlier = of_key[2] + tl.zeros_like(decay)
@@ -170,15 +171,15 @@ def pair_prior(
     if THIRD:
         bias = key_bias - tl.abs((of_query[4] - of_key[4]) + (of_query[5] - of_key[5]))
     else:
-        bias = -power * log2(tl.maximum(variance, LEAST), FAST=FAST)
-    return decay, bias, variance, effective, divisor, earlier
+        bias = -power * log2(tl.maximum(variance, LEAST), FAST=QUICK)
+    return decay, bias, variance, effective, divisor
 
 
 @triton.jit
 @no_type_check
 def pair_score(
     dot, query_norm, key_norm, decay, bias, divisor, scalars,
-    SCORE: tl.constexpr, FAST: tl.constexpr,
+    SCORE: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
     """z in bits, what c multiplies in it, r and G."""
     coefficient, freedom = scalars[0], scalars[1]
@@ -190,7 +191,13 @@ def pair_score(
         residual = query_norm + decay * (decay * key_norm - 2.0 * dot)
         total = divisor + freedom * tl.maximum(residual, 0.0, propagate_nan=tl.PropagateNan.ALL)
         if SCORE == "student_t":
-            evidence = log2(total, FAST=FAST) - log2(divisor, FAST=FAST)
+            evidence = log2(total, FAST=QUICK) - log2(divisor, FAST=QUICK)
+            if not QUICK:  # c may be large
+                near = total < divisor * 1048576.0
+                ratio = tl.where(near, freedom * residual, 0.0) / divisor
+                one_more = 1.0 + tl.maximum(ratio, 0.0)
+                precise = tl.log2(one_more) + (ratio - (one_more - 1.0)) * BITS / one_more
+                evidence = tl.where(near, tl.where(ratio > 0.0, precise, 0.0), evidence)
         else:
             evidence = (total - divisor) / divisor
             evidence = tl.where(total - divisor < divisor * 0.125, freedom * residual / divisor, evidence)
@@ -202,19 +209,19 @@ def pair_score(
 @no_type_check
 def pair_gradients(
     dot, through, query_norm, key_norm, log_sum, delta, of_query, of_key, later, seen, key_bias, scalars,
-    SCORE: tl.constexpr, GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, FAST: tl.constexpr,
+    SCORE: tl.constexpr, GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
     """What the gradients of a pair are made from; `through` is `dout.v`.
 
     Returns `A E`; s, the gradient of the score in nats; those of r and of q.k with all else held; E; those of E
-    (times E) and Sigma; then those of c, W and B, of gamma^2 beside Sigma's, and u_e.
+    (times E, without Sigma) and of Sigma; then those of c, W, B and gamma^2.
     """
-    coefficient, freedom, eta2, _, _, power = scalars
-    decay, bias, variance, effective, divisor, earlier = pair_prior(
-        of_query, of_key, later, key_bias, scalars, SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, FAST=FAST,
+    coefficient, freedom, _, _, _, power = scalars
+    decay, bias, variance, effective, divisor = pair_prior(
+        of_query, of_key, later, key_bias, scalars, SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, QUICK=QUICK,
     )  # fmt: skip
     z, evidence, residual, total = pair_score(
-        dot, query_norm, key_norm, decay, bias, divisor, scalars, SCORE=SCORE, FAST=FAST,
+        dot, query_norm, key_norm, decay, bias, divisor, scalars, SCORE=SCORE, QUICK=QUICK,
     )  # fmt: skip
     weight = tl.exp2(tl.where(seen, z - log_sum, NONE))
     s = weight * (decay * through - delta)
@@ -230,14 +237,16 @@ def pair_gradients(
         of_residual = tl.where(known, -share * freedom, 0.0)
         of_dot = -2.0 * decay * of_residual
         of_decay += 2.0 * of_residual * (decay * key_norm - dot)
-        of_effective = share / divisor * (freedom * residual)  # in this order a pair without weight has no NaN
+        if SCORE == "student_t":  # in this order nothing overflows, and a pair without weight has no NaN
+            of_effective = coefficient * s * (freedom * residual / total) / divisor
+        else:
+            of_effective = share * (freedom * residual) / divisor
         least = LEAST_OF_EXPONENTIAL if SCORE == "exponential" else LEAST
         of_effective = tl.where(effective >= least, of_effective, 0.0) if GATE else tl.zeros_like(s)
         of_variance = of_effective
         if not THIRD:
             of_variance -= tl.where(variance >= LEAST, power * s / tl.maximum(variance, LEAST), 0.0)
-            of_power = -LN2 * s * log2(tl.maximum(variance, LEAST), FAST=FAST)
-        of_decay += 2.0 * decay * of_variance * (eta2 - earlier)
+            of_power = -LN2 * s * log2(tl.maximum(variance, LEAST), FAST=QUICK)
     of_coefficient = -LN2 * s * evidence
     return (
         weight * decay, s, of_residual, of_dot, decay, of_decay * decay, of_variance, of_coefficient, of_freedom,
@@ -261,12 +270,12 @@ def worth(query_order, key_order, query_groups, key_groups, CAUSAL: tl.constexpr
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def pairs_forward_kernel(
-    query, query_norm, key, value, key_norm, key_times, query_times, key_groups, query_groups, key_path, query_path,
-    key_bias, scalars, cos, sin, out, log_sum, heads, queries, keys, row_length, key_length, row_blocks, path_batch,
+    query, query_norm, key, value, key_norm, value_mark, key_times, query_times, key_groups, query_groups, key_path,
+    query_path, key_bias, scalars, cos, sin, out, log_sum, heads, queries, keys, row_length, key_length, row_blocks, path_batch,
     time_batch, phase_batch, phase_head,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SCORE: tl.constexpr,
     GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr, TURN: tl.constexpr,
-    FAST: tl.constexpr,
+    QUICK: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """The estimate and `log2 sum_j 2^z` of a block of rows."""
     block = row_blocks - 1 - tl.program_id(0) % row_blocks  # the longest first
@@ -289,6 +298,7 @@ def pairs_forward_kernel(
         groups = tl.load(query_groups + batch * queries + rows, mask=in_rows, other=-2)
     highest = tl.full([ROWS], NONE, tl.float32)
     total, estimate = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
+    spoiled = tl.zeros([ROWS], tl.float32)  # NaN where a row sees a value that is not finite: its log sum is a number
     for start in range(0, keys, COLUMNS):
         columns = start + tl.arange(0, COLUMNS)
         present = columns < keys
@@ -312,12 +322,12 @@ def pairs_forward_kernel(
             bias = 0.0
             if THIRD:
                 bias = tl.load(key_bias + path_row * keys + columns, mask=present, other=0.0)[None, :]
-            decay, b, _, _, divisor, _ = pair_prior(
-                own, others, later, bias, of_head, SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, FAST=FAST,
+            decay, b, _, _, divisor = pair_prior(
+                own, others, later, bias, of_head, SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, QUICK=QUICK,
             )  # fmt: skip
             z, _, _, _ = pair_score(
                 product(q, tl.trans(k), FAST=FAST), q_norm, tl.load(key_norm + at)[None, :], decay, b, divisor, of_head,
-                SCORE=SCORE, FAST=FAST,
+                SCORE=SCORE, QUICK=QUICK,
             )  # fmt: skip
             z = tl.where(seen, z, NONE)
             higher = tl.maximum(highest, tl.max(z, 1))
@@ -327,11 +337,12 @@ def pairs_forward_kernel(
             total = total * rescale + tl.sum(weight, 1)
             estimate = estimate * rescale[:, None] + product(weight * decay, v, FAST=FAST)
             highest = higher
+            spoiled += tl.sum(tl.where(seen, tl.load(value_mark + at)[None, :], 0.0), 1)
     some = total != 0.0  # NaN too
     total = tl.where(some, total, 1.0)
     tl.store(log_sum + pair * queries + rows, tl.where(some, highest + tl.log2(total), float("-inf")), mask=in_rows)
     if TURN:
         cos += batch * phase_batch + head * phase_head
         sin += batch * phase_batch + head * phase_head
-    estimate = estimate / total[:, None]
+    estimate = estimate / total[:, None] + spoiled[:, None]
     turn_and_store(estimate, out, pair * queries + rows, rows, in_rows, cos, sin, WIDTH=WIDTH, TURN=TURN)

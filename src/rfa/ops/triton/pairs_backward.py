@@ -21,6 +21,33 @@ def signed_third(s, of_query, of_key):
     return tl.where(apart > 0.0, -LN2 * s, tl.where(apart < 0.0, LN2 * s, 0.0))
 
 
+@triton.jit
+@no_type_check
+def path_gradients(of_decay, of_variance, decay, of_query, of_key, later, eta2, VARIANCE: tl.constexpr):
+    """Gradients of M at the query, of u at the query and of u at the key, pair by pair, in float64.
+
+    That of M at the key has the other sign. The sums are later multiplied by times, which may be 1e6 lags, and must
+    cancel down to the lag. So terms of the order of u are formed in float64, and so is `1 - E^2` while it is small.
+    """
+    to_decay, to_later = -of_decay.to(tl.float64), of_variance.to(tl.float64)
+    to_earlier = to_later
+    if VARIANCE:
+        high, low = tl.where(later, of_key[2], of_query[2]), tl.where(later, of_key[3], of_query[3])
+        apart = (of_query[0].to(tl.float64) - of_key[0]) + (of_query[1].to(tl.float64) - of_key[1])
+        near = decay > 0.7071
+        less = 2.0 * tl.where(near, tl.abs(apart), 0.0)
+        series = 1.0 - less * (1.0 / 6.0) * (1.0 - less * (1.0 / 7.0) * (1.0 - less * (1.0 / 8.0)))
+        series = 1.0 - less * (1.0 / 3.0) * (1.0 - less * (1.0 / 4.0) * (1.0 - less * (1.0 / 5.0) * series))
+        less = less * (1.0 - less * 0.5 * series)
+        square = tl.where(near, 1.0 - less, (decay * decay).to(tl.float64))
+        to_earlier = -to_later * square
+        to_decay += 2.0 * to_earlier * (eta2.to(tl.float64) - (high.to(tl.float64) + low.to(tl.float64)))
+    return (
+        tl.where(later, to_decay, -to_decay), tl.where(later, to_later, to_earlier),
+        tl.where(later, to_earlier, to_later),
+    )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def pairs_query_kernel(
@@ -29,7 +56,7 @@ def pairs_query_kernel(
     row_length, key_length, row_blocks, path_batch, time_batch, phase_batch, phase_head,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SCORE: tl.constexpr,
     GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr, TURN: tl.constexpr,
-    PRIOR: tl.constexpr, FAST: tl.constexpr,
+    PRIOR: tl.constexpr, QUICK: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a block of queries; with PRIOR also of M, u and C at them and, in parts, of the scalars."""
     block = row_blocks - 1 - tl.program_id(0) % row_blocks
@@ -84,24 +111,23 @@ def pairs_query_kernel(
             _, s, residual, dot, decay, by_decay, variance, coefficient, freedom, power, effective = pair_gradients(
                 product(q, tl.trans(k), FAST=FAST), product(do, tl.trans(v), FAST=FAST), q_norm,
                 tl.load(key_norm + at)[None, :], row_sum, row_delta, own, others, later, seen, bias, of_head,
-                SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, FAST=FAST,
+                SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, QUICK=QUICK,
             )  # fmt: skip
             of_dots += product(dot, k, FAST=FAST)
             if SCORE != "dot_product":
                 of_norm += tl.sum(residual, 1)
             if PRIOR:
-                if CAUSAL:
-                    of_decay -= tl.sum(by_decay, 1).to(tl.float64)
-                else:
-                    of_decay += tl.sum(tl.where(later, -by_decay, by_decay), 1).to(tl.float64)
+                to_decay, to_variance, _ = path_gradients(
+                    by_decay, variance, decay, own, others, later, of_head[2], VARIANCE=SCORE != "dot_product",
+                )  # fmt: skip
+                of_decay += tl.sum(to_decay, 1)
                 if THIRD:
-                    of_third += tl.sum(signed_third(s, own, others), 1).to(tl.float64)
+                    of_third += tl.sum(signed_third(s, own, others).to(tl.float64), 1)
                 found = tl.sum(tl.sum(coefficient, 1), 0)
                 parts = tl.where(scalar == 0, found, 0.0)
                 if SCORE != "dot_product":
                     square = decay * decay * variance
-                    at_query = variance if CAUSAL else tl.where(later, variance, -square)
-                    of_variance += tl.sum(at_query, 1).to(tl.float64)
+                    of_variance += tl.sum(to_variance, 1)
                     parts += tl.where(scalar == 1, tl.sum(tl.sum(freedom, 1), 0), 0.0)
                     parts += tl.where(scalar == 2, tl.sum(tl.sum(square, 1), 0), 0.0)
                     parts += tl.where(scalar == 3, tl.sum(tl.sum(variance, 1), 0), 0.0)
@@ -135,7 +161,7 @@ def pairs_key_kernel(
     keys, row_length, key_length, key_blocks, path_batch, time_batch, phase_batch, phase_head,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SCORE: tl.constexpr,
     GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr, TURN: tl.constexpr,
-    TURN_VALUES: tl.constexpr, PRIOR: tl.constexpr, FAST: tl.constexpr,
+    TURN_VALUES: tl.constexpr, PRIOR: tl.constexpr, QUICK: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a block of keys and values; with PRIOR also of M, u, C and the bias at them."""
     block = tl.program_id(0) % key_blocks
@@ -190,23 +216,21 @@ def pairs_key_kernel(
                 product(k, tl.trans(q), FAST=FAST), product(v, tl.trans(do), FAST=FAST),
                 tl.load(query_norm + at)[None, :], k_norm, tl.load(log_sum + at)[None, :], tl.load(delta + at)[None, :],
                 others, own, later, seen, bias, of_head,
-                SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, FAST=FAST,
+                SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, QUICK=QUICK,
             )  # fmt: skip
             of_dots += product(dot, q, FAST=FAST)
             of_value += product(weight, do, FAST=FAST)
             if SCORE != "dot_product":
                 of_norm += tl.sum(residual * decay * decay, 1)
             if PRIOR:
-                if CAUSAL:
-                    of_decay += tl.sum(by_decay, 1).to(tl.float64)
-                else:
-                    of_decay += tl.sum(tl.where(later, by_decay, -by_decay), 1).to(tl.float64)
+                to_decay, _, to_variance = path_gradients(
+                    by_decay, variance, decay, others, own, later, of_head[2], VARIANCE=SCORE != "dot_product",
+                )  # fmt: skip
+                of_decay -= tl.sum(to_decay, 1)
                 if SCORE != "dot_product":
-                    square = -decay * decay * variance
-                    at_key = square if CAUSAL else tl.where(later, square, variance)
-                    of_variance += tl.sum(at_key, 1).to(tl.float64)
+                    of_variance += tl.sum(to_variance, 1)
                 if THIRD:
-                    of_third -= tl.sum(signed_third(s, others, own), 1).to(tl.float64)
+                    of_third -= tl.sum(signed_third(s, others, own).to(tl.float64), 1)
                     of_bias += tl.sum(s, 1)
     if SCORE != "dot_product":
         of_dots += (2.0 * of_norm)[:, None] * k.to(tl.float32)

@@ -66,7 +66,8 @@ def _sizes(inputs: KernelInputs) -> _Sizes:
     choices = {
         "CHANNELS": channels, "WIDTH": width, "SCORE": inputs.score_kind, "GATE": inputs.gate,
         "THIRD": inputs.key_bias is not None, "CAUSAL": inputs.causal, "GROUPS": inputs.key_groups is not None,
-        "FAST": inputs.query.is_cuda, "num_warps": 4,
+        "QUICK": inputs.query.is_cuda and inputs.query.dtype != torch.float32, "FAST": inputs.query.is_cuda,
+        "num_warps": 4,
     }  # fmt: skip
     padded = (-(-length // BLOCK) * BLOCK for length in (queries, keys))
     turn_values = turn and inputs.rotate_values
@@ -95,13 +96,13 @@ def _of_pairs(inputs: KernelInputs) -> tuple[Any, ...]:
 
 
 def _states(inputs: KernelInputs, sizes: _Sizes) -> tuple[Tensor, ...]:
-    """Query, key and value in the common frame, and norms of queries and keys, `(2, ...)` each."""
+    """Query, key and value in the common frame, and the norms and marks of queries `(2, ...)` and keys `(3, ...)`."""
     query, key, value = inputs.query, inputs.key, inputs.value
     batch, heads, rows, columns = sizes.batch, sizes.heads, sizes.rows, sizes.columns
     new, single = query.new_empty, torch.float32
     turned = new(batch, heads, rows, query.shape[-1]), new(2, batch, heads, rows, dtype=single)
     keys = new(batch, heads, columns, key.shape[-1]), new(batch, heads, columns, value.shape[-1])
-    key_norms = new(2, batch, heads, columns, dtype=single)
+    key_norms = new(3, batch, heads, columns, dtype=single)
     groups = inputs.key_groups
     if groups is not None:
         groups = groups.expand(batch, -1).contiguous()
@@ -133,7 +134,7 @@ def pairs_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     with torch.cuda.device_of(query):
         query, key, value, query_norms, key_norms = _states(inputs, sizes)
         pairs_forward_kernel[(blocks * sizes.batch * sizes.heads,)](
-            query, query_norms[1], key, value, key_norms[1], *of_pairs, inputs.query_cos, inputs.query_sin, out,
+            query, query_norms[1], key, value, *key_norms[1:], *of_pairs, inputs.query_cos, inputs.query_sin, out,
             log_sum, sizes.heads, sizes.queries, sizes.keys, sizes.rows, sizes.columns, blocks, of_pairs[4].shape[1],
             of_pairs[0].shape[0], *sizes.phases[2:], ROWS=rows, COLUMNS=columns, TURN=sizes.turn_values,
             **sizes.choices,

@@ -61,7 +61,8 @@ def turned_block(
         c = tl.load(cos + phase, mask=inside[:, None], other=0.0)
         s = tl.load(sin + phase, mask=inside[:, None], other=0.0)
         real, imaginary = c * real + s * imaginary, c * imaginary - s * real
-    known = tl.sum(0.0 * real + 0.0 * imaginary, 1) == 0.0
+    kind = source.dtype.element_ty  # turned, a state may leave the range of float16
+    known = tl.sum(0.0 * real.to(kind).to(tl.float32) + 0.0 * imaginary.to(kind).to(tl.float32), 1) == 0.0
     return tl.where(known[:, None], real, 0.0), tl.where(known[:, None], imaginary, 0.0), known
 
 
