@@ -258,9 +258,7 @@ def choose_backend(
     return "reference"
 
 
-def backend_for(
-    name: str, query: Tensor, value: Tensor, lags: Lags | None = None, dropout: bool = False
-) -> Backend:
+def backend_for(name: str, query: Tensor, value: Tensor, lags: Lags | None = None, dropout: bool = False) -> Backend:
     """The backend that serves these states; raises as `choose_backend`.
 
     Only the reference serves `dropout` and forward-mode differentiation. It runs wherever weights are recorded,

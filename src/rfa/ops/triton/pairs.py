@@ -271,8 +271,8 @@ def worth(query_order, key_order, query_groups, key_groups, CAUSAL: tl.constexpr
 @no_type_check
 def pairs_forward_kernel(
     query, query_norm, key, value, key_norm, value_mark, key_times, query_times, key_groups, query_groups, key_path,
-    query_path, key_bias, scalars, cos, sin, out, log_sum, heads, queries, keys, row_length, key_length, row_blocks, path_batch,
-    time_batch, phase_batch, phase_head,
+    query_path, key_bias, scalars, cos, sin, out, log_sum, heads, queries, keys, row_length, key_length, row_blocks,
+    path_batch, time_batch, phase_batch, phase_head,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SCORE: tl.constexpr,
     GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr, TURN: tl.constexpr,
     QUICK: tl.constexpr, FAST: tl.constexpr,

@@ -1,4 +1,4 @@
-"""The gradients of the pair-by-pair kernels: one kernel sums over the keys of each query, one over the queries of each key.
+"""The gradients of the pair-by-pair kernels: one sums over the keys of each query, one over the queries of each key.
 
 A sum for M, u or C is later multiplied by times and cancels down to lags: tiles are added up in float64.
 """

@@ -19,8 +19,10 @@ if importlib.util.find_spec("triton") is not None:
             patch.setenv("TRITON_INTERPRET", "1")
             for name in [n for n in sys.modules if n.split(".")[0] == "triton" and not n.startswith("triton._C")]:
                 del sys.modules[name]
-        from rfa.ops.triton import operator  # noqa: F401
-        from rfa.ops.triton import pairs_operator  # noqa: F401
+        from rfa.ops.triton import (
+            operator,  # noqa: F401
+            pairs_operator,  # noqa: F401
+        )
 
 
 @pytest.fixture(autouse=True)

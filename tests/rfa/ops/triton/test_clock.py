@@ -32,30 +32,18 @@ def test_clocked_layers_are_the_reference(name):
         assert float((single - double).abs().max()) / scale < 1e-4  # float32 sums over 9 x 9 pairs
 
 
-def test_folded_tiles_at_the_times_of_each_head(monkeypatch):
-    """Each sequence and head has times of its own. A clock that learns turns its states in float32, without folds."""
-    from rfa.ops.old_triton import folds
-
-    dtype = torch.bfloat16
-    fused, exact = layer_of("lyapunov", dtype, backend="triton").to(DEVICE), layer_of("lyapunov", backend="reference")
+def test_half_precision_at_the_times_of_each_head():
+    """Each sequence and head has times of its own."""
+    fused, exact = layer_of("lyapunov", torch.bfloat16, backend="triton"), layer_of("lyapunov", backend="reference")
+    fused = fused.to(DEVICE)
     exact.load_state_dict(fused.state_dict())
-    x, seen, made = hidden(length=150, dtype=dtype), [], folds.path_folds
-    monkeypatch.setattr(folds, "path_folds", lambda *given, **options: seen.append(made(*given, **options)) or seen[-1])
+    x = hidden(length=150, dtype=torch.bfloat16)
 
     def found(layer):
-        layer.clock.requires_grad_(False)
         out = layer(x.to(layer.query_projection.weight))
         learned = [p for p in layer.parameters() if p.requires_grad]
         gradients = torch.autograd.grad(out.double().square().sum(), learned)
         return [part.double().cpu() for part in (out.detach(), *gradients)]
 
-    def errors():
-        parts = zip(found(fused), wanted, strict=True)
-        return [float((one - other).abs().max() / other.abs().max().clamp(min=1e-2)) for one, other in parts]
-
-    wanted = found(exact)
-    folded = errors()
-    assert (seen[0][1].nearest == torch.tensor([0, 1, 2], device=DEVICE)).all()
-    monkeypatch.setattr(folds, "may_fold", lambda _: False)
-    for one, other in zip(folded, errors(), strict=True):
-        assert one < max(1.5 * other, 2e-2), (folded, other)
+    for one, other in zip(found(fused), found(exact), strict=True):
+        assert float((one - other).abs().max() / other.abs().max().clamp(min=1e-2)) < 3e-2

@@ -1,16 +1,12 @@
-"""The registered operators: their contracts with PyTorch, the errors, the shapes without any pair."""
-
-from pathlib import Path
+"""The registered operators of pairs: their contracts with PyTorch, the shapes without any pair."""
 
 import pytest
 import torch
 from cover import slow
 
-import rfa.ops.old_triton
 from rfa.ops.kernel import kernel_inputs, rotation_tables
 from rfa.ops.prior import kernel_prior
 from rfa.ops.problem import Options, Parameters, Problem
-from rfa.ops.old_triton import fused_attention
 
 from ..problems import PARAMETERS, irregular_times, located, problem
 from .fused_problems import DEVICE, needs_triton, rounded, triton_attention
@@ -19,7 +15,7 @@ pytestmark = needs_triton
 
 
 def arguments(prior="lyapunov", irregular=False, queries=5, keys=6, mask=False):
-    """Of `rfa::triton_forward`, everything that may requiring a gradient."""
+    """Of `rfa::pairs_forward`, everything that may requiring a gradient."""
     made = rounded(problem(batch=1, keys=keys, queries=queries, modes=8), torch.float32)
     inputs = {n: x.to(DEVICE) for n, x in made.items()}
     parameters = Parameters(*(inputs[name] for name in PARAMETERS), None)
@@ -27,7 +23,7 @@ def arguments(prior="lyapunov", irregular=False, queries=5, keys=6, mask=False):
     times = irregular_times(0, keys).to(DEVICE) if irregular else None
     positions = located(queries, keys, inputs["query"].device, times, None, present, None)
     options = Options(True, "student_t", True, prior, True, False, True)
-    made = kernel_prior(Problem(parameters, positions, options))
+    made = kernel_prior(Problem(parameters, positions, options), tables=False)
     learned = {n: x.detach().requires_grad_() for n, x in made._asdict().items() if x is not None and n != "bound"}
     states = [inputs[n].detach().requires_grad_() for n in ("query", "key", "value")]
     rotation = rotation_tables(parameters.frequency, positions)
@@ -37,20 +33,20 @@ def arguments(prior="lyapunov", irregular=False, queries=5, keys=6, mask=False):
 
 @pytest.mark.parametrize(("prior", "irregular", "mask"), [("lyapunov", False, False), ("riccati", True, True)])
 def test_opcheck(prior, irregular, mask):
-    torch.library.opcheck(torch.ops.rfa.triton_forward, arguments(prior, irregular, mask=mask))
+    torch.library.opcheck(torch.ops.rfa.pairs_forward, arguments(prior, irregular, mask=mask))
 
 
 @slow
 def test_opcheck_of_the_gradient():
     given = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments()]
-    out, log_sum = torch.ops.rfa.triton_forward(*given)
+    out, log_sum = torch.ops.rfa.pairs_forward(*given)
     incoming = torch.ones_like(out), torch.ones_like(log_sum), out, log_sum, True
-    torch.library.opcheck(torch.ops.rfa.triton_backward, (*incoming, *given))
+    torch.library.opcheck(torch.ops.rfa.pairs_backward, (*incoming, *given))
 
 
 def test_compiles_without_graph_breaks():
     def loss(*given):
-        out, log_sum = torch.ops.rfa.triton_forward(*given)
+        out, log_sum = torch.ops.rfa.pairs_forward(*given)
         return out.square().sum() + log_sum.sum()
 
     given = arguments()
@@ -73,27 +69,3 @@ def test_nothing_to_see(queries, keys):
     assert (log_precision == -torch.inf).all()
     out.sum().backward()
     assert not any(leaves[n].grad.any() for n in ("query", "key", "value"))
-
-
-def call(query, key, value, rotate_values=True):
-    return fused_attention(arguments()._replace(query=query, key=key, value=value, rotate_values=rotate_values))
-
-
-def test_errors_name_the_argument():
-    query, key, value = arguments()[:3]
-    with pytest.raises(ValueError, match=r"query, key, value: got torch.float64"):
-        call(query.double(), key.double(), value.double())
-    with pytest.raises(ValueError, match=r"query, key, value: got torch.bfloat16, torch.float32"):
-        call(query.bfloat16(), key, value)
-    with pytest.raises(ValueError, match=r"query: got 6 channels, expected one of \(16, 32, 64, 128\)"):
-        call(query[..., :6], key[..., :6], value)
-    with pytest.raises(ValueError, match=r"value: got 32 channels, expected 16"):
-        call(query, key, torch.cat([value, value], -1))
-
-
-def test_only_kernels_import_triton():
-    """`import rfa` is watched by `test_architecture`; this folder's host code must be as light."""
-    folder = Path(rfa.ops.old_triton.__file__).parent
-    lines = [line for file in folder.glob("*.py") for line in file.read_text("utf-8").splitlines()]
-    assert not [line for line in lines if line.strip().startswith(("import triton", "from triton"))]
-    assert not [line for line in lines if line.startswith("from .kernels")]
