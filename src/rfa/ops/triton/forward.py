@@ -11,95 +11,66 @@ from .tiles import (
     FOLD,
     FULL,
     HALF,
-    MOST_NORM,
-    NEAREST,
     NONE,
     PAIRS,
     TABLES,
     TERMS,
-    lags_of,
+    counted,
+    lag_numbers,
+    load_states,
     log2,
     product,
-    row_numbers,
+    store_turned,
+    tiles_of_rows,
 )
 
 
 @triton.jit
 @no_type_check
 def add_tile(
-    state, part, q, q_norm, positions, groups, key, value, key_number, key_groups, tables, bits, terms, scalars,
-    keys, length, step,
-    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, WAY: tl.constexpr, CAUSAL: tl.constexpr,
-    GROUPS: tl.constexpr, EXPONENTIAL: tl.constexpr, FAST: tl.constexpr,
+    state, part, of_rows, of_keys, key_groups, terms, scalars, keys, length, step,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, WAY: tl.constexpr, GROUPS: tl.constexpr,
+    FAST: tl.constexpr,
 ):  # fmt: skip
     """The highest score, the sum of weights and the estimate at the tile's edge, with the keys of one more tile."""
     highest, total, estimate = state
+    q, q_norm, positions, groups = of_rows
+    key, value, key_number, tables, bits = of_keys
     power, least = scalars
     columns = part * COLUMNS + tl.arange(0, COLUMNS)
-    channel, width = tl.arange(0, CHANNELS), tl.arange(0, WIDTH)
-    at_key = key + columns[:, None] * CHANNELS + channel[None, :]
-    at_value = value + columns[:, None] * WIDTH + width[None, :]
-    k, number = tl.load(at_key), tl.load(key_number + columns)
+    tile = part // (FOLD // COLUMNS)
+    k, number = load_states(key, columns, CHANNELS=CHANNELS), tl.load(key_number + columns)
     dot = product(q, tl.trans(k), FAST=FAST)
-    m = positions - (part * COLUMNS // FOLD * FOLD + (FOLD - 1))
-    if WAY == PAIRS:
-        lag = lags_of(positions[:, None], columns[None, :], CAUSAL=CAUSAL)
-        e, variance, z = row_numbers(lag, tables, length)
-        gain = q_norm[:, None] + variance
-    else:
-        if WAY == EDGE:
-            m = tl.maximum(m, NEAREST)
-        e, variance, bias = row_numbers(m, tables, length)
-        e, gain = e[:, None], (q_norm + variance)[:, None]
-        if WAY == FULL:
-            coefficients = tl.load(bits + m[:, None] * (2 * TERMS) + tl.arange(0, 2 * TERMS)[None, :])
-            z = product(coefficients, terms, FAST=FAST)
-        else:
-            lag = lags_of(positions[:, None], columns[None, :], CAUSAL=CAUSAL)
-            z = tl.load(tables + length + (FOLD - 1) + lag)
-    g = e * tl.fma(e, number[None, :], dot) + gain
-    if EXPONENTIAL:  # r / (nu d Sigma~), with T = -beta log2 Sigma
-        z = z - power * tl.maximum(g / variance - 1.0, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    else:
-        if WAY != FULL:
-            g = tl.maximum(g, least, propagate_nan=tl.PropagateNan.ALL)  # below by rounding alone
-        logarithm = log2(g, FAST=FAST)
-        z = tl.fma(logarithm, -power, z)  # not a sum: Triton would begin the product of T with it, and so wait for it
-    if WAY != FULL:
-        seen = (columns < keys)[None, :]
-        if CAUSAL:
-            seen = seen & (positions[:, None] >= columns[None, :])
-        if GROUPS:
-            of_keys = tl.load(key_groups + columns, mask=columns < keys, other=-1)
-            seen = seen & (groups[:, None] == of_keys[None, :])
-        z = tl.where(seen, z, NONE)
-    best = tl.max(z, 1)
+    e, gain, z = lag_numbers(positions, columns, tile, q_norm, tables, length, ROWS_AT=0, WAY=WAY)
+    bias = 0.0
     if WAY == FULL:
-        best += bias
-    higher = tl.maximum(highest, tl.ceil(best))  # whole: each rescaling is then a power of two
-    start = higher - bias if WAY == FULL else higher
-    weight = tl.exp2(z - start[:, None])
+        bias = z
+        at_bits = bits + (positions - (tile * FOLD + (FOLD - 1)))[:, None] * (2 * TERMS)
+        z = product(tl.load(at_bits + tl.arange(0, 2 * TERMS)[None, :]), terms, FAST=FAST)
+    g = e * tl.fma(e, number[None, :], dot) + gain
     if WAY != FULL:
-        weight = tl.where(seen, weight, 0.0)  # a row that sees no key yet
+        g = tl.maximum(g, least, propagate_nan=tl.PropagateNan.ALL)  # below by rounding alone
+    logarithm = log2(g, FAST=FAST)
+    z = tl.fma(logarithm, -power, z)  # not a sum: Triton would begin the product of T with it, and so wait for it
+    if WAY != FULL:
+        of_columns = columns
+        if GROUPS:
+            of_columns = tl.load(key_groups + columns, mask=columns < keys, other=-1)
+        z = tl.where(counted(positions, columns, groups, of_columns, ROWS_AT=0, GROUPS=GROUPS), z, NONE)
+    higher = tl.maximum(highest, tl.ceil(tl.max(z, 1) + bias))  # whole: each rescaling is then a power of two
+    weight = tl.exp2(z - (higher - bias)[:, None])
     rescale = tl.exp2(highest - higher)
-    v = tl.load(at_value)
-    total = total * rescale[:, None]
+    v = load_states(value, columns, CHANNELS=WIDTH)
+    total, estimate = total * rescale[:, None], estimate * (rescale * step)[:, None]
     if WAY == PAIRS:
         total += tl.sum(weight, 1)[:, None]
-        estimate = estimate * rescale[:, None]
-        if FAST and v.dtype != tl.float32:  # rounded weights times e would not be those that the gradients see
-            estimate += tl.dot(weight * e, v.to(tl.float32), input_precision="tf32")
-        else:
-            estimate += product(weight * e, v.to(tl.float32), FAST=FAST)
+        # in tf32: rounded weights times e would not be those that the gradients see
+        tf32: tl.constexpr = v.dtype != tl.float32
+        estimate = product(weight * e, v.to(tl.float32), FAST=FAST, start=estimate, TF32=tf32)
     else:  # the sum is that of the rounded weights: those of the estimate then sum to 1
         weight = weight.to(v.dtype)
-        estimate = estimate * (rescale * step)[:, None]
-        if FAST:
-            total = tl.dot(weight, tl.full([COLUMNS, 16], 1.0, v.dtype), total)
-            estimate = tl.dot(weight, v, estimate)
-        else:
-            total += tl.sum(weight.to(tl.float32), 1)[:, None]
-            estimate += product(weight, v, FAST=FAST)
+        total = product(weight, tl.full([COLUMNS, 16], 1.0, v.dtype), FAST=FAST, start=total)
+        estimate = product(weight, v, FAST=FAST, start=estimate)
     return higher, total, estimate
 
 
@@ -110,9 +81,9 @@ def forward_kernel(
     key_groups, query_groups, first_block, cos, sin,
     out, low, log_sum,
     heads, queries, keys, row_length, key_length, length, row_blocks, first_stride, phase_batch, phase_head,
-    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr,
-    FIRST: tl.constexpr, EXPONENTIAL: tl.constexpr, TURN: tl.constexpr, LOW: tl.constexpr, FOLDS: tl.constexpr,
-    STAGES: tl.constexpr, EDGE_STAGES: tl.constexpr, FAST: tl.constexpr,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, FIRST: tl.constexpr,
+    TURN: tl.constexpr, LOW: tl.constexpr, FOLDS: tl.constexpr, STAGES: tl.constexpr, EDGE_STAGES: tl.constexpr,
+    FAST: tl.constexpr,
 ):  # fmt: skip
     """The estimate, what its rounding leaves out, and `log2 sum_j 2^z`.
 
@@ -124,89 +95,57 @@ def forward_kernel(
     rows = block * ROWS + tl.arange(0, ROWS)
     in_rows = rows < queries
     offset = keys - queries
+    if FOLDS:  # a whole number of tiles, as the compiler must know
+        offset = offset // FOLD * FOLD
     positions = offset + rows
-    channel, width = tl.arange(0, CHANNELS), tl.arange(0, WIDTH)
-    at_row = pair * queries + rows
     padded = pair * row_length + rows
-    q = tl.load(query + padded[:, None] * CHANNELS + channel[None, :])
-    q_norm = tl.load(query_norm + padded)
-    least = tl.load(numbers + 2 * heads + head)
-    scalars = tl.load(numbers + heads + head), least
+    q, q_norm = load_states(query, padded, CHANNELS=CHANNELS), tl.load(query_norm + padded)
+    scalars = tl.load(numbers + heads + head), tl.load(numbers + 2 * heads + head)
     groups = positions
     if GROUPS:
         groups = tl.load(query_groups + batch * queries + rows, mask=in_rows, other=-2)
         key_groups += batch * keys
-    key += pair * key_length * CHANNELS
-    value += pair * key_length * WIDTH
-    key_number += pair * key_length
     tables += head * TABLES * length
-    bits += head * length * (2 * TERMS)
-    term, n = tl.arange(0, 2 * TERMS), tl.arange(0, FOLD)
-    of_keys = tl.load(terms + term[:, None] * FOLD + n[None, :])
-    first, last = 0, tl.cdiv(keys, FOLD)
-    if CAUSAL:
-        last = tl.minimum(last, tl.cdiv(offset + (block + 1) * ROWS, FOLD))
+    key, value = key + pair * key_length * CHANNELS, value + pair * key_length * WIDTH
+    of_rows = q, q_norm, positions, groups
+    of_keys = key, value, key_number + pair * key_length, tables, bits + head * length * (2 * TERMS)
+    terms = tl.load(terms + tl.arange(0, 2 * TERMS)[:, None] * FOLD + tl.arange(0, FOLD)[None, :])
+    at_first = first_block
     if FIRST:
-        first = tl.load(first_block + (batch * first_stride + head) * row_blocks + block)
-    highest = tl.full([ROWS], NONE, tl.float32)
-    total, estimate = tl.zeros([ROWS, 16], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
-    in_pairs = first
+        at_first += (batch * first_stride + head) * row_blocks + block
+    first, full, in_pairs, last = tiles_of_rows(
+        block, offset, keys, at_first, q_norm, scalars[1], folds + head,
+        ROWS=ROWS, GROUPS=GROUPS, FIRST=FIRST, FOLDS=FOLDS,
+    )  # fmt: skip
+    # above a score of no weight
+    state = tl.full([ROWS], NONE / 8, tl.float32), tl.zeros([ROWS, 16], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
     if FOLDS:
-        folded = tl.load(folds + head) != 0
-        in_pairs, end = tl.where(folded, last, first), tl.where(folded, last, first)
-        full = first
-        if not GROUPS:
-            full = tl.maximum(tl.minimum((offset + block * ROWS + 1) // FOLD, last), first)
-            full = tl.where(folded & (tl.max(q_norm, 0) <= least * MOST_NORM), full, first)
         step = tl.exp2(tl.load(numbers + head) * FOLD)
         for part in tl.range(first, full, num_stages=STAGES):
-            highest, total, estimate = add_tile(
-                (highest, total, estimate), part, q, q_norm, positions, groups, key, value, key_number, key_groups,
-                tables, bits, of_keys, scalars, keys, length, step,
-                CHANNELS=CHANNELS, WIDTH=WIDTH, COLUMNS=FOLD, WAY=FULL, CAUSAL=CAUSAL, GROUPS=GROUPS,
-                EXPONENTIAL=EXPONENTIAL, FAST=FAST,
+            state = add_tile(
+                state, part, of_rows, of_keys, key_groups, terms, scalars, keys, length, step,
+                CHANNELS=CHANNELS, WIDTH=WIDTH, COLUMNS=FOLD, WAY=FULL, GROUPS=GROUPS, FAST=FAST,
             )  # fmt: skip
-        for part in tl.range(full * 2, end * 2, num_stages=EDGE_STAGES):
-            highest, total, estimate = add_tile(
-                (highest, total, estimate), part, q, q_norm, positions, groups, key, value, key_number, key_groups,
-                tables, bits, of_keys, scalars, keys, length, tl.where(part % 2 == 0, step, 1.0),
-                CHANNELS=CHANNELS, WIDTH=WIDTH, COLUMNS=HALF, WAY=EDGE, CAUSAL=CAUSAL, GROUPS=GROUPS,
-                EXPONENTIAL=EXPONENTIAL, FAST=FAST,
+        for part in tl.range(full * 2, in_pairs * 2, num_stages=EDGE_STAGES):
+            state = add_tile(
+                state, part, of_rows, of_keys, key_groups, terms, scalars, keys, length,
+                tl.where(part % 2 == 0, step, 1.0),
+                CHANNELS=CHANNELS, WIDTH=WIDTH, COLUMNS=HALF, WAY=EDGE, GROUPS=GROUPS, FAST=FAST,
             )  # fmt: skip
-        e = tl.load(tables + 3 * length + (FOLD - 1) + tl.maximum(positions - (last * FOLD - 1), NEAREST))
-        estimate = estimate * tl.where(folded, e, 1.0)[:, None]
+        e = tl.load(tables + 3 * length + tl.maximum(positions - (last - 1) * FOLD, 0))
+        state = state[0], state[1], state[2] * tl.where(in_pairs == last, e, 1.0)[:, None]
     for part in tl.range(in_pairs * 2, last * 2, num_stages=1):
-        highest, total, estimate = add_tile(
-            (highest, total, estimate), part, q, q_norm, positions, groups, key, value, key_number, key_groups,
-            tables, bits, of_keys, scalars, keys, length, 1.0,
-            CHANNELS=CHANNELS, WIDTH=WIDTH, COLUMNS=HALF, WAY=PAIRS, CAUSAL=CAUSAL, GROUPS=GROUPS,
-            EXPONENTIAL=EXPONENTIAL, FAST=FAST,
+        state = add_tile(
+            state, part, of_rows, of_keys, key_groups, terms, scalars, keys, length, 1.0,
+            CHANNELS=CHANNELS, WIDTH=WIDTH, COLUMNS=HALF, WAY=PAIRS, GROUPS=GROUPS, FAST=FAST,
         )  # fmt: skip
+    highest, total, estimate = state
     total = tl.sum(total, 1) * (1.0 / 16)
     some = total != 0.0  # NaN too
     total = tl.where(some, total, 1.0)
-    estimate = estimate / total[:, None]
+    at_row = pair * queries + rows
     tl.store(log_sum + at_row, tl.where(some, highest + tl.log2(total), float("-inf")), mask=in_rows)
     if TURN:
-        mode = tl.arange(0, WIDTH // 2)
-        real, imaginary = tl.split(tl.permute(tl.reshape(estimate, [ROWS, 2, WIDTH // 2]), (0, 2, 1)))
-        phase = batch * phase_batch + head * phase_head + rows[:, None] * (WIDTH // 2) + mode[None, :]
-        c = tl.load(cos + phase, mask=in_rows[:, None], other=0.0)
-        s = tl.load(sin + phase, mask=in_rows[:, None], other=0.0)
-        first_half, second_half = c * real - s * imaginary, s * real + c * imaginary
-        index = at_row[:, None] * WIDTH + mode[None, :]
-        store_rounded(out + index, low + index, first_half, in_rows, LOW=LOW)
-        store_rounded(out + index + WIDTH // 2, low + index + WIDTH // 2, second_half, in_rows, LOW=LOW)
-    else:
-        index = at_row[:, None] * WIDTH + width[None, :]
-        store_rounded(out + index, low + index, estimate, in_rows, LOW=LOW)
-
-
-@triton.jit
-@no_type_check
-def store_rounded(out, low, estimate, in_rows, LOW: tl.constexpr):
-    """The rounded estimate and, for the backward pass, the rest: a rounded `<dout, out>` would not sum dS to 0."""
-    rounded = estimate.to(out.dtype.element_ty)
-    tl.store(out, rounded, mask=in_rows[:, None])
-    if LOW:
-        tl.store(low, (estimate - rounded.to(tl.float32)).to(low.dtype.element_ty), mask=in_rows[:, None])
+        cos += batch * phase_batch + head * phase_head
+        sin += batch * phase_batch + head * phase_head
+    store_turned(estimate / total[:, None], out, low, at_row, rows, in_rows, cos, sin, WIDTH=WIDTH, TURN=TURN, LOW=LOW)

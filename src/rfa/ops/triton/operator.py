@@ -27,15 +27,15 @@ ROWS, EACH = 128, prologue.EACH.value  # rows of a call are padded to as many
 TILES: dict[str, dict[str, Any]] = {
     "forward": {"ROWS": 64, "STAGES": 3, "EDGE_STAGES": 1, "num_warps": 4, "maxnreg": 168},
     "key": {"ROWS": 64, "STAGES": 1, "EDGE_STAGES": 1, "num_warps": 4},
-    "query": {"ROWS": 64, "COLUMNS": 64, "STAGES": 2, "EDGE_STAGES": 1, "num_warps": 4},
+    "query": {"ROWS": 64, "STAGES": 2, "EDGE_STAGES": 1, "num_warps": 4},
     "query without parameters": {
-        "ROWS": 64, "COLUMNS": 64, "STAGES": 3, "EDGE_STAGES": 1, "num_warps": 4, "maxnreg": 168,
+        "ROWS": 64, "STAGES": 3, "EDGE_STAGES": 1, "num_warps": 4, "maxnreg": 168,
     },
 }  # fmt: skip
 LEAST_FACTOR = {torch.bfloat16: 2.0**-12, torch.float16: 2.0**-8, torch.float32: 1.0}
 NAMES = ("decay", "process_noise", "key_noise", "query_noise", "noise_floor", "robustness", "inverse_temperature")
 LEARNED = ("process_noise", "key_noise", "query_noise", "noise_floor", "robustness", "inverse_temperature")
-_FLAGS = ("causal", "exponential", "rotate_values", "gate", "riccati", "in_bias", "keep", "prior")
+_FLAGS = ("rotate_values", "gate", "riccati", "in_bias", "keep", "prior")
 _GIVEN = ("query", "key", "value", "key_cos", "key_sin", "query_cos", "query_sin", "key_groups", "query_groups")
 _TENSORS = (*_GIVEN, "first_block", *NAMES, "horizon")
 _OPTIONAL = (*_GIVEN[3:], "first_block", "horizon")
@@ -50,7 +50,7 @@ class Call(NamedTuple):
     Fields beside these:
         first_block: `(1 or batch, heads, blocks of 64 rows)` int32, the first tile of 64 keys that a block visits; it
             never falls. None: all tiles.
-        exponential, riccati, in_bias: the options of these meanings.
+        riccati, in_bias: the options of these meanings.
         keep, prior: what the backward pass needs is returned too; and that of the parameters' gradients.
     """
 
@@ -72,8 +72,6 @@ class Call(NamedTuple):
     robustness: Tensor
     inverse_temperature: Tensor
     horizon: Tensor | None
-    causal: bool
-    exponential: bool
     rotate_values: bool
     gate: bool
     riccati: bool
@@ -97,16 +95,14 @@ class Plan:
         first = call.first_block
         self.first_stride = 0 if first is None or first.shape[0] == 1 else first.shape[1]
         self.key_phase, self.query_phase = _phase_strides(call.key_cos), _phase_strides(call.query_cos)
-        folds = call.causal and not call.exponential and self.dtype != torch.float32
-        self.folds = folds and (self.keys - self.queries) % FOLD == 0
+        self.folds = self.dtype != torch.float32 and (self.keys - self.queries) % FOLD == 0
         self.prior = {
             "GATE": call.gate, "RICCATI": call.riccati, "IN_BIAS": call.in_bias, "HORIZON": call.horizon is not None,
-            "EXPONENTIAL": call.exponential, "FOLDS": self.folds, "FAST": self.fast,
+            "FOLDS": self.folds, "FAST": self.fast,
         }  # fmt: skip
         self.shared = {
-            "CHANNELS": self.channels, "WIDTH": self.width, "CAUSAL": call.causal,
-            "GROUPS": call.key_groups is not None, "EXPONENTIAL": call.exponential, "FOLDS": self.folds,
-            "FAST": self.fast,
+            "CHANNELS": self.channels, "WIDTH": self.width, "GROUPS": call.key_groups is not None,
+            "FOLDS": self.folds, "FAST": self.fast,
         }  # fmt: skip
         self.turns = {"TURN": self.turn, "TURN_VALUES": self.turn and call.rotate_values}
         if launches:
@@ -380,11 +376,16 @@ register_gradient(filter_backward, _refused, lambda ctx, inputs, output: None)
 
 
 def serves(problem: Problem) -> bool:
-    """Whether these kernels serve a problem: uniform times, and no gradient of decay, frequencies or horizon."""
+    """Whether these kernels serve a problem: causal, Student-t, at uniform times, and few gradients.
+
+    Decay, frequencies and horizon have none.
+    """
     parameters, positions, options, riccati = problem
     fixed = (parameters.decay, parameters.frequency, parameters.horizon)
     return (
         positions.uniform
+        and options.causal
+        and options.weight == "student_t"
         and riccati is None
         and parameters.noise is None
         and positions.clock is None
@@ -411,8 +412,7 @@ def filter_attention(
     keep = prior or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
     out, log_sum, *_ = filter_forward(
         query, key, value, *phases, *groups, first_block, *named, parameters.horizon,
-        options.causal, options.weight == "exponential", options.rotate_values, options.gate,
-        options.prior == "riccati", options.query_noise_in_bias, keep, prior,
+        options.rotate_values, options.gate, options.prior == "riccati", options.query_noise_in_bias, keep, prior,
     )  # fmt: skip
     return out, log_sum
 

@@ -85,7 +85,7 @@ def variances(of_head, lag, modes, GATE: tl.constexpr):
 @no_type_check
 def prior_bits(
     of_head, gains, lag, modes,
-    GATE: tl.constexpr, RICCATI: tl.constexpr, IN_BIAS: tl.constexpr, EXPONENTIAL: tl.constexpr,
+    GATE: tl.constexpr, RICCATI: tl.constexpr, IN_BIAS: tl.constexpr,
 ):  # fmt: skip
     """T at lags of 0 and more."""
     _, _, _, gamma2, _, freedom, beta, _ = of_head
@@ -96,16 +96,14 @@ def prior_bits(
         bits = -beta * tl.log2(tl.maximum(variance + gamma2, LEAST))
     else:
         bits = -beta * tl.log2(tl.maximum(variance, LEAST))
-    if not EXPONENTIAL:
-        bits += beta * (freedom + 1.0) * tl.log2(tl.maximum(gain, LEAST_GAIN))
-    return bits
+    return bits + beta * (freedom + 1.0) * tl.log2(tl.maximum(gain, LEAST_GAIN))
 
 
 @triton.jit
 @no_type_check
 def effect_of(
     kind, of_head, gains, lag, modes,
-    GATE: tl.constexpr, RICCATI: tl.constexpr, IN_BIAS: tl.constexpr, EXPONENTIAL: tl.constexpr,
+    GATE: tl.constexpr, RICCATI: tl.constexpr, IN_BIAS: tl.constexpr,
 ):  # fmt: skip
     """The derivatives of T in bits and of `nu d Sigma~` by a parameter, at lags.
 
@@ -131,10 +129,9 @@ def effect_of(
         within = tl.maximum(within, LEAST)
         bits += tl.where(known, -(beta * BITS) * of_within / within, 0.0)
         bits += tl.where(kind == 5, -tl.log2(within), 0.0)
-    if not EXPONENTIAL:
-        power, logarithm = beta * (freedom + 1.0), tl.log2(tl.maximum(gain, LEAST_GAIN))
-        bits += (power * BITS) * of_gain / gain
-        bits += tl.where(kind == 4, beta * logarithm, tl.where(kind == 5, (freedom + 1.0) * logarithm, 0.0))
+    power, logarithm = beta * (freedom + 1.0), tl.log2(tl.maximum(gain, LEAST_GAIN))
+    bits += (power * BITS) * of_gain / gain
+    bits += tl.where(kind == 4, beta * logarithm, tl.where(kind == 5, (freedom + 1.0) * logarithm, 0.0))
     return bits, of_gain
 
 
@@ -142,8 +139,7 @@ def effect_of(
 @no_type_check
 def store_effects(
     block, head, of_head, gains, spread, effects, pair_effects, heads, keys, length, modes, distances,
-    GATE: tl.constexpr, RICCATI: tl.constexpr, IN_BIAS: tl.constexpr, EXPONENTIAL: tl.constexpr, FOLDS: tl.constexpr,
-    FAST: tl.constexpr,
+    GATE: tl.constexpr, RICCATI: tl.constexpr, IN_BIAS: tl.constexpr, FOLDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """The effects of parameters by lag, `(heads, 2, FUNCTIONALS, length)`, and on moments of tiles at a distance."""
     kind, place = tl.arange(0, FUNCTIONALS), tl.arange(0, 2 * FOLD)
@@ -151,7 +147,7 @@ def store_effects(
         lag = (block - distances) * 2 * FOLD + place
         bits, of_gain = effect_of(
             kind[:, None], of_head, gains, lag[None, :].to(tl.float32), modes,
-            GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS, EXPONENTIAL=EXPONENTIAL,
+            GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS,
         )  # fmt: skip
         at = pair_effects + (head * 2 * FUNCTIONALS + kind)[:, None] * length + lag[None, :]
         mask = (lag < length)[None, :] & (kind < FUNCTIONALS)[:, None]
@@ -162,11 +158,11 @@ def store_effects(
         padded = tl.arange(0, 2 * FUNCTIONALS)
         tile_bits = effect_of(
             padded[:, None], of_head, gains, tile_lag[None, :], modes,
-            GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS, EXPONENTIAL=EXPONENTIAL,
+            GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS,
         )[0]  # fmt: skip
         middle = effect_of(
             padded[:, None], of_head, gains, tl.zeros([1, 1], tl.float32) + FOLD, modes,
-            GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS, EXPONENTIAL=EXPONENTIAL,
+            GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS,
         )[0]  # fmt: skip
         row = tl.arange(0, TERMS * TERMS)
         chosen = spread + tl.minimum(block, 1) * (2 * FOLD * TERMS * TERMS)
@@ -185,7 +181,7 @@ def epilogue_kernel(
     row_sums, key_sums, numbers, folds, grad_log_sum, wave_fit, wave_lags, gradients,
     heads, batch, row_blocks, key_blocks, queries, keys, modes,
     GATE: tl.constexpr, RICCATI: tl.constexpr, IN_BIAS: tl.constexpr, HORIZON: tl.constexpr,
-    EXPONENTIAL: tl.constexpr, FOLDS: tl.constexpr, LOG_SUM: tl.constexpr, FAST: tl.constexpr,
+    FOLDS: tl.constexpr, LOG_SUM: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Gradients of sigma^2, eta^2, gamma^2, sigma_0^2, nu_s and beta_s, `(6, heads)`: one program a head."""
     head = tl.program_id(0)
@@ -247,11 +243,11 @@ def epilogue_kernel(
         padded = index[:, None] - WAVES
         at_lag = effect_of(
             padded, of_head, gains, lag, modes,
-            GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS, EXPONENTIAL=EXPONENTIAL,
+            GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS,
         )[0]  # fmt: skip
         at_middle = effect_of(
             padded, of_head, gains, tl.zeros([1, 1], tl.float32) + FOLD, modes,
-            GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS, EXPONENTIAL=EXPONENTIAL,
+            GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS,
         )[0]  # fmt: skip
         slope = tl.zeros([SUMS], tl.float32)  # what grows with the lag is kept apart
         if RICCATI:
@@ -271,17 +267,12 @@ def epilogue_kernel(
         if LOG_SUM:  # what was left out of T: its value at the middle
             middle = effect_of(
                 kind, of_head, gains, tl.zeros([SUMS], tl.float32) + FOLD, modes,
-                GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS, EXPONENTIAL=EXPONENTIAL,
+                GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS,
             )[0]  # fmt: skip
             gradient += tl.where((kind >= 0) & (kind < FUNCTIONALS), tl.sum(through, 0) * middle, 0.0)
-    if EXPONENTIAL:
-        gradient -= tl.where(kind == 5, of_power, 0.0)
-    else:
-        if LOG_SUM:
-            of_power += tl.sum(through, 0) * BITS * tl.log2(least)
-        gradient -= tl.where(
-            kind == 4, beta * LN2 * of_power, tl.where(kind == 5, (freedom + 1.0) * LN2 * of_power, 0.0)
-        )
+    if LOG_SUM:
+        of_power += tl.sum(through, 0) * BITS * tl.log2(least)
+    gradient -= tl.where(kind == 4, beta * LN2 * of_power, tl.where(kind == 5, (freedom + 1.0) * LN2 * of_power, 0.0))
     if RICCATI:
         # by the root x: `x^2 + x (r p - q) - q r = 0` with `p = 1 - F^2`
         phi, _ = integrals(2.0 * mu, 1.0 + tl.zeros([1], tl.float32))

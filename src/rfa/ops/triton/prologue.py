@@ -29,7 +29,7 @@ def head_folds(
     """Whether a head is slow enough: keys keep their digits over a tile, T fits, and g does not cancel."""
     mu, _, _, _, _, freedom, beta, _ = of_head
     n = tl.arange(0, FOLD).to(tl.float32)
-    bits = prior_bits(of_head, gains, n, modes, GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS, EXPONENTIAL=False)
+    bits = prior_bits(of_head, gains, n, modes, GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS)
     bits = bits - tl.sum(tl.where(n == 0.0, bits, 0.0), 0)
     coefficients = tl.sum(fit * bits[None, :], 1)
     misfit = tl.max(tl.abs(tl.sum(functions * coefficients[:, None], 0) - bits), 0)
@@ -88,7 +88,7 @@ def prologue_kernel(
     v_row, v_channel, kp_batch, kp_head, qp_batch, qp_head, heads, queries, keys, row_length, key_length, length,
     modes, table_blocks, key_programs, query_programs, effect_blocks, distances, CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr, TURN: tl.constexpr, TURN_VALUES: tl.constexpr, GROUPS: tl.constexpr, GATE: tl.constexpr,
-    RICCATI: tl.constexpr, IN_BIAS: tl.constexpr, HORIZON: tl.constexpr, EXPONENTIAL: tl.constexpr,
+    RICCATI: tl.constexpr, IN_BIAS: tl.constexpr, HORIZON: tl.constexpr,
     FOLDS: tl.constexpr, EFFECTS: tl.constexpr, LEAST_FACTOR: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Tables of each head, the effects of its parameters, then keys and values, then queries."""
@@ -117,7 +117,7 @@ def prologue_kernel(
                 of_gains = steady_gain(of_head, keys)
             store_effects(
                 block, head, of_head, of_gains, spread, effects, pair_effects, heads, keys, length, modes, distances,
-                GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS, EXPONENTIAL=EXPONENTIAL, FOLDS=FOLDS, FAST=FAST,
+                GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS, FOLDS=FOLDS, FAST=FAST,
             )  # fmt: skip
     elif kind == 2:
         for each_block in range(block * EACH, tl.minimum((block + 1) * EACH, row_length // FOLD)):
@@ -185,7 +185,7 @@ def prologue_kernel(
             gain, _, phi_at, _ = variances(of_head, lag, modes, GATE=GATE)
             start = prior_bits(
                 of_head, gains, tl.maximum(lag, 0.0), modes,
-                GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS, EXPONENTIAL=EXPONENTIAL,
+                GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS,
             )  # fmt: skip
             result = tables + head * TABLES * length + index
             exponent = -mu * BITS * (lag + ahead)
@@ -198,7 +198,7 @@ def prologue_kernel(
                 within = tl.maximum(lag[:, None] + n[None, :].to(tl.float32), 0.0)
                 change = prior_bits(
                     of_head, gains, within, modes,
-                    GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS, EXPONENTIAL=EXPONENTIAL,
+                    GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS,
                 ) - start[:, None]  # fmt: skip
                 coefficients = product(change, tl.trans(fit), FAST=FAST)
                 high = coefficients.to(tl.float16)
@@ -214,9 +214,8 @@ def prologue_kernel(
                 tl.store(place + 2 * FOLD, tl.where(fine, square, 1.0))
                 ends = tl.where(n == 0, 0, keys - 1).to(tl.float32)
                 least = variances(of_head, ends, modes, GATE=GATE)[0]
-                power = beta * BITS if EXPONENTIAL else beta * (freedom + 1.0)
                 tl.store(numbers + head, -mu * BITS)
-                tl.store(numbers + heads + head, power)
+                tl.store(numbers + heads + head, beta * (freedom + 1.0))
                 tl.store(numbers + 2 * heads + head, tl.maximum(tl.min(least, 0), LEAST_GAIN))
                 if FOLDS:
                     tl.store(folds + head, good.to(tl.int32))

@@ -31,8 +31,6 @@ CASES: dict[str, dict[str, Any]] = {
     "no decay, a large exponent": {"length": 130, "decays": (0.0, 0.0, 0.0), "robustness": 23.0},
     "padding": {"length": 130, "present": (130, 70)},
     "float32": {"length": 70, "dtype": FP32},
-    "both directions": {"length": 70, "dtype": FP32, "causal": False, "log_sum": True},
-    "exponential weights": {"length": 70, "dtype": FP32, "weight": "exponential"},
     "no gate": {"length": 70, "dtype": FP32, "gate": False},
     "noise in the bias, a horizon": {"length": 130, "query_noise_in_bias": True, "horizon": 2.5, "dtype": FP16},
 }
