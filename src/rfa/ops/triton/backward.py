@@ -29,8 +29,8 @@ from .tiles import (
     load_states,
     log2,
     product,
-    store_turned,
     tiles_of_rows,
+    turn_and_store,
 )
 
 
@@ -211,9 +211,9 @@ def key_kernel(
         cos += batch * phase_batch + head * phase_head
         sin += batch * phase_batch + head * phase_head
     at_key = pair * keys + columns
-    store_turned(-2.0 * factor * of_key, key_gradient, key_gradient, at_key, columns, in_columns, cos, sin,
+    turn_and_store(-2.0 * factor * of_key, key_gradient, at_key, columns, in_columns, cos, sin,
                  WIDTH=CHANNELS, TURN=TURN)  # fmt: skip
-    store_turned(factor * of_value, value_gradient, value_gradient, at_key, columns, in_columns, cos, sin,
+    turn_and_store(factor * of_value, value_gradient, at_key, columns, in_columns, cos, sin,
                  WIDTH=WIDTH, TURN=TURN_VALUES)  # fmt: skip
     if PRIOR:
         at = sums + (pair * blocks + block) * 2
@@ -373,7 +373,7 @@ def query_kernel(
         cos += batch * phase_batch + head * phase_head
         sin += batch * phase_batch + head * phase_head
     at_row = pair * queries + rows
-    store_turned(of_query, query_gradient, query_gradient, at_row, rows, in_rows, cos, sin, WIDTH=CHANNELS, TURN=TURN)
+    turn_and_store(of_query, query_gradient, at_row, rows, in_rows, cos, sin, WIDTH=CHANNELS, TURN=TURN)
     if PRIOR:
         at_sums += WAVES
         tl.store(at_sums + tl.arange(0, FUNCTIONALS), tl.sum(tl.sum(in_tiles, 2), 1))

@@ -20,8 +20,8 @@ from .tiles import (
     load_states,
     log2,
     product,
-    store_turned,
     tiles_of_rows,
+    turn_and_store,
 )
 
 
@@ -148,4 +148,6 @@ def forward_kernel(
     if TURN:
         cos += batch * phase_batch + head * phase_head
         sin += batch * phase_batch + head * phase_head
-    store_turned(estimate / total[:, None], out, low, at_row, rows, in_rows, cos, sin, WIDTH=WIDTH, TURN=TURN, LOW=LOW)
+    estimate = estimate / total[:, None]
+    low = low if LOW else None
+    turn_and_store(estimate, out, at_row, rows, in_rows, cos, sin, WIDTH=WIDTH, TURN=TURN, low=low)

@@ -18,9 +18,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .backward import turn_and_store
 from .prologue import store_block, turned_block
-from .tiles import BITS, COUNTS, LN2, NONE, log2
+from .tiles import BITS, COUNTS, LN2, NONE, log2, turn_and_store
 
 LEAST = tl.constexpr(1.1754943508222875e-38)  # of a variance: the smallest normal float32
 LEAST_OF_EXPONENTIAL = tl.constexpr(1.9673781396807392e-24)  # as `least_effective_variance`

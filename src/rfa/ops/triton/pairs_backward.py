@@ -8,9 +8,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .backward import turn_and_store
 from .pairs import SCALARS, load_path, load_scalars, order_of, pair_gradients, product, worth
-from .tiles import COUNTS, LN2
+from .tiles import COUNTS, LN2, turn_and_store
 
 
 @triton.jit

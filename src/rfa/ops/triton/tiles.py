@@ -118,10 +118,7 @@ def tiles_of_rows(
 
 @triton.jit
 @no_type_check
-def store_turned(
-    states, out, low, at_row, rows, in_rows, cos, sin,
-    WIDTH: tl.constexpr, TURN: tl.constexpr, LOW: tl.constexpr = False,
-):  # fmt: skip
+def turn_and_store(states, target, at_row, rows, in_rows, cos, sin, WIDTH: tl.constexpr, TURN: tl.constexpr, low=None):
     """Store states, turned by the phases of their rows or as they are; in `low` what rounding leaves out."""
     if TURN:
         size: tl.constexpr = states.shape[0]
@@ -132,18 +129,17 @@ def store_turned(
         c = tl.load(cos + phase, mask=in_rows[:, None], other=0.0)
         s = tl.load(sin + phase, mask=in_rows[:, None], other=0.0)
         index = at_row[:, None] * WIDTH + mode[None, :]
-        store_rounded(c * real - s * imaginary, out + index, low + index, in_rows, LOW=LOW)
-        store_rounded(s * real + c * imaginary, out + index + half, low + index + half, in_rows, LOW=LOW)
+        store_rounded(c * real - s * imaginary, target, low, index, in_rows)
+        store_rounded(s * real + c * imaginary, target, low, index + half, in_rows)
     else:
-        index = at_row[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-        store_rounded(states, out + index, low + index, in_rows, LOW=LOW)
+        store_rounded(states, target, low, at_row[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :], in_rows)
 
 
 @triton.jit
 @no_type_check
-def store_rounded(states, out, low, in_rows, LOW: tl.constexpr):
+def store_rounded(states, target, low, index, in_rows):
     """The rounded states and, for the backward pass, the rest: a rounded `<dout, out>` would not sum dS to 0."""
-    rounded = states.to(out.dtype.element_ty)
-    tl.store(out, rounded, mask=in_rows[:, None])
-    if LOW:
-        tl.store(low, (states - rounded.to(tl.float32)).to(low.dtype.element_ty), mask=in_rows[:, None])
+    rounded = states.to(target.dtype.element_ty)
+    tl.store(target + index, rounded, mask=in_rows[:, None])
+    if low is not None:
+        tl.store(low + index, (states - rounded.to(tl.float32)).to(low.dtype.element_ty), mask=in_rows[:, None])
