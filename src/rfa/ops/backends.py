@@ -288,8 +288,8 @@ def backend_for(name: str, query: Tensor, value: Tensor, lags: Lags | None = Non
 def _refusal(name: str, device: str, dtype: torch.dtype | None, channels: tuple[int, ...]) -> str | None:
     """Why a backend does not serve such states, or None."""
     backend = BACKENDS[name]
-    devices = ("cpu", "cuda") if name == "triton" and interpreted() else backend.devices
-    if devices is not None and device not in devices:
+    devices = backend.devices
+    if devices is not None and device not in devices and not (name == "triton" and device == "cpu" and interpreted()):
         return f"got {name!r} with states on {device}, expected {' or '.join(devices)}"
     if backend.dtypes is not None and dtype is not None and dtype not in backend.dtypes:
         return f"got {name!r} with {dtype}, expected one of {', '.join(map(str, backend.dtypes))}"

@@ -170,6 +170,19 @@ def readable(*tensors: Tensor | None) -> bool:
     return not _recorded() and all(_has_numbers(x) for x in tensors if x is not None)
 
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def plain(states: Tensor) -> bool:
+    """Whether PyTorch's dispatcher has nothing to add to an operator of such states, so that its body may be called.
+
+    It has where a compiler or a dispatch mode records what runs, under transforms, and for tensors of other types.
+    """
+    if type(states) not in _PLAIN or _recorded():
+        return False
+    return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
+
+
 def without_autocast(states: Tensor) -> AbstractContextManager[None]:
     """The caller's dtypes count inside the block, under autocast too. Tensors without data know no autocast."""
     return nullcontext() if states.is_meta else torch.autocast(states.device.type, enabled=False)

@@ -1,19 +1,24 @@
-"""The registered operators `rfa::filter_forward` and `rfa::filter_backward`, and their launches in order.
+"""The operators `rfa::filter_forward` and `rfa::filter_backward`: their launches in order, and who calls them.
 
 Forward: prologue, forward kernel. Backward: delta (with the effects of parameters), keys, queries, epilogue. What a
 parameter does not ask for is not computed, nothing waits for the GPU, and nothing is filled with zeros.
+
+A call runs the operator's body from one `torch.autograd.Function`. Only a compiler, a dispatch mode or a transform
+gets the registered operator.
 """
 
-from functools import cache
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from rfa.dynamics import rotation_of_heads
-from rfa.ops.problem import Parameters, Problem
-from rfa.ops.transforms import operator, readable, refuse_forward_mode, register_gradient
+from rfa.ops.positions import Positions
+from rfa.ops.problem import Problem
+from rfa.ops.transforms import BODIES, operator, plain, refuse_forward_mode, register_gradient
 
 from . import prologue, tiles
 from .backward import key_kernel, query_kernel
@@ -33,343 +38,349 @@ TILES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 LEAST_FACTOR = {torch.bfloat16: 2.0**-12, torch.float16: 2.0**-8, torch.float32: 1.0}
-NAMES = ("decay", "process_noise", "key_noise", "query_noise", "noise_floor", "robustness", "inverse_temperature")
 LEARNED = ("process_noise", "key_noise", "query_noise", "noise_floor", "robustness", "inverse_temperature")
+# The arguments of a call. Tensors as in `KernelInputs` and `Parameters`; `first_block` is int32 `(1 or batch, heads,
+# blocks of 64 rows)`, the first tile of 64 keys that a block visits, which never falls; None for all. `riccati` and
+# `in_bias` are the options of these meanings. `keep` says that there will be a backward pass, and `prior` that it is
+# asked for gradients of parameters
+_LEAVES = ("query", "key", "value", "decay", *LEARNED)
+_OPTIONAL = ("horizon", "key_cos", "key_sin", "query_cos", "query_sin", "key_groups", "query_groups", "first_block")
 _FLAGS = ("rotate_values", "gate", "riccati", "in_bias", "keep", "prior")
-_GIVEN = ("query", "key", "value", "key_cos", "key_sin", "query_cos", "query_sin", "key_groups", "query_groups")
-_TENSORS = (*_GIVEN, "first_block", *NAMES, "horizon")
-_OPTIONAL = (*_GIVEN[3:], "first_block", "horizon")
-_SCHEMA = ", ".join(f"Tensor{'?' if name in _OPTIONAL else ''} {name}" for name in _TENSORS)
-_SCHEMA += ", " + ", ".join(f"bool {name}" for name in _FLAGS)
-_LEARNED_AT = tuple(_TENSORS.index(name) for name in LEARNED)
+_SCHEMA = ", ".join(f"Tensor {name}" for name in _LEAVES)
+_SCHEMA += "".join(f", Tensor? {name}" for name in _OPTIONAL) + "".join(f", bool {name}" for name in _FLAGS)
+_TENSORS, _PARAMETERS, _OTHERS = len(_LEAVES) + len(_OPTIONAL), slice(3, 11), slice(11, 18)
 
 
-class Call(NamedTuple):
-    """The arguments of the operator. Tensors as in `KernelInputs` and `Parameters`.
+class Launch:
+    """A kernel with all that stays the same between the calls of one kind.
 
-    Fields beside these:
-        first_block: `(1 or batch, heads, blocks of 64 rows)` int32, the first tile of 64 keys that a block visits; it
-            never falls. None: all tiles.
-        riccati, in_bias: the options of these meanings.
-        keep, prior: what the backward pass needs is returned too; and that of the parameters' gradients.
+    Args:
+        kernel: of `triton.jit`; its arguments are tensors, then numbers, then constants.
+        programs: how many.
+        numbers: sizes and strides.
+        constants: what it is compiled for.
     """
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    key_cos: Tensor | None
-    key_sin: Tensor | None
-    query_cos: Tensor | None
-    query_sin: Tensor | None
-    key_groups: Tensor | None
-    query_groups: Tensor | None
-    first_block: Tensor | None
-    decay: Tensor
-    process_noise: Tensor
-    key_noise: Tensor
-    query_noise: Tensor
-    noise_floor: Tensor
-    robustness: Tensor
-    inverse_temperature: Tensor
-    horizon: Tensor | None
-    rotate_values: bool
-    gate: bool
-    riccati: bool
-    in_bias: bool
-    keep: bool
-    prior: bool
+    def __init__(self, kernel: Any, programs: int, numbers: tuple[int, ...], **constants: Any):
+        self._kernel, self._programs, self._numbers, self._constants = kernel, programs, numbers, constants
+        self._compiled: Any = None
+
+    def __call__(self, stream: int | None, *tensors: Tensor | None) -> None:
+        """Launch it; a second time, on a stream of a GPU, without asking what the arguments are."""
+        if self._compiled is not None:
+            run, function, packed, rest = self._compiled
+            run(self._programs, 1, 1, stream, function, packed, None, None, None, *tensors, *rest)
+            return
+        made = self._kernel[(self._programs,)](*tensors, *self._numbers, **self._constants)
+        if stream is not None:
+            names = self._kernel.arg_names[len(tensors) + len(self._numbers) :]
+            rest = (*self._numbers, *(self._constants[name] for name in names))
+            self._compiled = made.run, made.function, made.packed_metadata, rest
 
 
 class Plan:
-    """Sizes, compile-time choices and compiled kernels of all calls of one kind."""
+    """Sizes of all calls of one kind, and their launches.
 
-    def __init__(self, call: Call, launches: bool = True):
-        query, value = call.query, call.value
+    What a call keeps are two buffers, which it cuts into pieces: states in the common frame, and numbers in float32.
+    """
+
+    def __init__(self, given: tuple[Any, ...]):
+        query, key, value, *_, horizon = given[: _PARAMETERS.stop]
+        key_cos, _, query_cos, _, key_groups, _, first_block = given[_OTHERS]
+        self.rotate_values, self.gate, self.riccati, self.in_bias, self.keep, self.prior = given[_TENSORS:]
         self.batch, self.heads, self.queries, self.channels = query.shape
         self.keys, self.width = value.shape[2:]
         self.rows, self.columns = -(-self.queries // ROWS) * ROWS, -(-self.keys // FOLD) * FOLD
         self.length = self.columns + ROWS + 2 * FOLD
-        self.modes, self.dtype, self.device = self.channels // 2, query.dtype, query.device
-        self.fast = query.is_cuda
-        self.turn = call.key_cos is not None
-        first = call.first_block
-        self.first_stride = 0 if first is None or first.shape[0] == 1 else first.shape[1]
-        self.key_phase, self.query_phase = _phase_strides(call.key_cos), _phase_strides(call.query_cos)
-        self.folds = self.dtype != torch.float32 and (self.keys - self.queries) % FOLD == 0
-        self.prior = {
-            "GATE": call.gate, "RICCATI": call.riccati, "IN_BIAS": call.in_bias, "HORIZON": call.horizon is not None,
-            "FOLDS": self.folds, "FAST": self.fast,
-        }  # fmt: skip
-        self.shared = {
-            "CHANNELS": self.channels, "WIDTH": self.width, "GROUPS": call.key_groups is not None,
-            "FOLDS": self.folds, "FAST": self.fast,
-        }  # fmt: skip
-        self.turns = {"TURN": self.turn, "TURN_VALUES": self.turn and call.rotate_values}
-        if launches:
-            self.matrices = [constant(name, self.device) for name in ("fit", "functions", "spread")]
-            self.terms = constant("terms", self.device)
-        self._compiled: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
+        self.dtype, self.device, self.fast = query.dtype, query.device, query.is_cuda
+        self.strides = (*query.stride(), *key.stride(), *value.stride())
+        self.turn, self.key_phase, self.query_phase = key_cos is not None, _strides(key_cos), _strides(query_cos)
+        self.horizon, self.groups, self.first = horizon is not None, key_groups is not None, first_block is not None
+        self.first_stride = 0 if first_block is None or first_block.shape[0] == 1 else first_block.shape[1]
+        pairs, distances = self.batch * self.heads, self.columns // FOLD
+        self.states = _pieces(  # query, key, value, low
+            pairs * self.rows * self.channels, pairs * self.columns * self.channels, pairs * self.columns * self.width,
+            pairs * self.queries * self.width * self.keep,
+        )  # fmt: skip
+        self.numbers = _pieces(
+            *(pairs * self.rows,) * 2, *(pairs * self.columns,) * 2,  # of queries and keys, for gradients and estimate
+            self.heads * 5 * self.length, self.heads * self.length * TERMS,  # tables, bits in float16
+            3 * self.heads, self.heads, self.heads * 3 * FOLD,  # numbers, folds as int32, factors
+            self.heads * distances * FUNCTIONALS * TERMS**2 * self.prior,  # effects
+            self.heads * 2 * FUNCTIONALS * self.length * self.prior,  # pair_effects
+        )  # fmt: skip
+        row_blocks = self.rows // FOLD
+        self.scratch = _pieces(  # delta, total, largest, sums of keys and of rows
+            *(pairs * self.rows,) * 2, pairs * row_blocks, pairs * distances * 2, pairs * row_blocks * SUMS
+        )
+        self._sizes = sum(self.states), sum(self.numbers)
+        self.scratch_size = sum(self.scratch)
+        self._backward: dict[Any, list[Launch]] = {}
 
-    def new(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """An empty tensor on the device of the call."""
-        return torch.empty(shape, dtype=dtype, device=self.device)
+    def results(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Room for what the forward pass returns."""
+        shape, (states, numbers) = (self.batch, self.heads, self.queries), self._sizes
+        out, log_sum = query.new_empty((*shape, self.width)), query.new_empty(shape, dtype=torch.float32)
+        return out, log_sum, query.new_empty(states), query.new_empty(numbers, dtype=torch.float32)
 
-    def launch(self, kernel: Any, programs: int, arguments: tuple[Any, ...], **constants: Any) -> None:
-        """Launch a kernel; a second time without asking what the arguments are."""
-        name = kernel, constants.get("LOG_SUM")
-        found = self._compiled.get(name)
-        if found is None:
-            made = kernel[(programs,)](*arguments, **constants)
-            if self.fast:
-                self._compiled[name] = made, tuple(constants[n] for n in kernel.arg_names[len(arguments) :])
-        else:
-            found[0][(programs, 1, 1)](*arguments, *found[1])
+    def gradients(self, given: tuple[Any, ...], learns: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Room for what the backward pass returns."""
+        query, key, value = [x.new_empty(x.shape) for x in given[:3]]
+        return query, key, value, query.new_empty((len(LEARNED), self.heads) if learns else 0, dtype=torch.float32)
+
+    def stream(self) -> int | None:
+        """The current stream of the call's device; None on a CPU."""
+        return torch._C._cuda_getCurrentRawStream(self.device.index) if self.device.type == "cuda" else None
+
+    def place(self) -> AbstractContextManager[Any]:
+        """A context in which the call's device is the current one."""
+        if self.device.type != "cuda" or torch.cuda.current_device() == self.device.index:
+            return _HERE
+        return torch.cuda.device(self.device)
+
+    @cached_property
+    def constants(self) -> list[Tensor]:
+        """What the prologue fits the prior with, and the terms of its expansion."""
+        return [constant(name, self.device) for name in ("fit", "functions", "spread", "terms")]
+
+    @cached_property
+    def of_parameters(self) -> list[Tensor]:
+        """The waves of so many lags, their rates, what fits them, and the polynomials of a tile."""
+        longest = max(ROWS, 1 << (self.keys - 1).bit_length())
+        kind = str(self.dtype)[6:]
+        names = [f"waves-{kind}-{longest}", *(f"{name}-float32-{longest}" for name in ("rates", "fit", "lags"))]
+        return [constant(name, self.device) for name in (*names, f"moments-{kind}", "polynomials")]
+
+    @cached_property
+    def _shared(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Constants of all kernels, of those that visit pairs and of those that know the prior."""
+        folds = self.dtype != torch.float32 and (self.keys - self.queries) % FOLD == 0
+        every = {"FOLDS": folds, "FAST": self.fast}
+        pairs = {"CHANNELS": self.channels, "WIDTH": self.width, "GROUPS": self.groups}
+        prior = {"GATE": self.gate, "RICCATI": self.riccati, "IN_BIAS": self.in_bias, "HORIZON": self.horizon}
+        turns = {"TURN": self.turn, "TURN_VALUES": self.turn and self.rotate_values}
+        return {**every, **pairs, "FIRST": self.first}, {**every, **prior}, turns
+
+    @cached_property
+    def forward(self) -> tuple[Launch, Launch]:
+        """Of the prologue and the forward kernel."""
+        visits, prior, turns = self._shared
+        sizes = (self.heads, self.queries, self.keys, self.rows, self.columns, self.length)
+        table_blocks, distances = self.length // FOLD, self.columns // FOLD
+        effect_blocks = distances - (-self.length // (2 * FOLD)) if self.prior else 0
+        key_blocks, query_blocks = -(-self.columns // (FOLD * EACH)), -(-self.rows // (FOLD * EACH))
+        tables = Launch(
+            prologue_kernel,
+            self.heads * (table_blocks + effect_blocks) + self.batch * self.heads * (key_blocks + query_blocks),
+            (
+                *self.strides, *self.key_phase, *self.query_phase, *sizes, self.channels // 2, table_blocks,
+                key_blocks, query_blocks, effect_blocks, distances,
+            ),
+            **prior, **turns, CHANNELS=self.channels, WIDTH=self.width, GROUPS=self.groups, EFFECTS=self.prior,
+            LEAST_FACTOR=LEAST_FACTOR[self.dtype], num_warps=8,
+        )  # fmt: skip
+        blocks = -(-self.queries // TILES["forward"]["ROWS"])
+        estimate = Launch(
+            forward_kernel, self.batch * self.heads * blocks, (*sizes, blocks, self.first_stride, *self.query_phase),
+            **visits, TURN=turns["TURN_VALUES"], LOW=self.keep, **TILES["forward"],
+        )  # fmt: skip
+        return tables, estimate
+
+    def backward(self, grad_out: Tensor, log_sum: bool, prior: bool) -> list[Launch]:
+        """Of delta, keys, queries and, with the prior's gradients, the epilogue."""
+        kind = (grad_out.stride(), grad_out.data_ptr() % 16, log_sum, prior)
+        if kind not in self._backward:
+            self._backward[kind] = self._of_gradients(grad_out.stride(), log_sum, prior)
+        return self._backward[kind]
+
+    def _of_gradients(self, strides: tuple[int, ...], log_sum: bool, prior: bool) -> list[Launch]:
+        visits, of_prior, turns = self._shared
+        pairs, sizes = self.batch * self.heads, (self.heads, self.queries, self.keys, self.rows, self.columns)
+        tiles_of_query = TILES["query" if prior else "query without parameters"]
+        row_blocks, key_blocks = -(-self.queries // tiles_of_query["ROWS"]), self.columns // FOLD
+        launches = [
+            Launch(
+                delta_kernel, pairs * (self.rows // FOLD),
+                (*strides, self.heads, self.queries, self.rows, self.rows // FOLD, *self.query_phase),
+                WIDTH=self.width, ROWS=64, TURN=turns["TURN_VALUES"], LOG_SUM=log_sum, LOW=True, num_warps=4,
+            ),
+            Launch(
+                key_kernel, pairs * key_blocks,
+                (*sizes, self.length, key_blocks, row_blocks, self.first_stride, *self.key_phase),
+                **visits, **turns, PRIOR=prior, **TILES["key"],
+            ),
+            Launch(
+                query_kernel, pairs * row_blocks,
+                (*sizes, self.length, row_blocks, key_blocks, self.first_stride, *self.query_phase),
+                **visits, TURN=self.turn, PRIOR=prior, **tiles_of_query,
+            ),
+        ]  # fmt: skip
+        if prior:
+            numbers = (self.heads, self.batch, row_blocks, key_blocks, self.queries, self.keys, self.channels // 2)
+            launches.append(Launch(epilogue_kernel, self.heads, numbers, **of_prior, LOG_SUM=log_sum, num_warps=4))
+        return launches
 
 
+_HERE = nullcontext()
 _plans: dict[Any, Plan] = {}
 MOST_PLANS = 512
 
 
-def _plan(call: Call, *more: Tensor) -> Plan:
-    """The plan of a call: its kernels are compiled for shapes, strides and where states begin.
+def _plan(given: tuple[Any, ...]) -> Plan:
+    """The plan of a call: its kernels are compiled for shapes, strides, dtypes and where states begin.
 
     Where the other tensors begin does not matter: they are made here, or read one number at a time.
     """
-    told = [(x.shape, x.stride(), x.dtype, x.data_ptr() % 16) for x in (*call[:3], *more)]
-    given = [None if x is None else x.dtype for x in call[10:18]]
-    phases = None if call.key_cos is None else call.key_cos.shape[:2]
-    first = None if call.first_block is None else call.first_block.shape
-    key = (*told, *given, phases, call.key_groups is None, first, *call[18:], call.query.device)
-    if key not in _plans:
+    query, key, value = given[:3]
+    key_cos, _, _, _, groups, _, first_block = given[_OTHERS]
+    kind = (
+        query.shape, query.stride(), query.data_ptr() % 16, key.shape, key.stride(), key.data_ptr() % 16, value.shape,
+        value.stride(), value.data_ptr() % 16, query.dtype, key.dtype, value.dtype, query.device, query.is_cuda,
+        given[_TENSORS:], groups is None, *[None if x is None else x.dtype for x in given[_PARAMETERS]],
+        *[None if x is None else x.shape for x in (key_cos, first_block)],
+    )  # fmt: skip
+    plan = _plans.get(kind)
+    if plan is None:
         if len(_plans) >= MOST_PLANS:
             _plans.clear()
-        _plans[key] = Plan(call)
-    return _plans[key]
+        plan = _plans[kind] = Plan(given)
+    return plan
 
 
-def _phase_strides(phases: Tensor | None) -> tuple[int, int]:
+def _strides(phases: Tensor | None) -> tuple[int, int]:
     if phases is None:
         return 0, 0
     return (0 if phases.shape[0] == 1 else phases.stride(0)), (0 if phases.shape[1] == 1 else phases.stride(1))
 
 
-@operator("filter_forward", f"({_SCHEMA}) -> ({', '.join(['Tensor'] * 15)})", "cuda", "cpu")
-def filter_forward(*arguments: Any) -> tuple[Tensor, ...]:
-    """The estimate, `log2 sum_j 2^z` in float32 and what the backward pass reads, empty unless it is kept."""
-    refuse_forward_mode("triton")
-    call = Call(*arguments)
-    plan = _plan(call)
-    new, dtype, shape = plan.new, plan.dtype, (plan.batch, plan.heads)
-    rows, columns, length, heads = plan.rows, plan.columns, plan.length, plan.heads
-    query, key = new(*shape, rows, plan.channels, dtype=dtype), new(*shape, columns, plan.channels, dtype=dtype)
-    value = new(*shape, columns, plan.width, dtype=dtype)
-    query_norms, key_numbers = new(2, *shape, rows), new(2, *shape, columns)
-    tables, bits = new(heads, 5, length), new(heads, length, 2 * TERMS, dtype=torch.float16)
-    numbers, folds, factors = new(3, heads), new(heads, dtype=torch.int32), new(heads, 3, FOLD)
-    out, log_sum = new(*shape, plan.queries, plan.width, dtype=dtype), new(*shape, plan.queries)
-    low = new(*out.shape, dtype=torch.float16 if dtype == torch.float32 else dtype) if call.keep else new(0)
-    distances, functionals = columns // FOLD, FUNCTIONALS
-    effects = new(heads, distances, functionals, TERMS * TERMS) if call.prior else new(0)
-    pair_effects = new(heads, 2, functionals, length) if call.prior else new(0)
-    table_blocks, effect_blocks = length // FOLD, (distances - (-length // (2 * FOLD))) if call.prior else 0
-    key_blocks, query_blocks = -(-columns // (FOLD * EACH)), -(-rows // (FOLD * EACH))
-    with torch.cuda.device_of(out):
-        plan.launch(
-            prologue_kernel,
-            heads * (table_blocks + effect_blocks) + plan.batch * heads * (key_blocks + query_blocks),
-            (
-                *call[:8], *call[10:18], *plan.matrices, query, query_norms[0], query_norms[1], key, value,
-                key_numbers[0], key_numbers[1], tables, bits, numbers, folds, factors, effects, pair_effects,
-                *call.query.stride(), *call.key.stride(), *call.value.stride(), *plan.key_phase, *plan.query_phase,
-                heads, plan.queries, plan.keys, rows, columns, length, plan.modes, table_blocks, key_blocks,
-                query_blocks, effect_blocks, distances,
-            ),
-            CHANNELS=plan.channels, WIDTH=plan.width, GROUPS=call.key_groups is not None, **plan.turns, **plan.prior,
-            EFFECTS=call.prior, LEAST_FACTOR=LEAST_FACTOR[dtype], num_warps=8,
+def _pieces(*sizes: int) -> list[int]:
+    """Numbers of the pieces of a buffer: each begins where a kernel may read many at once."""
+    return [-(-size // 64) * 64 for size in sizes]
+
+
+@operator("filter_forward", f"({_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)", "cuda", "cpu")
+def filter_forward(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The estimate, `log2 sum_j 2^z` in float32, and the buffers of states and of numbers for the backward pass."""
+    plan, query = _plan(given), given[0]
+    key_cos, key_sin, query_cos, query_sin, key_groups, query_groups, first_block = given[_OTHERS]
+    out, log_sum, states, numbers = found = plan.results(query)
+    turned_query, turned_key, turned_value, low = states.split_with_sizes(plan.states)
+    (
+        query_norm, query_marked, key_number, key_marked, tables, bits, of_heads, folds, factors, effects, pair_effects,
+    ) = numbers.split_with_sizes(plan.numbers)  # fmt: skip
+    bits, folds = bits.view(torch.float16), folds.view(torch.int32)
+    prepare, estimate = plan.forward
+    fit, functions, spread, terms = plan.constants
+    with plan.place():
+        stream = plan.stream()
+        prepare(
+            stream, *given[:3], key_cos, key_sin, query_cos, query_sin, key_groups, *given[_PARAMETERS], fit, functions,
+            spread, turned_query, query_norm, query_marked, turned_key, turned_value, key_number, key_marked, tables,
+            bits, of_heads, folds, factors, effects, pair_effects,
         )  # fmt: skip
-        blocks = -(-plan.queries // TILES["forward"]["ROWS"])
-        plan.launch(
-            forward_kernel,
-            plan.batch * heads * blocks,
-            (
-                query, query_norms[1], key, value, key_numbers[1], tables, bits, plan.terms,
-                numbers, folds, call.key_groups, call.query_groups, call.first_block, call.query_cos, call.query_sin,
-                out, low, log_sum, heads, plan.queries, plan.keys, rows, columns, length, blocks, plan.first_stride,
-                *plan.query_phase,
-            ),
-            TURN=plan.turns["TURN_VALUES"], LOW=call.keep, FIRST=call.first_block is not None, **plan.shared,
-            **TILES["forward"],
+        estimate(
+            stream, turned_query, query_marked, turned_key, turned_value, key_marked, tables, bits, terms, of_heads,
+            folds, key_groups, query_groups, first_block, query_cos, query_sin, out, low, log_sum,
         )  # fmt: skip
-    kept = (
-        low,
-        query,
-        query_norms,
-        key,
-        value,
-        key_numbers,
-        tables,
-        bits,
-        numbers,
-        folds,
-        factors,
-        effects,
-        pair_effects,
-    )
-    return (out, log_sum, *(kept if call.keep else (new(0) for _ in kept)))
+    return found
 
 
 @torch.library.register_fake("rfa::filter_forward")
-def _(*arguments):
-    call = Call(*arguments)
-    plan = Plan(call, launches=False)
-    new, dtype, shape = call.query.new_empty, plan.dtype, (plan.batch, plan.heads)
-    estimate = new(*shape, plan.queries, plan.width), new(*shape, plan.queries, dtype=torch.float32)
-    if not call.keep:
-        return (*estimate, *(new(0, dtype=torch.float32) for _ in range(13)))
-    rounded = torch.float16 if dtype == torch.float32 else dtype
-    of_tiles, of_lags = (
-        (plan.heads, plan.columns // FOLD, FUNCTIONALS, TERMS**2),
-        (plan.heads, 2, FUNCTIONALS, plan.length),
-    )
-    kept: list[tuple[Any, torch.dtype]] = [
-        ((*shape, plan.queries, plan.width), rounded),
-        ((*shape, plan.rows, plan.channels), dtype), ((2, *shape, plan.rows), torch.float32),
-        ((*shape, plan.columns, plan.channels), dtype), ((*shape, plan.columns, plan.width), dtype),
-        ((2, *shape, plan.columns), torch.float32), ((plan.heads, 5, plan.length), torch.float32),
-        ((plan.heads, plan.length, 2 * TERMS), torch.float16), ((3, plan.heads), torch.float32),
-        ((plan.heads,), torch.int32), ((plan.heads, 3, FOLD), torch.float32),
-        *((size if call.prior else (0,), torch.float32) for size in (of_tiles, of_lags)),
-    ]  # fmt: skip
-    return (*estimate, *(new(size, dtype=kind) for size, kind in kept))
-
-
-_SAVED = "out log_sum low turned_query query_norms turned_key turned_value key_numbers tables bits"
-_SAVED += " numbers folds factors effects pair_effects"
+def _(*given):
+    return Plan(given).results(given[0])
 
 
 @operator(
     "filter_backward",
-    f"(Tensor grad_out, Tensor? grad_log_sum, {', '.join(f'Tensor {n}' for n in _SAVED.split())}, bool prior, "
+    "(Tensor grad_out, Tensor? grad_log_sum, Tensor out, Tensor log_sum, Tensor states, Tensor numbers, bool learns, "
     f"{_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)",
     "cuda",
     "cpu",
 )
 def filter_backward(
-    grad_out: Tensor, grad_log_sum: Tensor | None, out: Tensor, log_sum: Tensor, low: Tensor, query: Tensor,
-    query_norms: Tensor, key: Tensor, value: Tensor, key_numbers: Tensor, tables: Tensor, bits: Tensor,
-    numbers: Tensor, folds: Tensor, factors: Tensor, effects: Tensor, pair_effects: Tensor, prior: bool,
-    *arguments: Any,
+    grad_out: Tensor, grad_log_sum: Tensor | None, out: Tensor, log_sum: Tensor, states: Tensor, numbers: Tensor,
+    learns: bool, *given: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of query, key, value and, `(6, heads)`, of the learned parameters; empty without `prior`."""
-    call = Call(*arguments)
-    plan = _plan(call, grad_out)
-    new, shape, heads, dtype = plan.new, (plan.batch, plan.heads), plan.heads, plan.dtype
-    queries, keys, rows, columns, length = plan.queries, plan.keys, plan.rows, plan.columns, plan.length
+    """Gradients of query, key, value and, `(6, heads)`, of the learned parameters; empty where none of them learns."""
+    plan, query = _plan(given), given[0]
+    key_cos, key_sin, query_cos, query_sin, *visits = given[_OTHERS]
     if grad_log_sum is not None:
         grad_log_sum = grad_log_sum.contiguous()
-    turned, row_numbers = new(*shape, rows, plan.width, dtype=dtype), new(2, *shape, rows)
-    delta, total, largest = row_numbers[0], row_numbers[1], new(*shape, rows // 64)
-    grad_query = new(*shape, queries, plan.channels, dtype=dtype)
-    grad_key, grad_value = new(*shape, keys, plan.channels, dtype=dtype), new(*shape, keys, plan.width, dtype=dtype)
-    gradients = new(len(LEARNED), heads) if prior else new(0)
-    terms, parameters = plan.terms, call[10:18]
-    tiles_of_query = TILES["query" if prior else "query without parameters"]
-    row_blocks, key_blocks = -(-queries // tiles_of_query["ROWS"]), columns // FOLD
-    with torch.cuda.device_of(out):
-        plan.launch(
-            delta_kernel,
-            plan.batch * heads * (rows // 64),
-            (
-                grad_out, out, low, log_sum, grad_log_sum, call.query_cos, call.query_sin, turned, delta, total,
-                largest, *grad_out.stride(), heads, queries, rows, rows // 64, *plan.query_phase,
-            ),
-            WIDTH=plan.width, ROWS=64, TURN=plan.turns["TURN_VALUES"], LOG_SUM=grad_log_sum is not None, LOW=True,
-            num_warps=4,
+    turned_query, turned_key, turned_value, low = states.split_with_sizes(plan.states)
+    (
+        query_norm, _, key_number, _, tables, bits, of_heads, folds, factors, effects, pair_effects,
+    ) = numbers.split_with_sizes(plan.numbers)  # fmt: skip
+    bits, folds = bits.view(torch.float16), folds.view(torch.int32)
+    turned = query.new_empty((plan.batch, plan.heads, plan.rows, plan.width))
+    scratch = query.new_empty(plan.scratch_size, dtype=torch.float32)
+    delta, total, largest, key_sums, sums = scratch.split_with_sizes(plan.scratch)
+    grad_query, grad_key, grad_value, gradients = found = plan.gradients(given, learns)
+    waves, rates, fit, lags, functions, polynomials = plan.of_parameters if learns else [None] * 6
+    of_delta, of_keys, of_queries, *epilogue = plan.backward(grad_out, grad_log_sum is not None, learns)
+    with plan.place():
+        stream = plan.stream()
+        of_delta(stream, grad_out, out, low, log_sum, grad_log_sum, query_cos, query_sin, turned, delta, total, largest)
+        shared = (
+            turned_query, query_norm, turned_key, turned_value, key_number, turned, delta, total, largest, tables, bits,
+            plan.constants[3], of_heads, folds, *visits,
         )  # fmt: skip
-        waves, rates, fit, lags, functions, polynomials = _waves(plan) if prior else [None] * 6
-        key_sums = new(*shape, key_blocks, 2) if prior else None
-        sums = new(*shape, row_blocks, SUMS) if prior else None
-        plan.launch(
-            key_kernel,
-            plan.batch * heads * key_blocks,
-            (
-                query, query_norms[0], key, value, key_numbers[0], turned, delta, total, largest, tables, bits,
-                terms, numbers, folds, call.key_groups, call.query_groups, call.first_block, call.key_cos, call.key_sin,
-                factors, grad_key, grad_value, key_sums, heads, queries, keys, rows, columns, length, key_blocks,
-                row_blocks, plan.first_stride, *plan.key_phase,
-            ),
-            FIRST=call.first_block is not None, **plan.turns, PRIOR=prior, **plan.shared, **TILES["key"],
+        of_keys(stream, *shared, key_cos, key_sin, factors, grad_key, grad_value, key_sums)
+        of_queries(
+            stream, *shared, query_cos, query_sin, waves, rates, functions, polynomials, effects, pair_effects,
+            grad_query, sums,
         )  # fmt: skip
-        plan.launch(
-            query_kernel,
-            plan.batch * heads * row_blocks,
-            (
-                query, query_norms[0], key, value, key_numbers[0], turned, delta, total, largest, tables, bits, terms,
-                numbers, folds, call.key_groups, call.query_groups, call.first_block, call.query_cos, call.query_sin,
-                waves, rates, functions, polynomials, effects, pair_effects, grad_query, sums, heads, queries, keys,
-                rows, columns, length, row_blocks, key_blocks, plan.first_stride, *plan.query_phase,
-            ),
-            FIRST=call.first_block is not None, TURN=plan.turn, PRIOR=prior, **plan.shared, **tiles_of_query,
-        )  # fmt: skip
-        if prior:
-            plan.launch(
-                epilogue_kernel,
-                heads,
-                (
-                    *parameters, sums, key_sums, numbers, folds, grad_log_sum, fit, lags, gradients, heads, plan.batch,
-                    row_blocks, key_blocks, queries, keys, plan.modes,
-                ),
-                **plan.prior, LOG_SUM=grad_log_sum is not None, num_warps=4,
-            )  # fmt: skip
-    return grad_query, grad_key, grad_value, gradients
-
-
-@cache
-def _waves(plan: Plan) -> list[Tensor]:
-    """The waves of so many lags, their rates, and what fits them."""
-    longest = max(ROWS, 1 << (plan.keys - 1).bit_length())
-    kind = str(plan.dtype)[6:]
-    names = [f"waves-{kind}-{longest}", *(f"{name}-float32-{longest}" for name in ("rates", "fit", "lags"))]
-    return [constant(name, plan.device) for name in (*names, f"moments-{kind}", "polynomials")]
+        for launch in epilogue:
+            launch(stream, *given[_PARAMETERS], sums, key_sums, of_heads, folds, grad_log_sum, fit, lags, gradients)
+    return found
 
 
 @torch.library.register_fake("rfa::filter_backward")
-def _(grad_out, grad_log_sum, out, log_sum, *others):
-    prior, *arguments = others[13:]
-    call = Call(*arguments)
-    states = [x.new_empty(x.shape) for x in (call.query, call.key, call.value)]
-    return (*states, log_sum.new_empty((len(LEARNED), call.query.shape[1]) if prior else 0))
+def _(grad_out, grad_log_sum, out, log_sum, states, numbers, learns, *given):
+    return Plan(given).gradients(given, learns)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[2:])
-    ctx.save_for_backward(*inputs[: len(_TENSORS)], *output)
-    ctx.flags = inputs[len(_TENSORS) :]
+    ctx.save_for_backward(*inputs[:_TENSORS], *output)
+    ctx.flags = inputs[_TENSORS:]
 
 
-def _backward(
+def _gradients(
     ctx: Any, grad_out: Tensor | None, grad_log_sum: Tensor | None, *others: Any
 ) -> tuple[Tensor | None, ...]:
-    tensors, kept = ctx.saved_tensors[: len(_TENSORS)], ctx.saved_tensors[len(_TENSORS) :]
+    saved, asked = ctx.saved_tensors, ctx.needs_input_grad[4 : len(_LEAVES)]
+    kept, learns = saved[_TENSORS:], True in asked
     if grad_out is None:
         grad_out = torch.zeros_like(kept[0])
-    learned = [ctx.needs_input_grad[at] for at in _LEARNED_AT]
-    *states, gradients = _once(grad_out, grad_log_sum, *kept, any(learned), *tensors, *ctx.flags)
-    found: list[Tensor | None] = [*states, *(None,) * (len(_TENSORS) + len(_FLAGS) - 3)]
-    for row, (at, needed) in enumerate(zip(_LEARNED_AT, learned, strict=True)):
-        if needed:
-            found[at] = gradients[row].to(tensors[at].dtype)
-    return tuple(found)
+    run = _backward_body if not torch.is_grad_enabled() and plain(grad_out) else filter_backward
+    *states, gradients = run(grad_out, grad_log_sum, *kept, learns, *saved[:_TENSORS], *ctx.flags)
+    rows = gradients.unbind() if learns else (None,) * len(LEARNED)
+    given = zip(rows, saved[4 : len(_LEAVES)], strict=True)
+    learned = [row if row is None or row.dtype == x.dtype else row.to(x.dtype) for row, x in given]
+    return *states, None, *learned, *(None,) * (len(_OPTIONAL) + len(_FLAGS))
 
 
 def _refused(ctx: object, *grads: object) -> None:
     raise RuntimeError("the triton backend has no second derivatives; backend='reference' has")
 
 
-_once = filter_backward
-register_gradient(filter_forward, _backward, _save)
+register_gradient(filter_forward, _gradients, _save)
 register_gradient(filter_backward, _refused, lambda ctx, inputs, output: None)
+_forward_body, _backward_body = BODIES["rfa::filter_forward"], BODIES["rfa::filter_backward"]
+
+
+class _Attention(torch.autograd.Function):
+    """The bodies of both operators, of leaves and a tuple of all other arguments: each argument costs time."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Any:
+        *leaves, others = given
+        output = _forward_body(*leaves, *others)
+        _save(ctx, (*leaves, *others), output)
+        return output
+
+    backward = staticmethod(_gradients)  # type: ignore[assignment]
 
 
 # The public side: which problems are served, and a call
@@ -390,7 +401,7 @@ def serves(problem: Problem) -> bool:
         and parameters.noise is None
         and positions.clock is None
         and (options.prior == "lyapunov" or positions.key_groups is None)
-        and not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in fixed))
+        and not (torch.is_grad_enabled() and True in [x is not None and x.requires_grad for x in fixed])
     )
 
 
@@ -399,43 +410,53 @@ def filter_attention(
 ) -> tuple[Tensor, Tensor]:
     """The estimate in the query's dtype, and `log2 sum_j 2^z` in float32, -inf for a row that sees no key."""
     parameters, positions, options, _ = problem
-    phases: tuple[Tensor | None, ...] = (None,) * 4
-    if not options.in_frame:
-        phases = _phases(parameters, problem)
+    direct = plain(query)
+    phases = (None,) * 4 if options.in_frame else _phases(parameters.frequency, positions, direct)
     groups = (positions.key_groups, positions.query_groups)
     if groups[0] is not None:
         batch = query.shape[0]
         of_queries = groups[1] if groups[1] is not None else query.new_zeros(batch, query.shape[2], dtype=torch.int32)
         groups = (groups[0].expand(batch, -1).contiguous(), of_queries.expand(batch, -1).contiguous())
-    named = [getattr(parameters, name).contiguous() for name in NAMES]
-    prior = torch.is_grad_enabled() and any(x.requires_grad for x in named)
-    keep = prior or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
-    out, log_sum, *_ = filter_forward(
-        query, key, value, *phases, *groups, first_block, *named, parameters.horizon,
-        options.rotate_values, options.gate, options.prior == "riccati", options.query_noise_in_bias, keep, prior,
+    noises = (parameters.process_noise, parameters.key_noise, parameters.query_noise, parameters.noise_floor)
+    learned = (*noises, parameters.robustness, parameters.inverse_temperature)
+    leaves = (query, key, value, *[x.contiguous() for x in (parameters.decay, *learned)])
+    prior = keep = False
+    if torch.is_grad_enabled():
+        prior = True in [x.requires_grad for x in learned]
+        keep = prior or query.requires_grad or key.requires_grad or value.requires_grad
+    others = (
+        parameters.horizon, *phases, *groups, first_block, options.rotate_values, options.gate,
+        options.prior == "riccati", options.query_noise_in_bias, keep, prior,
     )  # fmt: skip
+    if not direct:
+        refuse_forward_mode("triton")
+        out, log_sum, _, _ = filter_forward(*leaves, *others)
+    elif keep:
+        out, log_sum, _, _ = _Attention.apply(*leaves, others)
+    else:
+        out, log_sum, _, _ = _forward_body(*leaves, *others)
     return out, log_sum
 
 
 _made_phases: Any = WeakIdKeyDictionary()
+MOST_PHASES = 4  # lengths, of one tensor of frequencies
 
 
-def _phases(parameters: Parameters, problem: Problem) -> tuple[Tensor, ...]:
+def _phases(frequency: Tensor, positions: Positions, direct: bool) -> tuple[Tensor, ...]:
     """Cosines and sines at keys and queries, made once for frequencies that stay as they are."""
-    frequency, times = parameters.frequency, problem.positions.times_of_heads()[0]
-    keys, queries = times.shape[-1], problem.positions.query_times.shape[-1]
-    known = not frequency.requires_grad and readable(frequency)
-    if known:
-        size = (frequency._version, keys, queries)
-        made = _made_phases.setdefault(frequency, {})
-        if size in made:
-            return made[size]
-    with torch.no_grad():
-        cos, sin = (x.to(torch.float32).contiguous() for x in rotation_of_heads(frequency, times))
-        first = keys - queries
-        phases = cos, sin, *(x if not first else x[..., first:, :].contiguous() for x in (cos, sin))
-    if known:
-        if len(made) >= 4:
-            made.clear()
-        made[size] = phases
+    keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
+    made: dict[Any, tuple[Tensor, ...]] | None = None
+    kind = (0, keys, queries)
+    if fixed := direct and not frequency.requires_grad and not frequency.is_inference():
+        made, kind = _made_phases.get(frequency), (frequency._version, keys, queries)
+        if made is not None and kind in made:
+            return made[kind]
+    with torch.inference_mode(False) if fixed else _HERE, torch.no_grad():  # they serve training too
+        of_keys = rotation_of_heads(frequency, positions.times_of_heads()[0])
+        cos, sin = (x.to(torch.float32).contiguous() for x in of_keys)
+        phases = cos, sin, *(x if queries == keys else x[..., keys - queries :, :].contiguous() for x in (cos, sin))
+    if fixed:
+        if made is None or len(made) >= MOST_PHASES:
+            made = _made_phases[frequency] = {}
+        made[kind] = phases
     return phases
