@@ -20,12 +20,12 @@ from unittest import mock
 
 import torch
 from captured import layer_call, positions_of
+from rfa.ops.old_triton import backward, incoming, operator, query_gradients
+from rfa.ops.old_triton.arguments import Blocks
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
 from rfa.environment import environment
 from rfa.files import write_text_whole
-from rfa.ops.old_triton import backward, incoming, operator, query_gradients
-from rfa.ops.old_triton.arguments import Blocks
 from rfa_lab.bench.measurement import DTYPES, Setting, StateShape
 from rfa_lab.bench.operator import OperatorProblem
 from rfa_lab.bench.suite import processor
