@@ -122,7 +122,7 @@ class Backend(NamedTuple):
         kernel = self.kernel()
         casts = torch.is_autocast_enabled(query.device.type)  # the context costs a decoding step more than the question
         with without_autocast(query) if casts else nullcontext():
-            prior = kernel_prior(problem, cache, kernel.tables)
+            prior = kernel_prior(problem, cache, kernel.tables, kernel.path)
             key_norm = None if cache is None else cache.key_norm
             bounded = options.certified is not None and certificate_missing(options.prior, options.causal) is None
             eps = allowed(options.certified, query.dtype) if bounded else None
@@ -164,8 +164,9 @@ def _cpu_kernel() -> Kernel:
 
 def _triton_kernel() -> Kernel:
     from .triton.pairs_operator import fused_attention
+    from .triton.pairs_prior import path, phases
 
-    return Kernel(fused_attention, tables=False)
+    return Kernel(fused_attention, phases, path, tables=False)
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from rfa.dynamics import rotation_of_heads, time_dtype
 
 from .dense import Phases
 from .positions import Positions
-from .prior import LagTables, SeparablePath
+from .prior import LagTables, PathOf, SeparablePath, separable_path
 
 HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 TRITON_CHANNELS = (16, 32, 64, 128)
@@ -39,7 +39,7 @@ class KernelInputs(NamedTuple):
             stand in the common frame already.
         tables: of `LagTables`; None along a path.
         key_path, query_path, key_bias: of a `SeparablePath`; None with tables.
-        scalars: c, `(1, heads)`, with tables; the scalars of the path, `(6, heads)`.
+        scalars: c, `(1, heads)`, with tables; the scalars of the path, `(6, heads)`, or 7 with the factor of u.
         bound: `(heads,)`: no score of a head is larger.
         key_times, query_times: `(b, length)` in `time_dtype`.
         key_groups, query_groups: `(batch, length)` int32 as in `Positions`; both None or neither.
@@ -191,11 +191,13 @@ class Kernel(NamedTuple):
         attention: the inputs to the estimate `(batch, heads, queries, value channels)` and to `log2 sum_j 2^z`, float64
             `(batch, heads, queries)`, -inf where no key is seen.
         phases: `(frequency, times)` to cosine and sine; times `(b, 1 or heads, length)`.
+        path: the path of a problem.
         tables: whether it reads lag tables; otherwise it takes uniform times as any others.
         leaves_out: whether it reads `tail`, and leaves out old keys by it.
     """
 
     attention: Callable[[KernelInputs], tuple[Tensor, Tensor]]
     phases: PhasesOf = torch_phases
+    path: PathOf = separable_path
     tables: bool = True
     leaves_out: bool = False

@@ -5,6 +5,7 @@ the weight w of the squared residual. Both types give them, and both carry gradi
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -65,6 +66,9 @@ class SeparablePath(NamedTuple):
     bound: Tensor
 
 
+PathOf = Callable[[Problem], SeparablePath]
+
+
 @dataclass
 class DecodingCache:
     """What a decoder keeps for the next token, valid while the parameters do not change.
@@ -94,21 +98,22 @@ class DecodingCache:
 
 
 def kernel_prior(
-    problem: Problem, cache: DecodingCache | None = None, tables: bool = True
+    problem: Problem, cache: DecodingCache | None = None, tables: bool = True, path_of: PathOf | None = None
 ) -> LagTables | SeparablePath:
-    """The prior in the form that suits the times; without `tables` always a path.
+    """The prior in the form that suits the times; without `tables` always a path, that of `path_of`.
 
     Where there is a cache, its tables are made for twice the lags, so that they serve all the tokens in between.
     """
+    path_of = path_of or separable_path
     parameters, positions, options, _ = problem
     keys = positions.key_times.shape[-1]
     if not positions.uniform or (options.prior == "riccati" and not _gains_of_lags(positions, options, cache)):
-        return separable_path(problem)
+        return path_of(problem)
     if cache is None or torch.is_grad_enabled() or transformed() or keys < 2:  # the gain of a single key differs
-        return lag_tables(parameters, options, keys) if tables else separable_path(problem)
+        return lag_tables(parameters, options, keys) if tables else path_of(problem)
     if cache.tables is None or cache.tables.tables.shape[-1] < keys:  # they prove what a cache may drop, too
         cache.tables, cache.mirrored, cache.tail = lag_tables(parameters, options, 2 * keys), None, None
-    return cache.tables if tables else separable_path(problem)
+    return cache.tables if tables else path_of(problem)
 
 
 def _gains_of_lags(positions: Positions, options: Options, cache: DecodingCache | None) -> bool:

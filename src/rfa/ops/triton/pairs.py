@@ -10,7 +10,8 @@ which l is the later and e the earlier,
     z     = b - c log2(G / S)     student_t       z = b - c W r / S    exponential       z = b + c q.k    dot_product
     b     = -B log2 Sigma,        or key_bias_j - |C_i - C_j|
 
-M, u and C come in float64 and are split into two float32, so that a difference keeps the digits of a short lag.
+M, u and C come in float64 and are split into two float32, so that a difference keeps the digits of a short lag. FIXED
+says that M and u have no gradient: then a seventh scalar, sigma^2, multiplies u.
 """
 
 from typing import no_type_check
@@ -23,7 +24,7 @@ from .tiles import BITS, COUNTS, LN2, NONE, log2, turn_and_store
 
 LEAST = tl.constexpr(1.1754943508222875e-38)  # of a variance: the smallest normal float32
 LEAST_OF_EXPONENTIAL = tl.constexpr(1.9673781396807392e-24)  # as `least_effective_variance`
-SCALARS = tl.constexpr(8)  # c, W, eta^2, sigma_0^2, gamma^2, B, and two of no meaning
+SCALARS = tl.constexpr(8)  # c, W, eta^2, sigma_0^2, gamma^2, B, the factor of u, and one of no meaning
 
 
 @triton.jit
@@ -123,13 +124,15 @@ def load_path(path, part, at, mask, VARIANCE: tl.constexpr, THIRD: tl.constexpr)
 
 @triton.jit
 @no_type_check
-def load_scalars(scalars, head, heads):
-    """c, W, eta^2, sigma_0^2, gamma^2 and B of a head."""
-    at = scalars + head
+def load_scalars(scalars, head, heads, FIXED: tl.constexpr):
+    """c, W, eta^2, sigma_0^2, gamma^2, B and the factor of u of a head."""
+    at, factor = scalars + head, 1.0
+    if FIXED:
+        factor = tl.load(at + 6 * heads).to(tl.float32)
     return (
         tl.load(at).to(tl.float32), tl.load(at + heads).to(tl.float32), tl.load(at + 2 * heads).to(tl.float32),
         tl.load(at + 3 * heads).to(tl.float32), tl.load(at + 4 * heads).to(tl.float32),
-        tl.load(at + 5 * heads).to(tl.float32),
+        tl.load(at + 5 * heads).to(tl.float32), factor,
     )  # fmt: skip
 
 
@@ -148,19 +151,23 @@ def pair_prior(
     of_query, of_key, later, key_bias, scalars,
     SCORE: tl.constexpr, GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
-    """E, b, Sigma, `Sigma + gamma^2` and S. A causal pair whose query is earlier takes no part: any numbers do."""
-    _, _, eta2, floor, gamma2, power = scalars
+    """E, b, Sigma, `Sigma + gamma^2`, S, and what the factor of u multiplies.
+
+    A causal pair whose query is earlier takes no part: any numbers do.
+    """
+    _, _, eta2, floor, gamma2, power, factor = scalars
     apart = (of_query[0] - of_key[0]) + (of_query[1] - of_key[1])
     apart = tl.maximum(apart, 0.0) if CAUSAL else tl.abs(apart)
     decay = tl.exp2(apart * -BITS)
-    variance, effective, divisor = decay, decay, decay
+    variance, effective, divisor, added = decay, decay, decay, decay
     if SCORE != "dot_product":
         added = (of_query[2] - of_key[2]) + (of_query[3] - of_key[3])
         earlier = of_key[2] + tl.zeros_like(decay)
         if not CAUSAL:
             added, earlier = tl.where(later, added, -added), tl.where(later, earlier, of_query[2])
         square = decay * decay
-        variance = added + earlier * one_less_exponential(2.0 * apart, square) + (eta2 * square + floor)
+        added = added + earlier * one_less_exponential(2.0 * apart, square)
+        variance = factor * added + (eta2 * square + floor)
         if CAUSAL:
             variance = tl.where(later, variance, eta2 + floor)
         effective = variance + gamma2
@@ -171,7 +178,7 @@ def pair_prior(
         bias = key_bias - tl.abs((of_query[4] - of_key[4]) + (of_query[5] - of_key[5]))
     else:
         bias = -power * log2(tl.maximum(variance, LEAST), FAST=QUICK)
-    return decay, bias, variance, effective, divisor
+    return decay, bias, variance, effective, divisor, added
 
 
 @triton.jit
@@ -213,10 +220,10 @@ def pair_gradients(
     """What the gradients of a pair are made from; `through` is `dout.v`.
 
     Returns `A E`; s, the gradient of the score in nats; those of r and of q.k with all else held; E; those of E
-    (times E, without Sigma) and of Sigma; then those of c, W, B and gamma^2.
+    (times E, without Sigma) and of Sigma; those of c, W, B and gamma^2; and what the factor of u multiplies.
     """
-    coefficient, freedom, _, _, _, power = scalars
-    decay, bias, variance, effective, divisor = pair_prior(
+    coefficient, freedom, _, _, _, power, _ = scalars
+    decay, bias, variance, effective, divisor, added = pair_prior(
         of_query, of_key, later, key_bias, scalars, SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, QUICK=QUICK,
     )  # fmt: skip
     z, evidence, residual, total = pair_score(
@@ -249,7 +256,7 @@ def pair_gradients(
     of_coefficient = -LN2 * s * evidence
     return (
         weight * decay, s, of_residual, of_dot, decay, of_decay * decay, of_variance, of_coefficient, of_freedom,
-        of_power, of_effective,
+        of_power, of_effective, added,
     )  # fmt: skip
 
 
@@ -274,7 +281,7 @@ def pairs_forward_kernel(
     path_batch, time_batch, phase_batch, phase_head,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SCORE: tl.constexpr,
     GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr, TURN: tl.constexpr,
-    QUICK: tl.constexpr, FAST: tl.constexpr,
+    FIXED: tl.constexpr, QUICK: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """The estimate and `log2 sum_j 2^z` of a block of rows."""
     block = row_blocks - 1 - tl.program_id(0) % row_blocks  # the longest first
@@ -290,7 +297,7 @@ def pairs_forward_kernel(
         query_path, path_batch * heads * queries, path_row * queries + rows[:, None], in_rows[:, None],
         VARIANCE=SCORE != "dot_product", THIRD=THIRD,
     )  # fmt: skip
-    of_head = load_scalars(scalars, head, heads)
+    of_head = load_scalars(scalars, head, heads, FIXED=FIXED)
     query_order = order_of(query_times, time_row * queries + rows, in_rows, -9223372036854775807)
     groups, of_keys = rows, rows
     if GROUPS:
@@ -321,7 +328,7 @@ def pairs_forward_kernel(
             bias = 0.0
             if THIRD:
                 bias = tl.load(key_bias + path_row * keys + columns, mask=present, other=0.0)[None, :]
-            decay, b, _, _, divisor = pair_prior(
+            decay, b, _, _, divisor, _ = pair_prior(
                 own, others, later, bias, of_head, SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, QUICK=QUICK,
             )  # fmt: skip
             z, _, _, _ = pair_score(

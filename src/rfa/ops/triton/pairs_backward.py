@@ -55,9 +55,10 @@ def pairs_query_kernel(
     row_length, key_length, row_blocks, path_batch, time_batch, phase_batch, phase_head,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SCORE: tl.constexpr,
     GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr, TURN: tl.constexpr,
-    PRIOR: tl.constexpr, QUICK: tl.constexpr, FAST: tl.constexpr,
+    PRIOR: tl.constexpr, PATH: tl.constexpr,
+    FIXED: tl.constexpr, QUICK: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a block of queries; with PRIOR also of M, u and C at them and, in parts, of the scalars."""
+    """The gradient of a block of queries; with PATH also of M, u and C at them, with PRIOR of the scalars, in parts."""
     block = row_blocks - 1 - tl.program_id(0) % row_blocks
     pair = (tl.program_id(0) // row_blocks).to(tl.int64)
     batch, head = pair // heads, pair % heads
@@ -73,7 +74,7 @@ def pairs_query_kernel(
         query_path, path_batch * heads * queries, path_row * queries + rows[:, None], in_rows[:, None],
         VARIANCE=SCORE != "dot_product", THIRD=THIRD,
     )  # fmt: skip
-    of_head = load_scalars(scalars, head, heads)
+    of_head = load_scalars(scalars, head, heads, FIXED=FIXED)
     query_order = order_of(query_times, time_row * queries + rows, in_rows, -9223372036854775807)
     groups, of_keys = rows, rows
     if GROUPS:
@@ -107,32 +108,36 @@ def pairs_query_kernel(
             bias = 0.0
             if THIRD:
                 bias = tl.load(key_bias + path_row * keys + columns, mask=present, other=0.0)[None, :]
-            _, s, residual, dot, decay, by_decay, variance, coefficient, freedom, power, effective = pair_gradients(
+            found = pair_gradients(
                 product(q, tl.trans(k), FAST=FAST), product(do, tl.trans(v), FAST=FAST), q_norm,
                 tl.load(key_norm + at)[None, :], row_sum, row_delta, own, others, later, seen, bias, of_head,
                 SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, QUICK=QUICK,
             )  # fmt: skip
+            _, s, residual, dot, decay, by_decay, variance, coefficient, freedom, power, effective, added = found
             of_dots += product(dot, k, FAST=FAST)
             if SCORE != "dot_product":
                 of_norm += tl.sum(residual, 1)
-            if PRIOR:
+            if PATH and not FIXED:
                 to_decay, to_variance, _ = path_gradients(
                     by_decay, variance, decay, own, others, later, of_head[2], VARIANCE=SCORE != "dot_product",
                 )  # fmt: skip
                 of_decay += tl.sum(to_decay, 1)
-                if THIRD:
-                    of_third += tl.sum(signed_third(s, own, others).to(tl.float64), 1)
-                found = tl.sum(tl.sum(coefficient, 1), 0)
-                parts = tl.where(scalar == 0, found, 0.0)
+                if SCORE != "dot_product":
+                    of_variance += tl.sum(to_variance, 1)
+            if PATH and THIRD:
+                of_third += tl.sum(signed_third(s, own, others).to(tl.float64), 1)
+            if PRIOR:
+                parts = tl.where(scalar == 0, tl.sum(tl.sum(coefficient, 1), 0), 0.0)
                 if SCORE != "dot_product":
                     square = decay * decay * variance
-                    of_variance += tl.sum(to_variance, 1)
                     parts += tl.where(scalar == 1, tl.sum(tl.sum(freedom, 1), 0), 0.0)
                     parts += tl.where(scalar == 2, tl.sum(tl.sum(square, 1), 0), 0.0)
                     parts += tl.where(scalar == 3, tl.sum(tl.sum(variance, 1), 0), 0.0)
                     parts += tl.where(scalar == 4, tl.sum(tl.sum(effective, 1), 0), 0.0)
                     if not THIRD:
                         parts += tl.where(scalar == 5, tl.sum(tl.sum(power, 1), 0), 0.0)
+                    if FIXED:
+                        parts += tl.where(scalar == 6, tl.sum(tl.sum(variance * added, 1), 0), 0.0)
                 of_scalars += parts.to(tl.float64)
     if SCORE != "dot_product":
         of_dots += (2.0 * of_norm)[:, None] * q.to(tl.float32)
@@ -143,13 +148,14 @@ def pairs_query_kernel(
         of_dots, query_gradient, pair * queries + rows, rows, in_rows, cos, sin, WIDTH=CHANNELS, TURN=TURN,
     )  # fmt: skip
     if PRIOR:
+        tl.store(sums + (pair * row_blocks + block) * SCALARS + scalar, of_scalars)
+    if PATH:
         part = (tl.num_programs(0) // row_blocks).to(tl.int64) * queries
         at_path = path_gradient + pair * queries + rows
         tl.store(at_path, of_decay, mask=in_rows)
         tl.store(at_path + part, of_variance, mask=in_rows)
         if THIRD:
             tl.store(at_path + 2 * part, of_third, mask=in_rows)
-        tl.store(sums + (pair * row_blocks + block) * SCALARS + scalar, of_scalars)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -160,9 +166,10 @@ def pairs_key_kernel(
     keys, row_length, key_length, key_blocks, path_batch, time_batch, phase_batch, phase_head,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SCORE: tl.constexpr,
     GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr, TURN: tl.constexpr,
-    TURN_VALUES: tl.constexpr, PRIOR: tl.constexpr, QUICK: tl.constexpr, FAST: tl.constexpr,
+    TURN_VALUES: tl.constexpr, PATH: tl.constexpr,
+    FIXED: tl.constexpr, QUICK: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of a block of keys and values; with PRIOR also of M, u, C and the bias at them."""
+    """The gradients of a block of keys and values; with PATH also of M, u, C and the bias at them."""
     block = tl.program_id(0) % key_blocks
     pair = (tl.program_id(0) // key_blocks).to(tl.int64)
     batch, head = pair // heads, pair % heads
@@ -184,7 +191,7 @@ def pairs_key_kernel(
     bias = 0.0
     if THIRD:
         bias = tl.load(key_bias + path_row * keys + columns, mask=in_columns, other=0.0)[:, None]
-    of_head = load_scalars(scalars, head, heads)
+    of_head = load_scalars(scalars, head, heads, FIXED=FIXED)
     key_order = order_of(key_times, time_row * keys + columns, present, 9223372036854775807)
     of_dots, of_norm = tl.zeros([COLUMNS, CHANNELS], tl.float32), tl.zeros([COLUMNS], tl.float32)
     of_value, of_bias = tl.zeros([COLUMNS, WIDTH], tl.float32), tl.zeros([COLUMNS], tl.float32)
@@ -211,7 +218,7 @@ def pairs_key_kernel(
                 query_path, path_batch * heads * queries, path_row * queries + rows[None, :], in_rows[None, :],
                 VARIANCE=SCORE != "dot_product", THIRD=THIRD,
             )  # fmt: skip
-            weight, s, residual, dot, decay, by_decay, variance, _, _, _, _ = pair_gradients(
+            weight, s, residual, dot, decay, by_decay, variance, _, _, _, _, _ = pair_gradients(
                 product(k, tl.trans(q), FAST=FAST), product(v, tl.trans(do), FAST=FAST),
                 tl.load(query_norm + at)[None, :], k_norm, tl.load(log_sum + at)[None, :], tl.load(delta + at)[None, :],
                 others, own, later, seen, bias, of_head,
@@ -221,16 +228,16 @@ def pairs_key_kernel(
             of_value += product(weight, do, FAST=FAST)
             if SCORE != "dot_product":
                 of_norm += tl.sum(residual * decay * decay, 1)
-            if PRIOR:
+            if PATH and not FIXED:
                 to_decay, _, to_variance = path_gradients(
                     by_decay, variance, decay, others, own, later, of_head[2], VARIANCE=SCORE != "dot_product",
                 )  # fmt: skip
                 of_decay -= tl.sum(to_decay, 1)
                 if SCORE != "dot_product":
                     of_variance += tl.sum(to_variance, 1)
-                if THIRD:
-                    of_third -= tl.sum(signed_third(s, others, own).to(tl.float64), 1)
-                    of_bias += tl.sum(s, 1)
+            if PATH and THIRD:
+                of_third -= tl.sum(signed_third(s, others, own).to(tl.float64), 1)
+                of_bias += tl.sum(s, 1)
     if SCORE != "dot_product":
         of_dots += (2.0 * of_norm)[:, None] * k.to(tl.float32)
     if TURN:
@@ -239,7 +246,7 @@ def pairs_key_kernel(
     at_key = pair * keys + columns
     turn_and_store(of_dots, key_gradient, at_key, columns, in_columns, cos, sin, WIDTH=CHANNELS, TURN=TURN)
     turn_and_store(of_value, value_gradient, at_key, columns, in_columns, cos, sin, WIDTH=WIDTH, TURN=TURN_VALUES)
-    if PRIOR:
+    if PATH:
         part = (tl.num_programs(0) // key_blocks).to(tl.int64) * keys
         tl.store(path_gradient + at_key, of_decay, mask=in_columns)
         tl.store(path_gradient + part + at_key, of_variance, mask=in_columns)

@@ -66,8 +66,8 @@ def _sizes(inputs: KernelInputs) -> _Sizes:
     choices = {
         "CHANNELS": channels, "WIDTH": width, "SCORE": inputs.score_kind, "GATE": inputs.gate,
         "THIRD": inputs.key_bias is not None, "CAUSAL": inputs.causal, "GROUPS": inputs.key_groups is not None,
-        "QUICK": inputs.query.is_cuda and inputs.query.dtype != torch.float32, "FAST": inputs.query.is_cuda,
-        "num_warps": 4,
+        "FIXED": inputs.scalars.shape[0] == 7, "FAST": inputs.query.is_cuda,
+        "QUICK": inputs.query.is_cuda and inputs.query.dtype != torch.float32, "num_warps": 4,
     }  # fmt: skip
     padded = (-(-length // BLOCK) * BLOCK for length in (queries, keys))
     turn_values = turn and inputs.rotate_values
@@ -148,16 +148,17 @@ def _(query, key, value, *others):
     return out, query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
-_INCOMING = "Tensor grad_out, Tensor grad_log_sum, Tensor out, Tensor log_sum, bool prior_gradient"
+_INCOMING = "Tensor grad_out, Tensor grad_log_sum, Tensor out, Tensor log_sum, bool of_scalars, bool of_path"
 
 
 @operator("pairs_backward", f"({_INCOMING}, {SCHEMA}) -> ({GRADIENT_SCHEMA})", "cuda", "cpu")
 def pairs_backward(
-    grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor, prior_gradient: bool, *arguments: Any
-) -> tuple[Tensor, ...]:
+    grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor, of_scalars: bool, of_path: bool,
+    *arguments: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of query, key, value, tables, key_path, query_path, key_bias and scalars.
 
-    The gradient of what is not given, or not asked for, has no elements.
+    The gradient of what is not given, or not asked for, has no elements. The bias belongs to the path.
     """
     inputs = KernelInputs(*arguments)
     sizes, nothing = _sizes(inputs), _nothing(inputs.scalars)
@@ -170,11 +171,12 @@ def pairs_backward(
     parts = 2 + (inputs.key_bias is not None)
     rows, columns = _blocks(inputs)
     row_blocks, key_blocks = -(-queries // rows), -(-keys // columns)
-    of_queries = of_keys = sums = None
-    if prior_gradient:
-        double = torch.float64
-        of_queries, of_keys = new(parts, batch, heads, queries, dtype=double), new(4, batch, heads, keys, dtype=double)
-        sums = new(batch, heads, row_blocks, SCALARS.value, dtype=double)
+    double = torch.float64
+    of_queries, of_keys = (
+        new(*(n, batch, heads, length) if of_path else (0,), dtype=double)
+        for n, length in ((parts, queries), (4, keys))
+    )
+    sums = new(*(batch, heads, row_blocks, SCALARS.value) if of_scalars else (0,), dtype=double)
     turned = new(batch, heads, sizes.rows, width, dtype=torch.float32)
     delta, total = new(2, batch, heads, sizes.rows, dtype=torch.float32)
     largest = new(batch, heads, sizes.rows // BLOCK, dtype=torch.float32)
@@ -190,22 +192,25 @@ def pairs_backward(
             LOW=False, num_warps=4,
         )  # fmt: skip
         states = (query, query_norms[0], key, value, key_norms[0], turned, delta, total, *of_pairs)
-        chosen = {"ROWS": rows, "COLUMNS": columns, "PRIOR": prior_gradient, "TURN": sizes.turn, **sizes.choices}
+        chosen = {"ROWS": rows, "COLUMNS": columns, "PATH": of_path, "TURN": sizes.turn, **sizes.choices}
         pairs_key_kernel[(batch * heads * key_blocks,)](
             *states, inputs.key_cos, inputs.key_sin, gradients[1], gradients[2], of_keys, *numbers, key_blocks,
             *batches, *sizes.phases[:2], TURN_VALUES=sizes.turn_values, **chosen,
         )  # fmt: skip
         pairs_query_kernel[(batch * heads * row_blocks,)](
             *states, inputs.query_cos, inputs.query_sin, gradients[0], of_queries, sums, *numbers, row_blocks,
-            *batches, *sizes.phases[2:], **chosen,
+            *batches, *sizes.phases[2:], PRIOR=of_scalars, **chosen,
         )  # fmt: skip
-    if of_queries is None or of_keys is None or sums is None:
-        return (*gradients, nothing, nothing, nothing, nothing, nothing)
-    if batches[0] == 1 < batch:
-        of_queries, of_keys = of_queries.sum(1, keepdim=True), of_keys.sum(1, keepdim=True)
-    bias = nothing if inputs.key_bias is None else of_keys[3].to(inputs.key_bias.dtype)
-    scalars = sums.sum((0, 2)).T[:6].to(inputs.scalars.dtype).contiguous()
-    return (*gradients, nothing, of_keys[:parts].contiguous(), of_queries, bias, scalars)
+    prior = [nothing] * 5
+    if of_path:
+        if batches[0] == 1 < batch:
+            of_queries, of_keys = of_queries.sum(1, keepdim=True), of_keys.sum(1, keepdim=True)
+        prior[1:3] = of_keys[:parts].contiguous(), of_queries
+        if inputs.key_bias is not None:
+            prior[3] = of_keys[3].to(inputs.key_bias.dtype)
+    if of_scalars:
+        prior[4] = sums.sum((0, 2)).T[: inputs.scalars.shape[0]].to(inputs.scalars.dtype)
+    return (*gradients, *prior)
 
 
 def _nothing(scalars: Tensor) -> Tensor:
@@ -215,14 +220,16 @@ def _nothing(scalars: Tensor) -> Tensor:
 
 
 @torch.library.register_fake("rfa::pairs_backward")
-def _(grad_out, grad_log_sum, out, log_sum, prior_gradient, *arguments):
+def _(grad_out, grad_log_sum, out, log_sum, of_scalars, of_path, *arguments):
     inputs = KernelInputs(*arguments)
+    nothing, scalars = _nothing(inputs.scalars), inputs.scalars
+    path = [inputs.key_path, inputs.query_path, inputs.key_bias] if of_path else [None] * 3
+    of_heads = scalars.new_empty(scalars.shape[1], SCALARS.value).T[: scalars.shape[0]] if of_scalars else nothing
     return (
         *(x.new_empty(x.shape) for x in (inputs.query, inputs.key, inputs.value)),
-        *(
-            p.new_empty(p.shape) if isinstance(p, Tensor) and prior_gradient else _nothing(inputs.scalars)
-            for p in list(inputs)[PRIOR]
-        ),
+        nothing,
+        *(nothing if p is None else p.new_empty(p.shape) for p in path),
+        of_heads,
     )
 
 
@@ -234,11 +241,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _backward(ctx: Any, grad_out: Tensor, grad_log_sum: Tensor) -> tuple[Tensor | None, ...]:
     *tensors, out, log_sum = ctx.saved_tensors
     needed = ctx.needs_input_grad[PRIOR]
-    states_and_prior = _once(grad_out, grad_log_sum, out, log_sum, any(needed), *tensors, *ctx.options)
+    of_path = any(needed[1:4])
+    states_and_prior = _once(grad_out, grad_log_sum, out, log_sum, needed[4], of_path, *tensors, *ctx.options)
     query, key, value, *prior = states_and_prior
     learned = (gradient if wanted else None for gradient, wanted in zip(prior, needed, strict=True))
     return gradients_by_field((query, key, value, *learned))
 
 
 _differentiable = transformable("triton", pairs_forward, HEADS, (1, 1), _save, _backward)
-_once = transformable("triton", pairs_backward, (*(1,) * 4, None, *HEADS), GRADIENT_HEADS)
+_once = transformable("triton", pairs_backward, (*(1,) * 4, None, None, *HEADS), GRADIENT_HEADS)

@@ -39,6 +39,23 @@ def test_options(irregular, options):
     assert_accurate(one_head(2, batch=1, keys=LENGTH), times=times, **options)
 
 
+@cover(1, prior=PRIORS, weight=WEIGHTS, options=[{}, {"query_noise_in_bias": True}, {"queries": 20}, {"mask": True}])
+def test_fixed_decay(monkeypatch, prior, weight, options):
+    """The path of constant dynamics comes from one launch, and its parameters from sums of scalars."""
+    monkeypatch.setattr("rfa.ops.triton.pairs_prior.BLOCK", 16)  # several steps
+    options = dict(options)
+    keys = options.pop("queries", LENGTH)
+    present = mask(2, 2, keys) if options.pop("mask", False) else None
+    if prior == "riccati":
+        options.pop("query_noise_in_bias", None)
+    options |= {"times": irregular_times(0, keys), "weight": weight, "key_mask": present, "prior": prior}
+    queries = 20 if keys == 20 else None
+    inputs = one_head(1, batch=1 if present is None else 2, keys=keys, queries=queries)
+    if keys == 20:
+        options["query_times"] = irregular_times(1, 20) + 0.5
+    assert_accurate(inputs, constant=("frequency", "decay"), **options)
+
+
 @cover(1, prior=PRIORS, irregular=[False, True])
 def test_learned_frequency_and_horizon(prior, irregular):
     times = irregular_times(2, LENGTH) if irregular else None
