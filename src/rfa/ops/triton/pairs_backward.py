@@ -162,8 +162,8 @@ def pairs_query_kernel(
 @no_type_check
 def pairs_key_kernel(
     query, query_norm, key, value, key_norm, gradient, delta, log_sum, key_times, query_times, key_groups, query_groups,
-    key_path, query_path, key_bias, scalars, cos, sin, key_gradient, value_gradient, path_gradient, heads, queries,
-    keys, row_length, key_length, key_blocks, path_batch, time_batch, phase_batch, phase_head,
+    key_path, query_path, key_bias, scalars, cos, sin, key_gradient, value_gradient, path_gradient, bias_gradient,
+    heads, queries, keys, row_length, key_length, key_blocks, path_batch, time_batch, phase_batch, phase_head,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SCORE: tl.constexpr,
     GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr, TURN: tl.constexpr,
     TURN_VALUES: tl.constexpr, PATH: tl.constexpr,
@@ -252,4 +252,4 @@ def pairs_key_kernel(
         tl.store(path_gradient + part + at_key, of_variance, mask=in_columns)
         if THIRD:
             tl.store(path_gradient + 2 * part + at_key, of_third, mask=in_columns)
-            tl.store(path_gradient + 3 * part + at_key, (of_bias * LN2).to(tl.float64), mask=in_columns)
+            tl.store(bias_gradient + at_key, of_bias * LN2, mask=in_columns)

@@ -148,12 +148,12 @@ def _(query, key, value, *others):
     return out, query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
-_INCOMING = "Tensor grad_out, Tensor grad_log_sum, Tensor out, Tensor log_sum, bool of_scalars, bool of_path"
+_INCOMING = "Tensor grad_out, Tensor? grad_log_sum, Tensor out, Tensor log_sum, bool of_scalars, bool of_path"
 
 
 @operator("pairs_backward", f"({_INCOMING}, {SCHEMA}) -> ({GRADIENT_SCHEMA})", "cuda", "cpu")
 def pairs_backward(
-    grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor, of_scalars: bool, of_path: bool,
+    grad_out: Tensor, grad_log_sum: Tensor | None, out: Tensor, log_sum: Tensor, of_scalars: bool, of_path: bool,
     *arguments: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of query, key, value, tables, key_path, query_path, key_bias and scalars.
@@ -172,29 +172,29 @@ def pairs_backward(
     rows, columns = _blocks(inputs)
     row_blocks, key_blocks = -(-queries // rows), -(-keys // columns)
     double = torch.float64
-    of_queries, of_keys = (
-        new(*(n, batch, heads, length) if of_path else (0,), dtype=double)
-        for n, length in ((parts, queries), (4, keys))
-    )
+    of_queries = new(*(parts, batch, heads, queries) if of_path else (0,), dtype=double)
+    of_keys = new(*(parts, batch, heads, keys) if of_path else (0,), dtype=double)
+    of_bias = new(*(batch, heads, keys) if of_path and parts > 2 else (0,), dtype=torch.float32)
     sums = new(*(batch, heads, row_blocks, SCALARS.value) if of_scalars else (0,), dtype=double)
     turned = new(batch, heads, sizes.rows, width, dtype=torch.float32)
     delta, total = new(2, batch, heads, sizes.rows, dtype=torch.float32)
     largest = new(batch, heads, sizes.rows // BLOCK, dtype=torch.float32)
+    through = None if grad_log_sum is None else grad_log_sum.contiguous()
     of_pairs = _of_pairs(inputs)
     numbers = (heads, queries, keys, sizes.rows, sizes.columns)
     batches = of_pairs[4].shape[1], of_pairs[0].shape[0]
     with torch.cuda.device_of(inputs.query):
         query, key, value, query_norms, key_norms = _states(inputs, sizes)
         delta_kernel[(batch * heads * (sizes.rows // BLOCK),)](
-            grad_out, out.contiguous(), None, log_sum.contiguous(), grad_log_sum.contiguous(), inputs.query_cos,
+            grad_out, out.contiguous(), None, log_sum.contiguous(), through, inputs.query_cos,
             inputs.query_sin, turned, delta, total, largest, *grad_out.stride(), heads, queries, sizes.rows,
-            sizes.rows // BLOCK, *sizes.phases[2:], WIDTH=width, ROWS=BLOCK, TURN=sizes.turn_values, LOG_SUM=True,
-            LOW=False, num_warps=4,
+            sizes.rows // BLOCK, *sizes.phases[2:], WIDTH=width, ROWS=BLOCK, TURN=sizes.turn_values,
+            LOG_SUM=through is not None, LOW=False, num_warps=4,
         )  # fmt: skip
         states = (query, query_norms[0], key, value, key_norms[0], turned, delta, total, *of_pairs)
         chosen = {"ROWS": rows, "COLUMNS": columns, "PATH": of_path, "TURN": sizes.turn, **sizes.choices}
         pairs_key_kernel[(batch * heads * key_blocks,)](
-            *states, inputs.key_cos, inputs.key_sin, gradients[1], gradients[2], of_keys, *numbers, key_blocks,
+            *states, inputs.key_cos, inputs.key_sin, gradients[1], gradients[2], of_keys, of_bias, *numbers, key_blocks,
             *batches, *sizes.phases[:2], TURN_VALUES=sizes.turn_values, **chosen,
         )  # fmt: skip
         pairs_query_kernel[(batch * heads * row_blocks,)](
@@ -203,11 +203,10 @@ def pairs_backward(
         )  # fmt: skip
     prior = [nothing] * 5
     if of_path:
-        if batches[0] == 1 < batch:
-            of_queries, of_keys = of_queries.sum(1, keepdim=True), of_keys.sum(1, keepdim=True)
-        prior[1:3] = of_keys[:parts].contiguous(), of_queries
+        shared = batches[0] == 1 < batch
+        prior[1:3] = (x.sum(1, keepdim=True) if shared else x for x in (of_keys, of_queries))
         if inputs.key_bias is not None:
-            prior[3] = of_keys[3].to(inputs.key_bias.dtype)
+            prior[3] = (of_bias.sum(0, keepdim=True) if shared else of_bias).to(inputs.key_bias.dtype)
     if of_scalars:
         prior[4] = sums.sum((0, 2)).T[: inputs.scalars.shape[0]].to(inputs.scalars.dtype)
     return (*gradients, *prior)
@@ -234,12 +233,14 @@ def _(grad_out, grad_log_sum, out, log_sum, of_scalars, of_path, *arguments):
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:TENSORS], *output)
     ctx.options = inputs[TENSORS:]
 
 
-def _backward(ctx: Any, grad_out: Tensor, grad_log_sum: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad_out: Tensor | None, grad_log_sum: Tensor | None) -> tuple[Tensor | None, ...]:
     *tensors, out, log_sum = ctx.saved_tensors
+    grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     needed = ctx.needs_input_grad[PRIOR]
     of_path = any(needed[1:4])
     states_and_prior = _once(grad_out, grad_log_sum, out, log_sum, needed[4], of_path, *tensors, *ctx.options)

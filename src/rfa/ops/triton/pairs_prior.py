@@ -14,7 +14,7 @@ from torch import Tensor
 from rfa.ops.dense import Phases
 from rfa.ops.prior import SeparablePath, separable_path
 from rfa.ops.problem import Problem
-from rfa.ops.transforms import operator, register_gradient, transformed
+from rfa.ops.transforms import operator, register_gradient, transformable, transformed
 
 from .parameters import integrals
 from .tiles import BITS, COUNTS
@@ -150,12 +150,18 @@ def path_kernel(
         mask = index < keys
         elapsed = tl.load(key_times + index, mask=mask, other=0.0) - origin
         at = tl.program_id(0).to(tl.int64) * keys + index
-        tl.store(key_path + at, mu * elapsed, mask=mask)
-        tl.store(key_path + part + at, integrals(2.0 * mu, elapsed)[0], mask=mask)
+        decay_sum, phi = mu * elapsed, integrals(2.0 * mu, elapsed)[0]
+        tl.store(key_path + at, decay_sum, mask=mask)
+        tl.store(key_path + part + at, phi, mask=mask)
+        if SAME:
+            tl.store(query_path + at, decay_sum, mask=mask)
+            tl.store(query_path + part + at, phi, mask=mask)
         if RICCATI:
             _, _, _, _, _, log_gain, log_rest = interval_gain(key_times, index, keys, of_head)
             log_rest = tl.where(mask, log_rest, 0.0)
-            tl.store(key_path + 2 * part + at, (tl.cumsum(log_rest, 0) + total) * (beta * BITS), mask=mask)
+            third = (tl.cumsum(log_rest, 0) + total) * (beta * BITS)
+            tl.store(key_path + 2 * part + at, third, mask=mask)
+            tl.store(query_path + 2 * part + at, third, mask=mask)
             tl.store(key_bias + at, (log_gain * (beta * BITS)).to(tl.float32), mask=mask)
             total += tl.sum(log_rest, 0)
     if not SAME:
@@ -184,7 +190,7 @@ def path_kernel(
 @no_type_check
 def path_gradient_kernel(
     key_times, decay, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature, key_path,
-    of_path, of_bias, of_scalars, gradients, heads, batch, keys, modes,
+    of_path, of_query_path, of_bias, of_scalars, gradients, scalar_stride, head_stride, heads, batch, keys, modes,
     RICCATI: tl.constexpr, IN_BIAS: tl.constexpr, EXPONENTIAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradients of sigma^2, eta^2, gamma^2, sigma_0^2, nu_s and beta_s, `(6, heads)`: one program a head."""
@@ -193,10 +199,10 @@ def path_gradient_kernel(
         decay, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature, head
     )  # fmt: skip
     freedom, beta = of_head[5], of_head[6]
-    at = of_scalars + head
-    coefficient, weight, of_eta = tl.load(at), tl.load(at + heads), tl.load(at + 2 * heads)
-    of_floor, of_gamma, of_sigma = tl.load(at + 3 * heads), tl.load(at + 4 * heads), tl.load(at + 6 * heads)
-    of_beta = tl.load(at + 5 * heads)
+    at = of_scalars + head * head_stride
+    coefficient, weight, of_eta = tl.load(at), tl.load(at + scalar_stride), tl.load(at + 2 * scalar_stride)
+    of_floor, of_gamma = tl.load(at + 3 * scalar_stride), tl.load(at + 4 * scalar_stride)
+    of_beta, of_sigma = tl.load(at + 5 * scalar_stride), tl.load(at + 6 * scalar_stride)
     of_freedom = -weight / (freedom * freedom * modes)
     if EXPONENTIAL:
         of_beta += coefficient * BITS
@@ -219,6 +225,7 @@ def path_gradient_kernel(
                 x, q, r, p, phi, log_gain, _ = interval_gain(key_times + long * row, index, keys, of_head)
                 of_gain = tl.load(of_bias + at_key, mask=mask, other=0.0).to(tl.float64)
                 of_third = tl.load(of_path + 2 * part + at_key, mask=mask, other=0.0)
+                of_third += tl.load(of_query_path + 2 * part + at_key, mask=mask, other=0.0)
                 third = tl.load(key_path + 2 * part + at_key, mask=mask, other=0.0)
                 of_beta += tl.sum(of_gain * BITS * log_gain + of_third * third / beta, 0)
                 of_gain = tl.where(mask & (keys > 1), of_gain * (beta * BITS), 0.0)
@@ -253,12 +260,12 @@ _GIVEN = ", ".join(f"Tensor {name}" for name in _NAMES) + ", int modes, bool ric
     "cpu",
 )
 def triton_path(key_times: Tensor, query_times: Tensor | None, *given: Any) -> tuple[Tensor, ...]:
-    """Path at keys `(2 or 3, b, heads, keys)`, and at queries, bias `(b, heads, keys)`, scalars `(7, heads)`.
+    """Path at keys and at queries `(2 or 3, b, heads, length)`, bias `(b, heads, keys)`, scalars `(7, heads)`.
 
-    The path at queries is empty where they are the keys, and the bias without the Riccati prior.
+    Without query times the queries are the keys. Without the Riccati prior the bias is empty.
     """
     (*parameters, modes, riccati, in_bias, exponential), (batch, keys) = given, key_times.shape
-    heads, queries = parameters[0].shape[0], 0 if query_times is None else query_times.shape[1]
+    heads, queries = parameters[0].shape[0], keys if query_times is None else query_times.shape[1]
     made = _empty_path(key_times, heads, queries, riccati)
     if keys or queries:
         with torch.cuda.device_of(key_times):
@@ -273,62 +280,63 @@ def triton_path(key_times: Tensor, query_times: Tensor | None, *given: Any) -> t
 def _empty_path(times: Tensor, heads: int, queries: int, riccati: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     new, (batch, keys), double = times.new_empty, times.shape, torch.float64
     return (
-        new(2 + riccati, batch, heads, keys, dtype=double), new(2, batch, heads, queries, dtype=double),
+        new(2 + riccati, batch, heads, keys, dtype=double), new(2 + riccati, batch, heads, queries, dtype=double),
         new(batch, heads, keys if riccati else 0, dtype=torch.float32), new(7, heads, dtype=double),
     )  # fmt: skip
 
 
 @torch.library.register_fake("rfa::triton_path")
 def _(key_times, query_times, decay, *others):
-    return _empty_path(key_times, decay.shape[0], 0 if query_times is None else query_times.shape[1], others[-3])
+    queries = key_times.shape[1] if query_times is None else query_times.shape[1]
+    return _empty_path(key_times, decay.shape[0], queries, others[-3])
 
 
 @operator(
     "triton_path_backward",
-    f"(Tensor? of_path, Tensor? of_bias, Tensor of_scalars, Tensor key_path, Tensor key_times, {_GIVEN}) -> Tensor",
+    f"(Tensor? of_path, Tensor? of_query_path, Tensor? of_bias, Tensor of_scalars, Tensor key_path, Tensor key_times, "
+    f"{_GIVEN}) -> Tensor",
     "cuda", "cpu",
 )  # fmt: skip
 def triton_path_backward(
-    of_path: Tensor | None, of_bias: Tensor | None, of_scalars: Tensor, key_path: Tensor, key_times: Tensor, *given: Any
-) -> Tensor:
+    of_path: Tensor | None, of_query_path: Tensor | None, of_bias: Tensor | None, of_scalars: Tensor, key_path: Tensor,
+    key_times: Tensor, *given: Any,
+) -> Tensor:  # fmt: skip
     """Gradients of sigma^2, eta^2, gamma^2, sigma_0^2, nu_s and beta_s, `(6, heads)`."""
     (*parameters, modes, riccati, in_bias, exponential), (batch, keys) = given, key_times.shape
     gradients = parameters[1].new_empty(6, parameters[0].shape[0])
-    of_path, of_bias = (x if x is None else x.contiguous() for x in (of_path, of_bias))
+    of_paths = (x if x is None else x.contiguous() for x in (of_path, of_query_path, of_bias))
     with torch.cuda.device_of(key_times):
         path_gradient_kernel[(gradients.shape[1],)](
-            key_times.contiguous(), *(p.contiguous() for p in parameters), key_path, of_path, of_bias,
-            of_scalars.contiguous(), gradients, gradients.shape[1], batch, keys, modes, RICCATI=riccati,
+            key_times.contiguous(), *(p.contiguous() for p in parameters), key_path, *of_paths,
+            of_scalars, gradients, *of_scalars.stride(), gradients.shape[1], batch, keys, modes, RICCATI=riccati,
             IN_BIAS=in_bias, EXPONENTIAL=exponential, BLOCK=BLOCK,
         )  # fmt: skip
     return gradients
 
 
 @torch.library.register_fake("rfa::triton_path_backward")
-def _(of_path, of_bias, of_scalars, key_path, key_times, decay, process_noise, *others):
+def _(of_path, of_query_path, of_bias, of_scalars, key_path, key_times, decay, process_noise, *others):
     return process_noise.new_empty(6, decay.shape[0])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     key_times, _, *given = inputs
+    ctx.set_materialize_grads(False)
     if not given[-3]:  # M and u have no gradient here, C and the bias have one
         ctx.mark_non_differentiable(*output[:3])
-    else:
-        ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(output[0], key_times, *given[:7])
     ctx.options = given[7:]
 
 
-def _backward(ctx: Any, of_path: Tensor, _: Tensor, of_bias: Tensor, of_scalars: Tensor) -> tuple[Tensor | None, ...]:
-    riccati = ctx.options[1]
-    given = (of_path, of_bias) if riccati else (None, None)
-    gradients = triton_path_backward(*given, of_scalars, *ctx.saved_tensors, *ctx.options)
+def _backward(ctx: Any, *of_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+    gradients = _once(*of_outputs, *ctx.saved_tensors, *ctx.options)
     parameters = ctx.saved_tensors[2:]
     found = [row.to(p.dtype) for row, p in zip(gradients, parameters[1:], strict=True)]
     return (None, None, None, *found, None, None, None, None)
 
 
 register_gradient(triton_path, _backward, _save)
+_once = transformable("triton", triton_path_backward, (2, 2, 1, 1, 2, None, *(0,) * len(_NAMES)), (1,))
 
 
 def path(problem: Problem) -> SeparablePath:
@@ -345,6 +353,5 @@ def path(problem: Problem) -> SeparablePath:
         positions.key_times, None if same else positions.query_times, *named, parameters.frequency.shape[-1],
         options.prior == "riccati", options.query_noise_in_bias, options.weight == "exponential",
     )  # fmt: skip
-    at_queries = key_path if same else query_path
     key_bias = bias if options.prior == "riccati" else None
-    return SeparablePath(key_path, at_queries, key_bias, scalars, named[0].detach())
+    return SeparablePath(key_path, query_path, key_bias, scalars, named[0].detach())

@@ -22,6 +22,7 @@ if importlib.util.find_spec("triton") is not None:
         from rfa.ops.triton import (
             operator,  # noqa: F401
             pairs_operator,  # noqa: F401
+            pairs_prior,  # noqa: F401
         )
 
 

@@ -3,15 +3,23 @@
 import pytest
 import torch
 from cover import slow
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from rfa.ops.backends import BACKENDS
 from rfa.ops.kernel import kernel_inputs, rotation_tables
 from rfa.ops.prior import kernel_prior
 from rfa.ops.problem import Options, Parameters, Problem
+from rfa.ops.transforms import BODIES
 
 from ..problems import PARAMETERS, irregular_times, located, problem
 from .fused_problems import DEVICE, needs_triton, rounded, triton_attention
 
 pytestmark = needs_triton
+pairs_operator = pytest.importorskip("rfa.ops.triton.pairs_operator")
+pairs_prior = pytest.importorskip("rfa.ops.triton.pairs_prior")
+KERNELS = [(pairs_prior, name) for name in ("phases_kernel", "path_kernel", "path_gradient_kernel")]
+KERNELS += [(pairs_operator, f"pairs_{name}_kernel") for name in ("states", "forward", "key", "query")]
+KERNELS += [(pairs_operator, "delta_kernel")]
 
 
 def arguments(prior="lyapunov", irregular=False, queries=5, keys=6, mask=False):
@@ -69,3 +77,50 @@ def test_nothing_to_see(queries, keys):
     assert (log_precision == -torch.inf).all()
     out.sum().backward()
     assert not any(leaves[n].grad.any() for n in ("query", "key", "value"))
+
+
+class Launches(TorchDispatchMode):
+    """Counts what a GPU would run: kernels of PyTorch, not views and allocations, within `rfa`'s operators too."""
+
+    FREE = ("view", "expand", "t", "transpose", "select", "slice", "unsqueeze", "detach", "alias", "empty", "new_empty")
+    FREE += ("as_strided", "permute", "squeeze", "unbind", "_unsafe_view", "is_same_size", "split_with_sizes")
+    FREE += ("broadcast_tensors", "numpy_T", "to", "contiguous")  # they copy by operators of their own
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "rfa":
+            with self:
+                return BODIES[func._schema.name](*args, **(kwargs or {}))
+        if func._schema.name.split("::")[1] not in self.FREE:
+            self.found.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+class Noted:
+    """A kernel that notes its launches and computes nothing."""
+
+    def __init__(self, name, found):
+        self.name, self.found = name, found
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **constants: self.found.append(self.name)
+
+
+@pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
+def test_launches_at_given_times(monkeypatch, prior):
+    """At most 12 of a forward and backward pass in half precision, the prior and the phases included."""
+    launches = Launches()
+    for module, name in KERNELS:
+        monkeypatch.setattr(module, name, Noted(name, launches.found))
+    inputs = {n: x.to(DEVICE) for n, x in rounded(problem(batch=2, keys=9, modes=8), torch.bfloat16).items()}
+    leaves = {n: x.requires_grad_(n not in ("decay", "frequency")) for n, x in inputs.items()}
+    states = [leaves.pop(n) for n in ("query", "key", "value")]
+    positions = located(9, 9, states[0].device, irregular_times(0, 2, 9).to(DEVICE), None, None, None)
+    given = Problem(Parameters(**leaves), positions, Options(prior=prior))
+    cotangent = torch.ones_like(states[2])
+    with launches:
+        BACKENDS["triton"].run(*states, given)[0].backward(cotangent)
+    assert len(launches.found) <= 12, launches.found
