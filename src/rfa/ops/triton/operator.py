@@ -157,7 +157,7 @@ class Plan:
         folds = self.dtype != torch.float32 and (self.keys - self.queries) % FOLD == 0
         every = {"FOLDS": folds, "FAST": self.fast}
         pairs = {"CHANNELS": self.channels, "WIDTH": self.width, "GROUPS": self.groups}
-        prior = {"GATE": self.gate, "RICCATI": self.riccati, "IN_BIAS": self.in_bias, "HORIZON": self.horizon}
+        prior = {"FORM": (self.gate, self.riccati, self.in_bias), "HORIZON": self.horizon}
         turns = {"TURN": self.turn, "TURN_VALUES": self.turn and self.rotate_values}
         return {**every, **pairs, "FIRST": self.first}, {**every, **prior}, turns
 

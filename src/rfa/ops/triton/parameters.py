@@ -9,6 +9,7 @@ from .tiles import BITS, COUNTS, FOLD, FUNCTIONALS, LN2, SUMS, TERMS, WAVES, pro
 
 LEAST = tl.constexpr(1.1754943508222875e-38)  # a smaller variance counts as this and has no gradient
 LEAST_GAIN = tl.constexpr(2.0**-120)
+GATE, RICCATI, IN_BIAS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # the options of a form
 
 
 @triton.jit
@@ -29,29 +30,31 @@ def integrals(rate, lag):
 @triton.jit
 @no_type_check
 def load_head(
-    decay, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature, horizon, head,
-    HORIZON: tl.constexpr,
+    decay, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature, horizon, head, keys,
+    modes, FORM: tl.constexpr, HORIZON: tl.constexpr,
 ):  # fmt: skip
-    """mu, sigma^2, eta^2, gamma^2, sigma_0^2, nu_s, beta_s and h of a head, in float32."""
-    ahead = 0.0
+    """mu, sigma^2, eta^2, gamma^2, sigma_0^2, nu_s, beta_s and h of a head, in float32, and its constants.
+
+    These are d, and log K and log(1 - K) with the Riccati prior.
+    """
+    mu, sigma2 = tl.load(decay + head).to(tl.float32), tl.load(process_noise + head).to(tl.float32)
+    eta2, gamma2 = tl.load(key_noise + head).to(tl.float32), tl.load(query_noise + head).to(tl.float32)
+    floor, freedom = tl.load(noise_floor + head).to(tl.float32), tl.load(robustness + head).to(tl.float32)
+    beta, ahead, log_gain, log_rest = tl.load(inverse_temperature + head).to(tl.float32), 0.0, 0.0, 0.0
     if HORIZON:
         ahead = tl.load(horizon + head).to(tl.float32)
-    return (
-        tl.load(decay + head).to(tl.float32), tl.load(process_noise + head).to(tl.float32),
-        tl.load(key_noise + head).to(tl.float32), tl.load(query_noise + head).to(tl.float32),
-        tl.load(noise_floor + head).to(tl.float32), tl.load(robustness + head).to(tl.float32),
-        tl.load(inverse_temperature + head).to(tl.float32), ahead,
-    )  # fmt: skip
+    if FORM[RICCATI]:
+        log_gain, log_rest = steady_gain(mu, sigma2, eta2 + floor, keys)
+    return mu, sigma2, eta2, gamma2, floor, freedom, beta, ahead, modes, log_gain, log_rest
 
 
 @triton.jit
 @no_type_check
-def steady_gain(of_head, keys):
+def steady_gain(mu, sigma2, observed, keys):
     """`log K` and `log(1 - K)` of the steady Kalman gain at steps of one: `x^2 + x (r (1 - F^2) - q) - q r = 0`."""
-    mu, sigma2, eta2, _, floor, _, _, _ = of_head
     phi, _ = integrals(2.0 * mu, 1.0 + tl.zeros([1], tl.float32))
     phi = tl.sum(phi, 0)
-    q, r = tl.maximum(sigma2 * phi, LEAST), tl.maximum(eta2 + floor, LEAST)
+    q, r = tl.maximum(sigma2 * phi, LEAST), tl.maximum(observed, LEAST)
     half = 0.5 * (r * (2.0 * mu * phi) - q)
     root = tl.sqrt(half * half + q * r)
     x = tl.where(half > 0.0, q * r / (half + root), root - half)
@@ -70,60 +73,50 @@ def log1p(x):
 
 @triton.jit
 @no_type_check
-def variances(of_head, lag, modes, GATE: tl.constexpr):
+def variances(of_head, lag, FORM: tl.constexpr):
     """`nu d Sigma~`, Sigma, phi and `exp(-2 mu tau)` at lags, which grow by the horizon."""
-    mu, sigma2, eta2, gamma2, floor, freedom, _, ahead = of_head
+    mu, sigma2, eta2, gamma2, floor, freedom, _, ahead, modes, _, _ = of_head
     phi, square = integrals(2.0 * mu, lag + ahead)
     variance = sigma2 * phi + eta2 * square + floor
-    gain = variance + gamma2
-    if not GATE:
-        gain = 1.0 + tl.zeros_like(variance)
+    gain = variance + gamma2 if FORM[GATE] else 1.0 + tl.zeros_like(variance)
     return freedom * modes * gain, variance, phi, square
 
 
 @triton.jit
 @no_type_check
-def prior_bits(
-    of_head, gains, lag, modes,
-    GATE: tl.constexpr, RICCATI: tl.constexpr, IN_BIAS: tl.constexpr,
-):  # fmt: skip
+def prior_bits(of_head, lag, FORM: tl.constexpr):
     """T at lags of 0 and more."""
-    _, _, _, gamma2, _, freedom, beta, _ = of_head
-    gain, variance, _, _ = variances(of_head, lag, modes, GATE=GATE)
-    if RICCATI:
-        bits = (beta * BITS) * (gains[0] + gains[1] * lag)
-    elif IN_BIAS:
-        bits = -beta * tl.log2(tl.maximum(variance + gamma2, LEAST))
+    _, _, _, gamma2, _, freedom, beta, _, _, log_gain, log_rest = of_head
+    gain, variance, _, _ = variances(of_head, lag, FORM=FORM)
+    if FORM[RICCATI]:
+        bits = (beta * BITS) * (log_gain + log_rest * lag)
     else:
-        bits = -beta * tl.log2(tl.maximum(variance, LEAST))
+        bits = -beta * tl.log2(tl.maximum(variance + gamma2 if FORM[IN_BIAS] else variance, LEAST))
     return bits + beta * (freedom + 1.0) * tl.log2(tl.maximum(gain, LEAST_GAIN))
 
 
 @triton.jit
 @no_type_check
-def effect_of(
-    kind, of_head, gains, lag, modes,
-    GATE: tl.constexpr, RICCATI: tl.constexpr, IN_BIAS: tl.constexpr,
-):  # fmt: skip
+def effect_of(kind, of_head, lag, FORM: tl.constexpr):
     """The derivatives of T in bits and of `nu d Sigma~` by a parameter, at lags.
 
     Kinds: sigma^2, eta^2, gamma^2, sigma_0^2, nu_s, beta_s, and with the Riccati prior log K and log(1 - K).
     """
-    gamma2, freedom, beta = of_head[3], of_head[5], of_head[6]
-    gain, variance, phi, square = variances(of_head, lag, modes, GATE=GATE)
+    _, _, _, gamma2, _, freedom, beta, _, modes, log_gain, log_rest = of_head
+    gain, variance, phi, square = variances(of_head, lag, FORM=FORM)
     scale, one = freedom * modes, tl.zeros_like(variance) + 1.0
     of_variance = tl.where(kind == 0, phi, tl.where(kind == 1, square, one))
     of_variance = tl.where((kind < 4) & (kind != 2), of_variance, 0.0)
     of_effective = tl.where(kind == 2, one, of_variance)
-    of_gain = scale * of_effective if GATE else tl.zeros_like(gain)
+    of_gain = scale * of_effective if FORM[GATE] else tl.zeros_like(gain)
     of_gain = tl.where(kind == 4, gain / freedom, of_gain)
     bits = tl.zeros_like(variance)
-    if RICCATI:
+    if FORM[RICCATI]:
         bits += tl.where(kind == 6, beta * BITS, tl.where(kind == 7, beta * BITS * lag, 0.0))
-        bits += tl.where(kind == 5, (gains[0] + gains[1] * lag) * BITS, 0.0)
+        bits += tl.where(kind == 5, (log_gain + log_rest * lag) * BITS, 0.0)
     else:
         within, of_within = variance, of_variance
-        if IN_BIAS:
+        if FORM[IN_BIAS]:
             within, of_within = variance + gamma2, of_effective
         known = within >= LEAST
         within = tl.maximum(within, LEAST)
@@ -137,18 +130,23 @@ def effect_of(
 
 @triton.jit
 @no_type_check
+def effect_beside_middle(kind, of_head, lag, FORM: tl.constexpr):
+    """The derivative of T less that at one lag, FOLD. s sums to 0 over a row, but for rounding."""
+    middle = tl.zeros([1, 1], tl.float32) + FOLD
+    return effect_of(kind, of_head, lag, FORM=FORM)[0] - effect_of(kind, of_head, middle, FORM=FORM)[0]
+
+
+@triton.jit
+@no_type_check
 def store_effects(
-    block, head, of_head, gains, spread, effects, pair_effects, heads, keys, length, modes, distances,
-    GATE: tl.constexpr, RICCATI: tl.constexpr, IN_BIAS: tl.constexpr, FOLDS: tl.constexpr, FAST: tl.constexpr,
+    block, head, of_head, spread, effects, pair_effects, length, distances,
+    FORM: tl.constexpr, FOLDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """The effects of parameters by lag, `(heads, 2, FUNCTIONALS, length)`, and on moments of tiles at a distance."""
     kind, place = tl.arange(0, FUNCTIONALS), tl.arange(0, 2 * FOLD)
     if block >= distances:
         lag = (block - distances) * 2 * FOLD + place
-        bits, of_gain = effect_of(
-            kind[:, None], of_head, gains, lag[None, :].to(tl.float32), modes,
-            GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS,
-        )  # fmt: skip
+        bits, of_gain = effect_of(kind[:, None], of_head, lag[None, :].to(tl.float32), FORM=FORM)
         at = pair_effects + (head * 2 * FUNCTIONALS + kind)[:, None] * length + lag[None, :]
         mask = (lag < length)[None, :] & (kind < FUNCTIONALS)[:, None]
         tl.store(at, bits, mask=mask)
@@ -156,18 +154,11 @@ def store_effects(
     elif FOLDS:
         tile_lag = tl.maximum(block * FOLD - (FOLD - 1) + place, 0).to(tl.float32)
         padded = tl.arange(0, 2 * FUNCTIONALS)
-        tile_bits = effect_of(
-            padded[:, None], of_head, gains, tile_lag[None, :], modes,
-            GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS,
-        )[0]  # fmt: skip
-        middle = effect_of(
-            padded[:, None], of_head, gains, tl.zeros([1, 1], tl.float32) + FOLD, modes,
-            GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS,
-        )[0]  # fmt: skip
+        in_tile = effect_beside_middle(padded[:, None], of_head, tile_lag[None, :], FORM=FORM)
         row = tl.arange(0, TERMS * TERMS)
         chosen = spread + tl.minimum(block, 1) * (2 * FOLD * TERMS * TERMS)
         matrix = tl.load(chosen + row[:, None] * (2 * FOLD) + place[None, :])
-        found = product(matrix, tl.trans(tile_bits - middle), FAST=FAST)  # s sums to 0 over a row, but for rounding
+        found = product(matrix, tl.trans(in_tile), FAST=FAST)
         at_effects = (
             effects + ((head * distances + block) * FUNCTIONALS + padded)[None, :] * (TERMS * TERMS) + row[:, None]
         )
@@ -180,17 +171,16 @@ def epilogue_kernel(
     decay, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature, horizon,
     row_sums, key_sums, numbers, folds, grad_log_sum, wave_fit, wave_lags, gradients,
     heads, batch, row_blocks, key_blocks, queries, keys, modes,
-    GATE: tl.constexpr, RICCATI: tl.constexpr, IN_BIAS: tl.constexpr, HORIZON: tl.constexpr,
-    FOLDS: tl.constexpr, LOG_SUM: tl.constexpr, FAST: tl.constexpr,
+    FORM: tl.constexpr, HORIZON: tl.constexpr, FOLDS: tl.constexpr, LOG_SUM: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Gradients of sigma^2, eta^2, gamma^2, sigma_0^2, nu_s and beta_s, `(6, heads)`: one program a head."""
     head = tl.program_id(0)
     of_head = load_head(
         decay, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature, horizon, head,
-        HORIZON=HORIZON,
+        keys, modes, FORM=FORM, HORIZON=HORIZON,
     )  # fmt: skip
     mu, sigma2, eta2, gamma2, floor = of_head[0], of_head[1], of_head[2], of_head[3], of_head[4]
-    freedom, beta = of_head[5], of_head[6]
+    freedom, beta, log_gain, log_rest = of_head[5], of_head[6], of_head[9], of_head[10]
     place = tl.arange(0, FOLD)
     index = tl.arange(0, SUMS)  # waves, functionals, four more
     kind = index - WAVES
@@ -226,33 +216,21 @@ def epilogue_kernel(
     folded = False
     if FOLDS:
         folded = tl.load(folds + head) != 0
-    gains = (0.0, 0.0)
-    if RICCATI:
-        gains = steady_gain(of_head, keys)
     if folded:
         of_one = tl.sum(tl.where(kind == FUNCTIONALS + 1, total, 0.0), 0)
         of_variance = tl.sum(tl.where(kind == FUNCTIONALS + 2, total, 0.0), 0) + tl.sum(of_phi, 0)
         of_noise = tl.sum(of_square, 0)
         scale = -power * freedom * modes
-        if not GATE:
+        if not FORM[GATE]:
             scale = 0.0
         gradient += tl.where(kind == 0, scale * of_variance, tl.where(kind == 1, scale * of_noise, 0.0))
         gradient += tl.where((kind == 2) | (kind == 3), scale * of_one, 0.0)
         wave, sample = tl.arange(0, WAVES), tl.arange(0, 2 * FOLD)
         lag = tl.load(wave_lags + sample)[None, :]
-        padded = index[:, None] - WAVES
-        at_lag = effect_of(
-            padded, of_head, gains, lag, modes,
-            GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS,
-        )[0]  # fmt: skip
-        at_middle = effect_of(
-            padded, of_head, gains, tl.zeros([1, 1], tl.float32) + FOLD, modes,
-            GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS,
-        )[0]  # fmt: skip
         slope = tl.zeros([SUMS], tl.float32)  # what grows with the lag is kept apart
-        if RICCATI:
-            slope = tl.where(kind == 7, beta * BITS, tl.where(kind == 5, gains[1] * BITS, 0.0))
-        bits = at_lag - at_middle - slope[:, None] * (lag - FOLD)
+        if FORM[RICCATI]:
+            slope = tl.where(kind == 7, beta * BITS, tl.where(kind == 5, log_rest * BITS, 0.0))
+        bits = effect_beside_middle(kind[:, None], of_head, lag, FORM=FORM) - slope[:, None] * (lag - FOLD)
         fit = tl.load(wave_fit + wave[:, None] * (2 * FOLD) + sample[None, :])
         coefficients = product(bits, tl.trans(fit), FAST=FAST)
         of_waves = tl.sum(tl.where(index[:, None] == wave[None, :], total[:, None], 0.0), 0)
@@ -261,24 +239,21 @@ def epilogue_kernel(
         far += tl.sum(tl.where(wave == 1, of_waves, tl.where(wave == 0, -of_waves, 0.0)), 0) * FOLD
         gradient += tl.where((kind >= 0) & (kind < FUNCTIONALS), (in_full + slope * far) * LN2, 0.0)
         gain = sigma2 * of_variance + eta2 * of_noise + (gamma2 + floor) * of_one
-        if not GATE:
+        if not FORM[GATE]:
             gain = of_one
         gradient += tl.where(kind == 4, -power * modes * gain, 0.0)
         if LOG_SUM:  # what was left out of T: its value at the middle
-            middle = effect_of(
-                kind, of_head, gains, tl.zeros([SUMS], tl.float32) + FOLD, modes,
-                GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS,
-            )[0]  # fmt: skip
+            middle = effect_of(kind, of_head, tl.zeros([SUMS], tl.float32) + FOLD, FORM=FORM)[0]
             gradient += tl.where((kind >= 0) & (kind < FUNCTIONALS), tl.sum(through, 0) * middle, 0.0)
     if LOG_SUM:
         of_power += tl.sum(through, 0) * BITS * tl.log2(least)
     gradient -= tl.where(kind == 4, beta * LN2 * of_power, tl.where(kind == 5, (freedom + 1.0) * LN2 * of_power, 0.0))
-    if RICCATI:
+    if FORM[RICCATI]:
         # by the root x: `x^2 + x (r p - q) - q r = 0` with `p = 1 - F^2`
         phi, _ = integrals(2.0 * mu, 1.0 + tl.zeros([1], tl.float32))
         phi = tl.sum(phi, 0)
         q, r, p = sigma2 * phi, eta2 + floor, 2.0 * mu * phi
-        x = r * tl.exp(gains[0] - gains[1])
+        x = r * tl.exp(log_gain - log_rest)
         of_gain = tl.sum(tl.where(kind == 6, gradient, 0.0), 0)
         of_rest = tl.sum(tl.where(kind == 7, gradient, 0.0), 0)
         slope = 1.0 / (2.0 * x + r * p - q)

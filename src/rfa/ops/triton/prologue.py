@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .parameters import LEAST_GAIN, integrals, load_head, prior_bits, steady_gain, store_effects, variances
+from .parameters import GATE, LEAST_GAIN, integrals, load_head, prior_bits, store_effects, variances
 from .tiles import BITS, COUNTS, FOLD, TABLES, TERMS, WAVES, product
 
 EACH = tl.constexpr(8)  # blocks of tokens of a program
@@ -22,20 +22,17 @@ MOST_BITS = tl.constexpr(1000.0)  # of T within a tile
 
 @triton.jit
 @no_type_check
-def head_folds(
-    of_head, gains, modes, fit, functions, keys,
-    GATE: tl.constexpr, RICCATI: tl.constexpr, IN_BIAS: tl.constexpr, LEAST_FACTOR: tl.constexpr,
-):  # fmt: skip
+def head_folds(of_head, fit, functions, FORM: tl.constexpr, LEAST_FACTOR: tl.constexpr):
     """Whether a head is slow enough: keys keep their digits over a tile, T fits, and g does not cancel."""
-    mu, _, _, _, _, freedom, beta, _ = of_head
+    mu, freedom, beta = of_head[0], of_head[5], of_head[6]
     n = tl.arange(0, FOLD).to(tl.float32)
-    bits = prior_bits(of_head, gains, n, modes, GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS)
+    bits = prior_bits(of_head, n, FORM=FORM)
     bits = bits - tl.sum(tl.where(n == 0.0, bits, 0.0), 0)
     coefficients = tl.sum(fit * bits[None, :], 1)
     misfit = tl.max(tl.abs(tl.sum(functions * coefficients[:, None], 0) - bits), 0)
     most = tl.max(tl.abs(coefficients), 0)
-    far, _, _, _ = variances(of_head, tl.zeros([FOLD], tl.float32) - (FOLD - 1), modes, GATE=GATE)
-    near, _, _, _ = variances(of_head, n, modes, GATE=GATE)
+    far, _, _, _ = variances(of_head, tl.zeros([FOLD], tl.float32) - (FOLD - 1), FORM=FORM)
+    near, _, _, _ = variances(of_head, n, FORM=FORM)
     far, near = tl.min(far, 0), tl.min(near, 0)
     power = beta * (freedom + 1.0)
     good = (tl.exp(mu * -(FOLD - 1)) >= LEAST_FACTOR) & (power <= MOST_POWER) & (misfit <= MOST_MISFIT)
@@ -86,10 +83,10 @@ def prologue_kernel(
     query_norm, query_marked, key_out, value_out, key_number, key_marked, tables, bits, numbers, folds, factors,
     effects, pair_effects, q_batch, q_head, q_row, q_channel, k_batch, k_head, k_row, k_channel, v_batch, v_head,
     v_row, v_channel, kp_batch, kp_head, qp_batch, qp_head, heads, queries, keys, row_length, key_length, length,
-    modes, table_blocks, key_programs, query_programs, effect_blocks, distances, CHANNELS: tl.constexpr,
-    WIDTH: tl.constexpr, TURN: tl.constexpr, TURN_VALUES: tl.constexpr, GROUPS: tl.constexpr, GATE: tl.constexpr,
-    RICCATI: tl.constexpr, IN_BIAS: tl.constexpr, HORIZON: tl.constexpr,
-    FOLDS: tl.constexpr, EFFECTS: tl.constexpr, LEAST_FACTOR: tl.constexpr, FAST: tl.constexpr,
+    modes, table_blocks, key_programs, query_programs, effect_blocks, distances,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TURN: tl.constexpr, TURN_VALUES: tl.constexpr, GROUPS: tl.constexpr,
+    FORM: tl.constexpr, HORIZON: tl.constexpr, FOLDS: tl.constexpr, EFFECTS: tl.constexpr, LEAST_FACTOR: tl.constexpr,
+    FAST: tl.constexpr,
 ):  # fmt: skip
     """Tables of each head, the effects of its parameters, then keys and values, then queries."""
     program = tl.program_id(0)
@@ -108,17 +105,23 @@ def prologue_kernel(
     batch, head = pair // heads, pair % heads
     of_head = load_head(
         decay, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature, horizon, head,
-        HORIZON=HORIZON,
+        keys, modes, FORM=FORM, HORIZON=HORIZON,
     )  # fmt: skip
     if kind == 3:
         if EFFECTS:
-            of_gains = (0.0, 0.0)
-            if RICCATI:
-                of_gains = steady_gain(of_head, keys)
             store_effects(
-                block, head, of_head, of_gains, spread, effects, pair_effects, heads, keys, length, modes, distances,
-                GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS, FOLDS=FOLDS, FAST=FAST,
-            )  # fmt: skip
+                block,
+                head,
+                of_head,
+                spread,
+                effects,
+                pair_effects,
+                length,
+                distances,
+                FORM=FORM,
+                FOLDS=FOLDS,
+                FAST=FAST,
+            )
     elif kind == 2:
         for each_block in range(block * EACH, tl.minimum((block + 1) * EACH, row_length // FOLD)):
             token = each_block * FOLD + n
@@ -134,20 +137,14 @@ def prologue_kernel(
             tl.store(query_marked + row, tl.where(known, norm, float("nan")))
     else:
         mu, sigma2, eta2, freedom, beta, ahead = of_head[0], of_head[1], of_head[2], of_head[5], of_head[6], of_head[7]
-        gains = (0.0, 0.0)
-        if RICCATI:
-            gains = steady_gain(of_head, keys)
         if FOLDS:
             fit = tl.load(fit_matrix + part[:, None] * FOLD + n[None, :])
             functions = tl.load(function_matrix + part[:, None] * FOLD + n[None, :])
-            good = head_folds(
-                of_head, gains, modes, fit, functions, keys,
-                GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS, LEAST_FACTOR=LEAST_FACTOR,
-            )  # fmt: skip
+            good = head_folds(of_head, fit, functions, FORM=FORM, LEAST_FACTOR=LEAST_FACTOR)
         distance = n.to(tl.float32) * -1.0 + (FOLD - 1)  # of a key to its tile's last one
         phi, square = integrals(2.0 * mu, distance)
         scale = freedom * modes
-        if not GATE:
+        if not FORM[GATE]:
             scale = 0.0
         factor, constant = tl.exp(-mu * distance), scale * (sigma2 * phi - eta2 * (1.0 - square))
         fine = (tl.zeros([FOLD], tl.int32) + good.to(tl.int32) != 0) if FOLDS else distance < 0.0
@@ -182,11 +179,8 @@ def prologue_kernel(
             lag = (block * FOLD + n - (FOLD - 1)).to(tl.float32)
             index = block * FOLD + n
             in_tables = index < length
-            gain, _, phi_at, _ = variances(of_head, lag, modes, GATE=GATE)
-            start = prior_bits(
-                of_head, gains, tl.maximum(lag, 0.0), modes,
-                GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS,
-            )  # fmt: skip
+            gain, _, phi_at, _ = variances(of_head, lag, FORM=FORM)
+            start = prior_bits(of_head, tl.maximum(lag, 0.0), FORM=FORM)
             result = tables + head * TABLES * length + index
             exponent = -mu * BITS * (lag + ahead)
             tl.store(result, gain, mask=in_tables)
@@ -196,11 +190,9 @@ def prologue_kernel(
             tl.store(result + 4 * length, start + exponent, mask=in_tables)
             if FOLDS:
                 within = tl.maximum(lag[:, None] + n[None, :].to(tl.float32), 0.0)
-                change = prior_bits(
-                    of_head, gains, within, modes,
-                    GATE=GATE, RICCATI=RICCATI, IN_BIAS=IN_BIAS,
-                ) - start[:, None]  # fmt: skip
-                coefficients = product(change, tl.trans(fit), FAST=FAST)
+                coefficients = product(
+                    prior_bits(of_head, within, FORM=FORM) - start[:, None], tl.trans(fit), FAST=FAST
+                )
                 high = coefficients.to(tl.float16)
                 rest = (coefficients - high.to(tl.float32)).to(tl.float16)
                 kept = in_tables[:, None] & (lag >= 0.0)[:, None] & (part < TERMS)[None, :]
@@ -213,7 +205,7 @@ def prologue_kernel(
                 tl.store(place + FOLD, tl.where(fine, phi, 0.0))
                 tl.store(place + 2 * FOLD, tl.where(fine, square, 1.0))
                 ends = tl.where(n == 0, 0, keys - 1).to(tl.float32)
-                least = variances(of_head, ends, modes, GATE=GATE)[0]
+                least = variances(of_head, ends, FORM=FORM)[0]
                 tl.store(numbers + head, -mu * BITS)
                 tl.store(numbers + heads + head, beta * (freedom + 1.0))
                 tl.store(numbers + 2 * heads + head, tl.maximum(tl.min(least, 0), LEAST_GAIN))
