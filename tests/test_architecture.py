@@ -129,7 +129,6 @@ def test_files_are_neither_long_nor_fragments():
     assert not {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE}
     doors = [module_name(path) for path in source_files() if path.stem.startswith("__")]
     short = {name for name, lines in lengths.items() if lines < 60 and name not in doors}
-    short = {name for name in short if not name.startswith("rfa.ops.triton.")}  # rewritten soon
     assert short - {"rfa.version"} == SHORT.keys()
 
 

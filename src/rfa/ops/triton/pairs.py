@@ -19,6 +19,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from .frames import TILE, frame_keys, frame_scores, halves, load_frame, serves
 from .prologue import store_block, turned_block
 from .tiles import BITS, COUNTS, LN2, NONE, log2, turn_and_store
 
@@ -29,27 +30,59 @@ SCALARS = tl.constexpr(8)  # c, W, eta^2, sigma_0^2, gamma^2, B, the factor of u
 
 @triton.jit
 @no_type_check
-def product(a, b, FAST: tl.constexpr):
-    """A matrix product in float32: half precisions on tensor cores, mixed ones in TF32, else exact.
+def product(a, b, QUICK: tl.constexpr, FAST: tl.constexpr):
+    """A matrix product in float32: half precisions on tensor cores, others in TF32 where QUICK, else exact.
 
     Triton's interpreter multiplies bfloat16 wrongly.
     """
     if not FAST:
         return tl.dot(a.to(tl.float64), b.to(tl.float64), out_dtype=tl.float64).to(tl.float32)
-    elif a.dtype == b.dtype:
+    elif a.dtype == b.dtype and (not QUICK or a.dtype != tl.float32):
         return tl.dot(a, b, input_precision="ieee")
     else:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="tf32")
+
+
+@triton.jit
+@no_type_check
+def gradient_product(a, b, QUICK: tl.constexpr, FAST: tl.constexpr):
+    """The same where a may be rounded as b: not to float16, whose range is too small."""
+    return product(a.to(b.dtype) if b.dtype == tl.bfloat16 else a, b, QUICK=QUICK, FAST=FAST)
+
+
+@triton.jit
+@no_type_check
+def load_scalars(scalars, head, heads, FIXED: tl.constexpr):
+    """c, W, eta^2, sigma_0^2, gamma^2, B and the factor of u of a head."""
+    at, factor = scalars + head, 1.0
+    if FIXED:
+        factor = tl.load(at + 6 * heads).to(tl.float32)
+    return (
+        tl.load(at).to(tl.float32), tl.load(at + heads).to(tl.float32), tl.load(at + 2 * heads).to(tl.float32),
+        tl.load(at + 3 * heads).to(tl.float32), tl.load(at + 4 * heads).to(tl.float32),
+        tl.load(at + 5 * heads).to(tl.float32), factor,
+    )  # fmt: skip
+
+
+@triton.jit
+@no_type_check
+def order_of(times, at, mask, missing: tl.constexpr):
+    """Times as integers of the same order: a GPU compares these faster than float64."""
+    number = (tl.load(times + at, mask=mask, other=0.0) + 0.0).to(tl.int64, bitcast=True)
+    number = tl.where(number < 0, number ^ 0x7FFFFFFFFFFFFFFF, number)
+    return tl.where(mask, number, missing)
 
 
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def pairs_states_kernel(
     query, key, value, key_groups, key_cos, key_sin, query_cos, query_sin, query_out, query_norms, key_out, value_out,
-    key_norms, q_batch, q_head, q_row, q_channel, k_batch, k_head, k_row, k_channel, v_batch, v_head, v_row, v_channel,
+    key_norms, key_path, key_bias, scalars, key_times, key_frame, value_frame, numbers, good,
+    path_batch, time_batch, limit, q_batch, q_head, q_row, q_channel, k_batch, k_head, k_row, k_channel, v_batch,
+    v_head, v_row, v_channel,
     kp_batch, kp_head, qp_batch, qp_head, heads, queries, keys, row_length, key_length, query_programs, key_programs,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr, TURN: tl.constexpr, TURN_VALUES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    GATE: tl.constexpr, THIRD: tl.constexpr, FRAME: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """States in the common frame, zeros where one is not finite or absent, and the squared norms of queries and keys.
 
@@ -73,39 +106,47 @@ def pairs_states_kernel(
     else:
         token = (program - query_programs) * BLOCK + tl.arange(0, BLOCK)
         present, phase, place = token < keys, batch * kp_batch + head * kp_head, pair * key_length + token
+        group = token * 0
         if GROUPS:
-            present &= tl.load(key_groups + batch * keys + token, mask=present, other=-1) >= 0
+            group = tl.load(key_groups + batch * keys + token, mask=present, other=-1)
+            present &= group >= 0
         at = batch * k_batch + head * k_head + token.to(tl.int64) * k_row
         real, imaginary, known = turned_block(
             key, at, token, present, phase, key_cos, key_sin, k_channel, HALF=CHANNELS // 2, TURN=TURN,
         )  # fmt: skip
         norm = store_block(real, imaginary, key_out, place, HALF=CHANNELS // 2)
         at = batch * v_batch + head * v_head + token.to(tl.int64) * v_row
-        real, imaginary, known_value = turned_block(
+        real_value, imaginary_value, known_value = turned_block(
             value, at, token, present, phase, key_cos, key_sin, v_channel, HALF=WIDTH // 2, TURN=TURN_VALUES,
         )  # fmt: skip
-        store_block(real, imaginary, value_out, place, HALF=WIDTH // 2)
+        store_block(real_value, imaginary_value, value_out, place, HALF=WIDTH // 2)
         tl.store(key_norms + place, norm)
         tl.store(key_norms + pairs * key_length + place, tl.where(known, norm, float("nan")))
         tl.store(key_norms + 2 * pairs * key_length + place, tl.where(known_value, 0.0, float("nan")))
-
-
-@triton.jit
-@no_type_check
-def order_of(times, at, mask, missing: tl.constexpr):
-    """Times as integers of the same order: a GPU compares these faster than float64."""
-    number = (tl.load(times + at, mask=mask, other=0.0) + 0.0).to(tl.int64, bitcast=True)
-    number = tl.where(number < 0, number ^ 0x7FFFFFFFFFFFFFFF, number)
-    return tl.where(mask, number, missing)
-
-
-@triton.jit
-@no_type_check
-def halves(path, at, mask):
-    """A float64 as two float32."""
-    number = tl.load(path + at, mask=mask, other=0.0)
-    high = number.to(tl.float32)
-    return high, (number - high.to(tl.float64)).to(tl.float32)
+        if FRAME:
+            row = (tl.where(path_batch == 1, 0, batch) * heads + head) * keys
+            if THIRD:
+                key_bias += row
+            last = tl.minimum((program - query_programs + 1) * BLOCK, keys) - 1
+            counts = present & known & known_value & (group == tl.max(group, 0))
+            decay, added, third, served = frame_keys(
+                key_path + row, key_bias, path_batch * heads * keys, token, last, counts, limit, THIRD=THIRD,
+            )  # fmt: skip
+            twice, once = (-2.0 * decay)[:, None], decay[:, None]
+            number = 0.25 * store_block(real * twice, imaginary * twice, key_frame, place, HALF=CHANNELS // 2)
+            store_block(real_value * once, imaginary_value * once, value_frame, place, HALF=WIDTH // 2)
+            if GATE:
+                _, freedom, eta2, _, _, _, factor = load_scalars(scalars, head, heads, FIXED=True)
+                number += (factor * added + eta2 * decay * decay) / freedom
+            part = pairs * key_length
+            tl.store(numbers + place, number)
+            tl.store(numbers + part + place, decay)
+            tl.store(numbers + 2 * part + place, added)
+            if THIRD:
+                tl.store(numbers + 3 * part + place, third)
+            time = (tl.where(time_batch == 1, 0, batch) * keys) + last
+            newest = order_of(key_times, time, served, 9223372036854775807)
+            tl.store(good + pair * key_programs + (program - query_programs), newest)
 
 
 @triton.jit
@@ -120,20 +161,6 @@ def load_path(path, part, at, mask, VARIANCE: tl.constexpr, THIRD: tl.constexpr)
     if THIRD:
         third_high, third_low = halves(path + 2 * part, at, mask)
     return decay_high, decay_low, high, low, third_high, third_low
-
-
-@triton.jit
-@no_type_check
-def load_scalars(scalars, head, heads, FIXED: tl.constexpr):
-    """c, W, eta^2, sigma_0^2, gamma^2, B and the factor of u of a head."""
-    at, factor = scalars + head, 1.0
-    if FIXED:
-        factor = tl.load(at + 6 * heads).to(tl.float32)
-    return (
-        tl.load(at).to(tl.float32), tl.load(at + heads).to(tl.float32), tl.load(at + 2 * heads).to(tl.float32),
-        tl.load(at + 3 * heads).to(tl.float32), tl.load(at + 4 * heads).to(tl.float32),
-        tl.load(at + 5 * heads).to(tl.float32), factor,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -277,11 +304,11 @@ def worth(query_order, key_order, query_groups, key_groups, CAUSAL: tl.constexpr
 @no_type_check
 def pairs_forward_kernel(
     query, query_norm, key, value, key_norm, value_mark, key_times, query_times, key_groups, query_groups, key_path,
-    query_path, key_bias, scalars, cos, sin, out, log_sum, heads, queries, keys, row_length, key_length, row_blocks,
-    path_batch, time_batch, phase_batch, phase_head,
+    query_path, key_bias, scalars, key_frame, value_frame, numbers, good, cos, sin, out, log_sum, heads, queries, keys,
+    row_length, key_length, row_blocks, path_batch, time_batch, phase_batch, phase_head,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SCORE: tl.constexpr,
     GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr, TURN: tl.constexpr,
-    FIXED: tl.constexpr, QUICK: tl.constexpr, FAST: tl.constexpr,
+    FIXED: tl.constexpr, FRAME: tl.constexpr, QUICK: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """The estimate and `log2 sum_j 2^z` of a block of rows."""
     block = row_blocks - 1 - tl.program_id(0) % row_blocks  # the longest first
@@ -312,8 +339,31 @@ def pairs_forward_kernel(
             of_keys = tl.load(key_groups + batch * keys + columns, mask=present, other=-1)
             present &= of_keys >= 0
         key_order = order_of(key_times, time_row * keys + columns, present, 9223372036854775807)
-        if worth(query_order, key_order, groups, of_keys, CAUSAL=CAUSAL, GROUPS=GROUPS):
-            at = pair * key_length + columns
+        in_frame = False
+        if FRAME:
+            in_frame = serves(good + (pair * key_length + start) // TILE, query_order, groups, of_keys, GROUPS=GROUPS)
+        at = pair * key_length + columns
+        if in_frame:
+            if FRAME:
+                of_row, of_key = load_frame(
+                    own, q_norm, key_path + path_row * keys, path_batch * heads * keys, start,
+                    numbers + pair * key_length, (tl.num_programs(0) // row_blocks).to(tl.int64) * key_length, of_head,
+                    AXIS=0, COLUMNS=COLUMNS, GATE=GATE, THIRD=THIRD,
+                )  # fmt: skip
+                k = tl.load(key_frame + at[:, None] * CHANNELS + channel[None, :])
+                z, _, _, _, _ = frame_scores(
+                    product(q, tl.trans(k), QUICK=QUICK, FAST=FAST), of_key, of_row, of_head,
+                    GATE=GATE, THIRD=THIRD, QUICK=QUICK,
+                )  # fmt: skip
+                bias = of_row[4]
+                higher = tl.maximum(highest, tl.max(z + bias, 1))
+                weight = tl.exp2(z + (bias - higher[:, None]))
+                rescale = tl.exp2(highest - higher)
+                v = tl.load(value_frame + at[:, None] * WIDTH + width[None, :])
+                total = total * rescale + tl.sum(weight, 1)
+                estimate = estimate * rescale[:, None] + product(weight * of_row[0], v, QUICK=QUICK, FAST=FAST)
+                highest = higher
+        elif worth(query_order, key_order, groups, of_keys, CAUSAL=CAUSAL, GROUPS=GROUPS):
             k = tl.load(key + at[:, None] * CHANNELS + channel[None, :])
             later = query_order[:, None] >= key_order[None, :]
             seen = present[None, :] & in_rows[:, None]
@@ -332,8 +382,8 @@ def pairs_forward_kernel(
                 own, others, later, bias, of_head, SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, QUICK=QUICK,
             )  # fmt: skip
             z, _, _, _ = pair_score(
-                product(q, tl.trans(k), FAST=FAST), q_norm, tl.load(key_norm + at)[None, :], decay, b, divisor, of_head,
-                SCORE=SCORE, QUICK=QUICK,
+                product(q, tl.trans(k), QUICK=QUICK, FAST=FAST), q_norm, tl.load(key_norm + at)[None, :], decay, b,
+                divisor, of_head, SCORE=SCORE, QUICK=QUICK,
             )  # fmt: skip
             z = tl.where(seen, z, NONE)
             higher = tl.maximum(highest, tl.max(z, 1))
@@ -341,7 +391,7 @@ def pairs_forward_kernel(
             rescale = tl.exp2(highest - higher)
             v = tl.load(value + at[:, None] * WIDTH + width[None, :])
             total = total * rescale + tl.sum(weight, 1)
-            estimate = estimate * rescale[:, None] + product(weight * decay, v, FAST=FAST)
+            estimate = estimate * rescale[:, None] + product(weight * decay, v, QUICK=QUICK, FAST=FAST)
             highest = higher
             spoiled += tl.sum(tl.where(seen, tl.load(value_mark + at)[None, :], 0.0), 1)
     some = total != 0.0  # NaN too

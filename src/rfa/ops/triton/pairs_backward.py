@@ -8,7 +8,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .pairs import SCALARS, load_path, load_scalars, order_of, pair_gradients, product, worth
+from .frames import TILE, frame_gradients, load_frame, serves
+from .pairs import SCALARS, gradient_product, load_path, load_scalars, order_of, pair_gradients, product, worth
 from .tiles import COUNTS, LN2, turn_and_store
 
 
@@ -47,16 +48,28 @@ def path_gradients(of_decay, of_variance, decay, of_query, of_key, later, eta2, 
     )  # fmt: skip
 
 
+@triton.jit
+@no_type_check
+def of_parts(scalar, coefficient, freedom, square, variance, effective):
+    """The sums over a tile for c, W, eta^2, sigma_0^2 and gamma^2, each in its place."""
+    parts = tl.where(scalar == 0, tl.sum(tl.sum(coefficient, 1), 0), 0.0)
+    parts += tl.where(scalar == 1, tl.sum(tl.sum(freedom, 1), 0), 0.0)
+    parts += tl.where(scalar == 2, tl.sum(tl.sum(square, 1), 0), 0.0)
+    parts += tl.where(scalar == 3, tl.sum(tl.sum(variance, 1), 0), 0.0)
+    return parts + tl.where(scalar == 4, tl.sum(tl.sum(effective, 1), 0), 0.0)
+
+
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def pairs_query_kernel(
     query, query_norm, key, value, key_norm, gradient, delta, log_sum, key_times, query_times, key_groups, query_groups,
-    key_path, query_path, key_bias, scalars, cos, sin, query_gradient, path_gradient, sums, heads, queries, keys,
+    key_path, query_path, key_bias, scalars, key_frame, value_frame, numbers, good, cos, sin, query_gradient,
+    path_gradient, sums, heads, queries, keys,
     row_length, key_length, row_blocks, path_batch, time_batch, phase_batch, phase_head,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SCORE: tl.constexpr,
     GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr, TURN: tl.constexpr,
     PRIOR: tl.constexpr, PATH: tl.constexpr,
-    FIXED: tl.constexpr, QUICK: tl.constexpr, FAST: tl.constexpr,
+    FIXED: tl.constexpr, FRAME: tl.constexpr, QUICK: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a block of queries; with PATH also of M, u and C at them, with PRIOR of the scalars, in parts."""
     block = row_blocks - 1 - tl.program_id(0) % row_blocks
@@ -91,8 +104,36 @@ def pairs_query_kernel(
             of_keys = tl.load(key_groups + batch * keys + columns, mask=present, other=-1)
             present &= of_keys >= 0
         key_order = order_of(key_times, time_row * keys + columns, present, 9223372036854775807)
-        if worth(query_order, key_order, groups, of_keys, CAUSAL=CAUSAL, GROUPS=GROUPS):
-            at = pair * key_length + columns
+        in_frame = False
+        if FRAME:
+            in_frame = serves(good + (pair * key_length + start) // TILE, query_order, groups, of_keys, GROUPS=GROUPS)
+        at = pair * key_length + columns
+        if in_frame:
+            if FRAME:
+                of_row, of_key = load_frame(
+                    own, q_norm, key_path + path_row * keys, path_batch * heads * keys, start,
+                    numbers + pair * key_length, (tl.num_programs(0) // row_blocks).to(tl.int64) * key_length, of_head,
+                    AXIS=0, COLUMNS=COLUMNS, GATE=GATE, THIRD=THIRD,
+                )  # fmt: skip
+                k = tl.load(key_frame + at[:, None] * CHANNELS + channel[None, :])
+                v = tl.load(value_frame + at[:, None] * WIDTH + width[None, :])
+                _, s, residual, variance, effective, coefficient, freedom, power = frame_gradients(
+                    product(q, tl.trans(k), QUICK=QUICK, FAST=FAST), product(do, tl.trans(v), QUICK=QUICK, FAST=FAST),
+                    of_key, of_row, row_sum, row_delta, of_head, GATE=GATE, THIRD=THIRD, PRIOR=PRIOR, QUICK=QUICK,
+                )  # fmt: skip
+                of_dots += gradient_product(residual * of_row[0], k, QUICK=QUICK, FAST=FAST)
+                of_norm += tl.sum(residual, 1)
+                if PATH and THIRD:
+                    of_third += tl.sum(s * LN2, 1).to(tl.float64)
+                if PRIOR:
+                    square = variance * of_key[1] * of_key[1] * of_row[1]
+                    added = variance * (of_row[5] + of_row[1] * of_key[2])
+                    parts = of_parts(scalar, coefficient, freedom, square, variance, effective)
+                    parts += tl.where(scalar == 6, tl.sum(tl.sum(added, 1), 0), 0.0)
+                    if not THIRD:
+                        parts += tl.where(scalar == 5, tl.sum(tl.sum(power, 1), 0), 0.0)
+                    of_scalars += parts.to(tl.float64)
+        elif worth(query_order, key_order, groups, of_keys, CAUSAL=CAUSAL, GROUPS=GROUPS):
             k = tl.load(key + at[:, None] * CHANNELS + channel[None, :])
             v = tl.load(value + at[:, None] * WIDTH + width[None, :])
             later = query_order[:, None] >= key_order[None, :]
@@ -109,12 +150,12 @@ def pairs_query_kernel(
             if THIRD:
                 bias = tl.load(key_bias + path_row * keys + columns, mask=present, other=0.0)[None, :]
             found = pair_gradients(
-                product(q, tl.trans(k), FAST=FAST), product(do, tl.trans(v), FAST=FAST), q_norm,
-                tl.load(key_norm + at)[None, :], row_sum, row_delta, own, others, later, seen, bias, of_head,
+                product(q, tl.trans(k), QUICK=QUICK, FAST=FAST), product(do, tl.trans(v), QUICK=QUICK, FAST=FAST),
+                q_norm, tl.load(key_norm + at)[None, :], row_sum, row_delta, own, others, later, seen, bias, of_head,
                 SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, QUICK=QUICK,
             )  # fmt: skip
             _, s, residual, dot, decay, by_decay, variance, coefficient, freedom, power, effective, added = found
-            of_dots += product(dot, k, FAST=FAST)
+            of_dots += gradient_product(dot, k, QUICK=QUICK, FAST=FAST)
             if SCORE != "dot_product":
                 of_norm += tl.sum(residual, 1)
             if PATH and not FIXED:
@@ -129,11 +170,7 @@ def pairs_query_kernel(
             if PRIOR:
                 parts = tl.where(scalar == 0, tl.sum(tl.sum(coefficient, 1), 0), 0.0)
                 if SCORE != "dot_product":
-                    square = decay * decay * variance
-                    parts += tl.where(scalar == 1, tl.sum(tl.sum(freedom, 1), 0), 0.0)
-                    parts += tl.where(scalar == 2, tl.sum(tl.sum(square, 1), 0), 0.0)
-                    parts += tl.where(scalar == 3, tl.sum(tl.sum(variance, 1), 0), 0.0)
-                    parts += tl.where(scalar == 4, tl.sum(tl.sum(effective, 1), 0), 0.0)
+                    parts = of_parts(scalar, coefficient, freedom, decay * decay * variance, variance, effective)
                     if not THIRD:
                         parts += tl.where(scalar == 5, tl.sum(tl.sum(power, 1), 0), 0.0)
                     if FIXED:
@@ -162,12 +199,13 @@ def pairs_query_kernel(
 @no_type_check
 def pairs_key_kernel(
     query, query_norm, key, value, key_norm, gradient, delta, log_sum, key_times, query_times, key_groups, query_groups,
-    key_path, query_path, key_bias, scalars, cos, sin, key_gradient, value_gradient, path_gradient, bias_gradient,
+    key_path, query_path, key_bias, scalars, key_frame, value_frame, numbers, good, cos, sin, key_gradient,
+    value_gradient, path_gradient, bias_gradient,
     heads, queries, keys, row_length, key_length, key_blocks, path_batch, time_batch, phase_batch, phase_head,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SCORE: tl.constexpr,
     GATE: tl.constexpr, THIRD: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr, TURN: tl.constexpr,
     TURN_VALUES: tl.constexpr, PATH: tl.constexpr,
-    FIXED: tl.constexpr, QUICK: tl.constexpr, FAST: tl.constexpr,
+    FIXED: tl.constexpr, FRAME: tl.constexpr, QUICK: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a block of keys and values; with PATH also of M, u, C and the bias at them."""
     block = tl.program_id(0) % key_blocks
@@ -198,14 +236,50 @@ def pairs_key_kernel(
     of_decay, of_variance, of_third = (
         tl.zeros([COLUMNS], tl.float64), tl.zeros([COLUMNS], tl.float64), tl.zeros([COLUMNS], tl.float64),
     )  # fmt: skip
+    of_frame, near = tl.zeros([COLUMNS], tl.float32), tl.full([COLUMNS], 1.0, tl.float32)
+    frame_k, frame_v = k, v
+    if FRAME:  # sums are those of the gradients of k' and v': -2 f times these are those of k
+        near = tl.load(numbers + (tl.num_programs(0) // key_blocks).to(tl.int64) * key_length + padded)
+        frame_k = tl.load(key_frame + padded[:, None] * CHANNELS + channel[None, :])
+        frame_v = tl.load(value_frame + padded[:, None] * WIDTH + width[None, :])
     for start in range(0, queries, ROWS):
         rows = start + tl.arange(0, ROWS)
         in_rows = rows < queries
         if GROUPS:
             of_rows = tl.load(query_groups + batch * queries + rows, mask=in_rows, other=-2)
         query_order = order_of(query_times, time_row * queries + rows, in_rows, -9223372036854775807)
-        if worth(query_order, key_order, of_rows, groups, CAUSAL=CAUSAL, GROUPS=GROUPS):
-            at = pair * row_length + rows
+        in_frame = False
+        if FRAME:
+            tile = good + (pair * key_length + block * COLUMNS) // TILE
+            in_frame = serves(tile, query_order, of_rows, groups, GROUPS=GROUPS)
+        at = pair * row_length + rows
+        if in_frame:
+            if FRAME:
+                others = load_path(
+                    query_path, path_batch * heads * queries, path_row * queries + rows[None, :], in_rows[None, :],
+                    VARIANCE=True, THIRD=THIRD,
+                )  # fmt: skip
+                of_row, of_key = load_frame(
+                    others, tl.load(query_norm + at)[None, :], key_path + path_row * keys, path_batch * heads * keys,
+                    block * COLUMNS, numbers + pair * key_length,
+                    (tl.num_programs(0) // key_blocks).to(tl.int64) * key_length, of_head,
+                    AXIS=1, COLUMNS=COLUMNS, GATE=GATE, THIRD=THIRD,
+                )  # fmt: skip
+                q = tl.load(query + at[:, None] * CHANNELS + channel[None, :])
+                do = tl.load(gradient + at[:, None] * WIDTH + width[None, :])
+                weight, s, residual, _, _, _, _, _ = frame_gradients(
+                    product(frame_k, tl.trans(q), QUICK=QUICK, FAST=FAST),
+                    product(frame_v, tl.trans(do), QUICK=QUICK, FAST=FAST), of_key, of_row,
+                    tl.load(log_sum + at)[None, :], tl.load(delta + at)[None, :], of_head,
+                    GATE=GATE, THIRD=THIRD, PRIOR=False, QUICK=QUICK,
+                )  # fmt: skip
+                of_dots += gradient_product(residual * of_row[0], q, QUICK=QUICK, FAST=FAST)
+                of_value += gradient_product(weight, do, QUICK=QUICK, FAST=FAST)
+                of_frame += tl.sum(residual * of_row[1], 1)
+                if PATH and THIRD:
+                    of_third -= tl.sum(s * LN2, 1).to(tl.float64)
+                    of_bias += tl.sum(s, 1)
+        elif worth(query_order, key_order, of_rows, groups, CAUSAL=CAUSAL, GROUPS=GROUPS):
             q = tl.load(query + at[:, None] * CHANNELS + channel[None, :])
             do = tl.load(gradient + at[:, None] * WIDTH + width[None, :])
             later = query_order[None, :] >= key_order[:, None]
@@ -219,13 +293,15 @@ def pairs_key_kernel(
                 VARIANCE=SCORE != "dot_product", THIRD=THIRD,
             )  # fmt: skip
             weight, s, residual, dot, decay, by_decay, variance, _, _, _, _, _ = pair_gradients(
-                product(k, tl.trans(q), FAST=FAST), product(v, tl.trans(do), FAST=FAST),
+                product(k, tl.trans(q), QUICK=QUICK, FAST=FAST), product(v, tl.trans(do), QUICK=QUICK, FAST=FAST),
                 tl.load(query_norm + at)[None, :], k_norm, tl.load(log_sum + at)[None, :], tl.load(delta + at)[None, :],
                 others, own, later, seen, bias, of_head,
                 SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, QUICK=QUICK,
             )  # fmt: skip
-            of_dots += product(dot, q, FAST=FAST)
-            of_value += product(weight, do, FAST=FAST)
+            if FRAME:
+                dot, weight = dot * (-0.5 / near)[:, None], weight / near[:, None]
+            of_dots += gradient_product(dot, q, QUICK=QUICK, FAST=FAST)
+            of_value += gradient_product(weight, do, QUICK=QUICK, FAST=FAST)
             if SCORE != "dot_product":
                 of_norm += tl.sum(residual * decay * decay, 1)
             if PATH and not FIXED:
@@ -238,6 +314,9 @@ def pairs_key_kernel(
             if PATH and THIRD:
                 of_third -= tl.sum(signed_third(s, others, own).to(tl.float64), 1)
                 of_bias += tl.sum(s, 1)
+    if FRAME:
+        of_dots, of_value = of_dots * (-2.0 * near)[:, None], of_value * near[:, None]
+        of_norm += of_frame * near * near
     if SCORE != "dot_product":
         of_dots += (2.0 * of_norm)[:, None] * k.to(tl.float32)
     if TURN:

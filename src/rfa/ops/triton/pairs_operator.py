@@ -21,11 +21,13 @@ from rfa.ops.kernel import (
 )
 from rfa.ops.transforms import operator, refuse_forward_mode, transformable
 
+from .frames import NUMBERS, TILE
 from .pairs import SCALARS, pairs_forward_kernel, pairs_states_kernel
 from .pairs_backward import pairs_key_kernel, pairs_query_kernel
 from .prologue import delta_kernel
 
-BLOCK = 64  # rows and keys of a call are padded to as many
+BLOCK = TILE.value  # rows and keys of a call are padded to as many
+_FARTHEST = {torch.bfloat16: 8.3, torch.float16: 5.5}  # `mu dt` within a tile: states times exp(-it) keep their digits
 
 
 def fused_attention(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
@@ -63,10 +65,12 @@ def _sizes(inputs: KernelInputs) -> _Sizes:
         for dim in (0, 1)
     ]
     turn = inputs.key_cos is not None
+    fixed = inputs.scalars.shape[0] == 7
     choices = {
+        "FRAME": fixed and inputs.causal and inputs.score_kind == "student_t" and inputs.query.dtype in _FARTHEST,
         "CHANNELS": channels, "WIDTH": width, "SCORE": inputs.score_kind, "GATE": inputs.gate,
         "THIRD": inputs.key_bias is not None, "CAUSAL": inputs.causal, "GROUPS": inputs.key_groups is not None,
-        "FIXED": inputs.scalars.shape[0] == 7, "FAST": inputs.query.is_cuda,
+        "FIXED": fixed, "FAST": inputs.query.is_cuda,
         "QUICK": inputs.query.is_cuda and inputs.query.dtype != torch.float32, "num_warps": 4,
     }  # fmt: skip
     padded = (-(-length // BLOCK) * BLOCK for length in (queries, keys))
@@ -74,8 +78,10 @@ def _sizes(inputs: KernelInputs) -> _Sizes:
     return _Sizes(batch, heads, queries, keys, *padded, tuple(strides), turn, turn_values, choices)
 
 
-def _blocks(inputs: KernelInputs, *, forward: bool = False) -> tuple[int, int]:
+def _blocks(inputs: KernelInputs, choices: dict[str, Any], *, forward: bool = False) -> tuple[int, int]:
     """Queries and keys of a tile; exact products of float32 hold both factors in registers."""
+    if choices["FRAME"]:
+        return 64, 32
     wide = max(inputs.query.shape[-1], inputs.value.shape[-1]) > 64
     if inputs.query.dtype == torch.float32 or not forward:
         return (16, 32) if wide else (32, 32)
@@ -95,26 +101,42 @@ def _of_pairs(inputs: KernelInputs) -> tuple[Any, ...]:
     return (*of_times, *groups, *path, bias, inputs.scalars.contiguous())
 
 
-def _states(inputs: KernelInputs, sizes: _Sizes) -> tuple[Tensor, ...]:
-    """Query, key and value in the common frame, and the norms and marks of queries `(2, ...)` and keys `(3, ...)`."""
+class _States(NamedTuple):
+    """Query, key and value in the common frame, norms and marks of queries `(2, ...)` and keys `(3, ...)`.
+
+    `frame` are keys, values, numbers and orders against the last key of each tile; Nones where none serve.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    query_norms: Tensor
+    key_norms: Tensor
+    frame: tuple[Tensor | None, ...]
+
+
+def _states(inputs: KernelInputs, sizes: _Sizes, of_pairs: tuple[Any, ...]) -> _States:
     query, key, value = inputs.query, inputs.key, inputs.value
     batch, heads, rows, columns = sizes.batch, sizes.heads, sizes.rows, sizes.columns
     new, single = query.new_empty, torch.float32
-    turned = new(batch, heads, rows, query.shape[-1]), new(2, batch, heads, rows, dtype=single)
+    (key_times, _, groups, _, key_path, _, bias, scalars), choices = of_pairs, sizes.choices
+    states = new(batch, heads, rows, query.shape[-1]), new(2, batch, heads, rows, dtype=single)
     keys = new(batch, heads, columns, key.shape[-1]), new(batch, heads, columns, value.shape[-1])
     key_norms = new(3, batch, heads, columns, dtype=single)
-    groups = inputs.key_groups
-    if groups is not None:
-        groups = groups.expand(batch, -1).contiguous()
+    frame: tuple[Tensor | None, ...] = (None,) * 4
+    if choices["FRAME"]:
+        numbers = new(NUMBERS.value, batch, heads, columns, dtype=single)
+        frame = (*map(torch.empty_like, keys), numbers, new(batch, heads, columns // BLOCK, dtype=torch.int64))
     phases = inputs.key_cos, inputs.key_sin, inputs.query_cos, inputs.query_sin
     query_programs, key_programs = rows // BLOCK, columns // BLOCK
     pairs_states_kernel[(batch * heads * (query_programs + key_programs),)](
-        query, key, value, groups, *phases, *turned, *keys, key_norms, *query.stride(), *key.stride(), *value.stride(),
-        *sizes.phases, heads, sizes.queries, sizes.keys, rows, columns, query_programs, key_programs,
-        CHANNELS=query.shape[-1], WIDTH=value.shape[-1], GROUPS=groups is not None, TURN=sizes.turn,
-        TURN_VALUES=sizes.turn_values, BLOCK=BLOCK, num_warps=4,
+        query, key, value, groups, *phases, *states, *keys, key_norms, key_path, bias, scalars, key_times, *frame,
+        key_path.shape[1], key_times.shape[0], _FARTHEST.get(query.dtype, 0.0), *query.stride(), *key.stride(),
+        *value.stride(), *sizes.phases, heads, sizes.queries, sizes.keys, rows, columns, query_programs, key_programs,
+        TURN=sizes.turn, TURN_VALUES=sizes.turn_values, BLOCK=BLOCK,
+        **{name: choices[name] for name in ("CHANNELS", "WIDTH", "GROUPS", "GATE", "THIRD", "FRAME", "num_warps")},
     )  # fmt: skip
-    return turned[0], *keys, turned[1], key_norms
+    return _States(states[0], *keys, states[1], key_norms, frame)
 
 
 @operator("pairs_forward", f"({SCHEMA}) -> (Tensor, Tensor)", "cuda", "cpu")
@@ -128,15 +150,16 @@ def pairs_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     log_sum = query.new_empty(shape, dtype=torch.float32)
     if inputs.empty:
         return out.zero_(), log_sum.fill_(-torch.inf)
-    rows, columns = _blocks(inputs, forward=True)
+    rows, columns = _blocks(inputs, sizes.choices, forward=True)
     blocks = -(-sizes.queries // rows)
     of_pairs = _of_pairs(inputs)
     with torch.cuda.device_of(query):
-        query, key, value, query_norms, key_norms = _states(inputs, sizes)
+        states = _states(inputs, sizes, of_pairs)
         pairs_forward_kernel[(blocks * sizes.batch * sizes.heads,)](
-            query, query_norms[1], key, value, *key_norms[1:], *of_pairs, inputs.query_cos, inputs.query_sin, out,
-            log_sum, sizes.heads, sizes.queries, sizes.keys, sizes.rows, sizes.columns, blocks, of_pairs[4].shape[1],
-            of_pairs[0].shape[0], *sizes.phases[2:], ROWS=rows, COLUMNS=columns, TURN=sizes.turn_values,
+            states.query, states.query_norms[1], states.key, states.value, *states.key_norms[1:], *of_pairs,
+            *states.frame, inputs.query_cos, inputs.query_sin, out, log_sum, sizes.heads, sizes.queries, sizes.keys,
+            sizes.rows, sizes.columns, blocks, of_pairs[4].shape[1], of_pairs[0].shape[0], *sizes.phases[2:],
+            ROWS=rows, COLUMNS=columns, TURN=sizes.turn_values,
             **sizes.choices,
         )  # fmt: skip
     return out, log_sum
@@ -169,14 +192,15 @@ def pairs_backward(
     new, width = inputs.query.new_empty, inputs.value.shape[-1]
     gradients = [new(x.shape) for x in (inputs.query, inputs.key, inputs.value)]
     parts = 2 + (inputs.key_bias is not None)
-    rows, columns = _blocks(inputs)
+    rows, columns = _blocks(inputs, sizes.choices)
     row_blocks, key_blocks = -(-queries // rows), -(-keys // columns)
     double = torch.float64
     of_queries = new(*(parts, batch, heads, queries) if of_path else (0,), dtype=double)
     of_keys = new(*(parts, batch, heads, keys) if of_path else (0,), dtype=double)
     of_bias = new(*(batch, heads, keys) if of_path and parts > 2 else (0,), dtype=torch.float32)
     sums = new(*(batch, heads, row_blocks, SCALARS.value) if of_scalars else (0,), dtype=double)
-    turned = new(batch, heads, sizes.rows, width, dtype=torch.float32)
+    kind = torch.bfloat16 if inputs.query.dtype == torch.bfloat16 else torch.float32  # float16 has too small a range
+    turned = new(batch, heads, sizes.rows, width, dtype=kind)
     delta, total = new(2, batch, heads, sizes.rows, dtype=torch.float32)
     largest = new(batch, heads, sizes.rows // BLOCK, dtype=torch.float32)
     through = None if grad_log_sum is None else grad_log_sum.contiguous()
@@ -184,21 +208,24 @@ def pairs_backward(
     numbers = (heads, queries, keys, sizes.rows, sizes.columns)
     batches = of_pairs[4].shape[1], of_pairs[0].shape[0]
     with torch.cuda.device_of(inputs.query):
-        query, key, value, query_norms, key_norms = _states(inputs, sizes)
+        states = _states(inputs, sizes, of_pairs)
         delta_kernel[(batch * heads * (sizes.rows // BLOCK),)](
             grad_out, out.contiguous(), None, log_sum.contiguous(), through, inputs.query_cos,
             inputs.query_sin, turned, delta, total, largest, *grad_out.stride(), heads, queries, sizes.rows,
             sizes.rows // BLOCK, *sizes.phases[2:], WIDTH=width, ROWS=BLOCK, TURN=sizes.turn_values,
             LOG_SUM=through is not None, LOW=False, num_warps=4,
         )  # fmt: skip
-        states = (query, query_norms[0], key, value, key_norms[0], turned, delta, total, *of_pairs)
+        given = (
+            states.query, states.query_norms[0], states.key, states.value, states.key_norms[0], turned, delta, total,
+            *of_pairs, *states.frame,
+        )  # fmt: skip
         chosen = {"ROWS": rows, "COLUMNS": columns, "PATH": of_path, "TURN": sizes.turn, **sizes.choices}
         pairs_key_kernel[(batch * heads * key_blocks,)](
-            *states, inputs.key_cos, inputs.key_sin, gradients[1], gradients[2], of_keys, of_bias, *numbers, key_blocks,
+            *given, inputs.key_cos, inputs.key_sin, gradients[1], gradients[2], of_keys, of_bias, *numbers, key_blocks,
             *batches, *sizes.phases[:2], TURN_VALUES=sizes.turn_values, **chosen,
         )  # fmt: skip
         pairs_query_kernel[(batch * heads * row_blocks,)](
-            *states, inputs.query_cos, inputs.query_sin, gradients[0], of_queries, sums, *numbers, row_blocks,
+            *given, inputs.query_cos, inputs.query_sin, gradients[0], of_queries, sums, *numbers, row_blocks,
             *batches, *sizes.phases[2:], PRIOR=of_scalars, **chosen,
         )  # fmt: skip
     prior = [nothing] * 5

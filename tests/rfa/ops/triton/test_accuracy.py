@@ -8,6 +8,7 @@ from ..problems import PRIORS, WEIGHTS, irregular_times, problem, uniform
 from .fused_problems import assert_accurate, needs_triton, one_head
 
 pytestmark = needs_triton
+pairs_operator = pytest.importorskip("rfa.ops.triton.pairs_operator")
 
 LENGTH = 35  # two blocks of most float32 tiles, the second one ragged
 
@@ -123,3 +124,28 @@ def test_half_precision(causal, irregular, dtype):
     """70 keys: two blocks of each kernel's half-precision tiles."""
     times = irregular_times(5, 70) if irregular else None
     assert_accurate(one_head(9, batch=1, keys=70, modes=16), dtype=dtype, times=times, causal=causal)
+
+
+FRAMES = [
+    {},
+    {"prior": "riccati"},
+    {"gate": False},
+    {"query_noise_in_bias": True},
+    {"key_mask": torch.arange(200) >= torch.tensor([[0], [70]])},
+    {"segment_ids": torch.tensor([[0] * 200, [3] * 40 + [5] * 160])},
+]
+
+
+@cover(1, dtype=[torch.bfloat16, torch.float16], options=FRAMES)
+def test_tiles_against_their_last_key(monkeypatch, dtype, options):
+    """Half precision with a fixed decay: tiles of 64 keys in frames of their own, but for a gap and the newest."""
+    found = []
+    states = pairs_operator._states
+    monkeypatch.setattr(pairs_operator, "_states", lambda *given: found.append(states(*given)) or found[-1])
+    times = irregular_times(5, 200)
+    times[150:] += 1e4
+    inputs = one_head(9, keys=200, modes=8)
+    inputs["decay"] = inputs["decay"] / 40
+    assert_accurate(inputs, dtype=dtype, constant=("frequency", "decay"), times=times, **options)
+    good = (found[0].frame[3] < 2**63 - 1).sum((0, 1)).tolist()
+    assert good == {"key_mask": [1, 1, 0, 0], "segment_ids": [1, 2, 0, 0]}.get(next(iter(options), ""), [2, 2, 0, 0])
