@@ -11,7 +11,7 @@ STAMP  := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup wheel demo gpu gpu-stages test test-all lint typecheck clean
+.PHONY: help setup wheel demo gpu test test-all lint typecheck clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,12 +36,9 @@ wheel: setup  ## build dist/: the source distribution, and a wheel with compiled
 demo: setup  ## train four small models, print perplexity over context length, draw the figure in demo-results/
 	@$(BIN)/rfa demo --out demo-results --overwrite
 
-# STAGE="tests fuzz" for some stages; AGAIN=1 for what is done, too; TINY=1 without a GPU; DATA=FOLDER for the novels.
-gpu: setup  ## on a machine with a GPU: tests, speed, memory and training, in stages of nine minutes (STAGE, AGAIN, TINY, DATA)
-	@$(BIN)/python benchmarks/gpu.py $(STAGE) $(if $(DATA),--data "$(DATA)") $(if $(AGAIN),--again) $(if $(TINY),--tiny)
-
-gpu-stages: setup  ## the names of these stages
-	@$(BIN)/python benchmarks/gpu.py --list
+# LIMIT=190 for the first three minutes; TINY=1 without a GPU.
+gpu: setup  ## on a machine with a GPU: values, speed and training steps, nine and a half minutes (LIMIT, TINY)
+	@$(BIN)/python benchmarks/gpu.py $(if $(LIMIT),--limit $(LIMIT)) $(if $(TINY),--tiny)
 
 test: lint typecheck  ## lint, typecheck, then the tests of every change: four minutes of processor time
 	@$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -17,7 +17,8 @@ The floor is the effect of rounding every intermediate number of the oracle once
 - Numbers that are computed in float64 from times far from the origin are rounded in float64: phases, dampings, and sums
   along a series and of its gradients.
 - Triton sums the gradients of scalars in float32, so their cancellation is lost at that precision. With states in half
-  precision it rounds states, weights and gradients once more than the reference. Its floor does the same.
+  precision it rounds states, weights and gradients once more than the reference, and for whole problems weights before
+  their sum, and keys and values twice. Its floor does the same.
 
 This rule does not test the dense reference. Its errors may be at most 120 floors (10 * FLOOR). Its gradients of
 parameters and times are sums over all pairs that cancel; they may be off by another 1 % of the oracle's mean or largest
@@ -195,7 +196,8 @@ def faults(case: Case, backends: tuple[str, ...], draws: int = DRAWS, device: st
     for backend in ("reference", *backends):
         half = torch.finfo(dtype).eps / 2 if backend == "triton" and dtype != torch.float32 else 0.0
         if half not in floors:
-            drawn = [computed(SINGLE, half, n, (0, -1, 0, 1)[n % 4])[0] for n in range(draws)]
+            whole = half > 0 and case.whole
+            drawn = [computed(SINGLE, half, n, (0, -1, 0, 1)[n % 4], whole)[0] for n in range(draws)]
             compared = min(drawn, key=len)
             floors[half] = {name: [d[name] for d in drawn] for name in expected if name in compared}
         call = functools.partial(robust_filter_attention, return_log_precision=True, backend=backend)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 STATES = ("query", "key", "value")
-FEW_KEYS = 35  # of the cases for Triton
+FEW_KEYS = 35  # of the cases for Triton that go pair by pair
+FIXED = ("decay", "frequency", "horizon")  # whose gradients its kernels of whole problems do not give
 PARAMETERS = ("process_noise", "key_noise", "query_noise", "noise_floor", "robustness", "inverse_temperature")
 
 
@@ -50,21 +51,26 @@ class Case(NamedTuple):
     options: dict[str, Any]
     learned: list[str]  # names whose gradients are asked for
     poison: tuple[str, tuple[int, ...], float] | None  # a state, the index of one element, its NaN or infinity
+    whole: bool = False  # for Triton's kernels of whole problems
 
 
 def draw(seed: int, for_triton: bool = False, most_keys: int = FEW_KEYS) -> Case:
-    """The case of a seed. Cases for Triton have head sizes that it supports and, for its slow interpreter, few keys."""
+    """The case of a seed. Cases for Triton have head sizes that it supports and, for its slow interpreter, few keys.
+
+    Half of them are for its kernels of whole problems.
+    """
     chance = Chance(seed)
+    whole = for_triton and chance.once_in(2)
     batch, heads = chance.choice(1, 1, 2, 3), chance.choice(1, 1, 2, 3)
     keys = chance.choice(
         0, 1, 2, 3 + chance.below(10), 3 + chance.below(10), 1 + chance.below(40), 97 + chance.below(60)
     )
     if for_triton:
-        batch, keys = 1, min(keys, most_keys)
+        batch, keys = 1, keys if whole else min(keys, most_keys)
     modes = (
         chance.choice(8, 8, 16) if for_triton else chance.choice(1, 2, 1 + chance.below(8), 16, 1 + chance.below(40))
     )
-    inputs, queries = _times(chance, batch, keys)
+    inputs, queries = _times(chance, batch, keys, "uniform" if whole else None)
     options: dict[str, Any] = {
         "causal": not chance.once_in(3),
         "weight": chance.choice("student_t", "exponential"),
@@ -72,6 +78,8 @@ def draw(seed: int, for_triton: bool = False, most_keys: int = FEW_KEYS) -> Case
         "gate": not chance.once_in(4),
         "rotate_values": not chance.once_in(3),
     }
+    if whole:
+        options |= {"causal": True, "weight": "student_t"}
     options["query_noise_in_bias"] = options["prior"] == "lyapunov" and chance.once_in(4)
     if chance.once_in(3):
         options["key_mask"] = chance.uniform(0, 1, batch, keys) < chance.choice(0.1, 0.5, 0.95)
@@ -98,12 +106,15 @@ def draw(seed: int, for_triton: bool = False, most_keys: int = FEW_KEYS) -> Case
         rest["horizon"] = chance.magnitude(-2, 1, heads)
     inputs |= {name: x.clamp(max=1e30).float() for name, x in {**noises, **rest}.items()}
     learned = [n for n in inputs if n not in ("times", "query_times")]
-    if chance.once_in(2):
+    if whole:
+        learned = [n for n in learned if n not in FIXED]
+    elif chance.once_in(2):
         learned.remove("frequency")  # then the kernel rotates the states, otherwise autograd does
     elif not for_triton:
         learned += [n for n in ("times", "query_times") if n in inputs and inputs[n].dtype == torch.float64]
     dtype = chance.choice(torch.float32, torch.float32, torch.bfloat16, torch.float16)
-    most = 4.5e4 if for_triton else 6e4  # Triton keeps rotated states in float16, and they become NaN beyond its range
+    # Triton keeps rotated states in float16, and twice the keys of whole problems: beyond its range they become NaN
+    most = 2.2e4 if whole else 4.5e4 if for_triton else 6e4
     for name in STATES:
         inputs[name] = inputs[name].clamp(-most, most).to(dtype)
     poison = None
@@ -111,15 +122,15 @@ def draw(seed: int, for_triton: bool = False, most_keys: int = FEW_KEYS) -> Case
         name = chance.choice(*STATES)
         index = tuple(chance.below(n) for n in inputs[name].shape)
         poison = name, index, chance.choice(math.nan, math.inf, -math.inf)
-    return Case(inputs, options, learned, poison)
+    return Case(inputs, options, learned, poison, whole)
 
 
-def _times(chance: Chance, batch: int, keys: int) -> tuple[dict[str, Tensor], int]:
+def _times(chance: Chance, batch: int, keys: int, kind: str | None) -> tuple[dict[str, Tensor], int]:
     """Times and the number of queries.
 
     Times are uniform or irregular, shared by all samples or different. Queries are at the last keys, or at other times.
     """
-    kind = chance.choice("uniform", "irregular", "queried")
+    kind = kind or chance.choice("uniform", "irregular", "queried")
     queries = chance.choice(keys, keys, chance.below(keys + 1))
     if kind == "uniform":
         return {}, queries

@@ -54,15 +54,16 @@ class Oracle:
 
     eps: every intermediate number is rounded with this relative error; 0 for no rounding.
     half: relative error of numbers that are rounded to half precision.
+    whole: as Triton's kernels of whole problems, which round weights before their sum, and keys and values once more.
     seed: of random rounding; 0 for rounding to nearest.
     farther: 1 shifts squared distances up by their rounding error, -1 shifts them down. A distance that becomes zero
         has no gradient.
     """
 
-    def __init__(self, eps: float = 0.0, half: float = 0.0, seed: int = 0, farther: int = 0):
+    def __init__(self, eps: float = 0.0, half: float = 0.0, seed: int = 0, farther: int = 0, whole: bool = False):
         self.eps, self.half = eps, max(half, eps)
         self.generator = torch.Generator().manual_seed(seed) if seed else None
-        self.farther = farther
+        self.farther, self.whole = farther, whole
         self.grads: dict[str, Tensor] = {}  # of each pair's E, Sigma and r, and of each step's measurement noise
 
     def rounded(self, x: Tensor, eps: float | None = None) -> Tensor:
@@ -96,6 +97,8 @@ class Oracle:
         turns = given["rotate_values"]
         q, k = self.turned(query, -query_phase), self.turned(key, -key_phase)
         v = self.turned(value, -key_phase if turns else None)
+        if self.whole:
+            k, v = self.rounded(k, self.half), self.rounded(v, self.half)
 
         lag = (at_queries[:, :, None] - at_keys[:, None, :]).abs().masked_fill(~visible, 0.0)[:, None] + ahead
         damping = p["decay"] * lag + self.damping_error(given, at_keys, at_queries)
@@ -121,6 +124,9 @@ class Oracle:
             prior = -torch.log(total if given["query_noise_in_bias"] else sigma.clamp(min=TINY))
         evidence = (p["robustness"] + 1) * torch.log1p(distance) if student else distance
         score = self.rounded(p["inverse_temperature"] * (self.rounded(prior) - self.rounded(evidence)))
+        if self.whole and self.generator is not None:
+            noise = torch.randn(score.shape, generator=self.generator, dtype=score.dtype)
+            score = score + self.half * noise  # of the logarithm of a weight
         empty = ~seen.any(-1, keepdim=True)
         score = score.masked_fill(~seen & ~empty, -torch.inf)
         attention = self.rounded(self.rounded(self.softmax(score)) * decay, self.half)

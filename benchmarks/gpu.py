@@ -1,14 +1,22 @@
-"""Everything for a machine with a GPU, in stages of at most nine minutes. `make gpu` runs it.
+"""All measurements of the Triton backend on one GPU, in one command of nine and a half minutes.
 
-    python benchmarks/gpu.py                        every stage, one after another
-    python benchmarks/gpu.py fuzz operator-bf16     these
-    python benchmarks/gpu.py --list                 their names
-    python benchmarks/gpu.py --tiny                 all of it without a GPU, at a tiny size
+    python benchmarks/gpu.py [--out FOLDER] [--limit SECONDS]
+    python benchmarks/gpu.py --tiny          without a GPU: the same stages with small numbers, under the interpreter
 
-Results go to a folder of the commit in `--out`: a JSON file for each stage, written whole after each of its commands;
-`bench.jsonl` with the lines of `rfa bench`; and what the commands said. A stage that is done at this commit is skipped
-unless `--again` is given, which renames what was there. A stage that was stopped, by Ctrl-C or because its time was
-over, keeps what it has and goes on with the same command. The exit status is 1 if a stage failed; the others still run.
+Every stage is a process of its own with a limit, and appends its results to FOLDER/results.jsonl as they come. Values
+and gradients, times beside SDPA, certified windows and training steps come in the first three minutes. Stages for which
+no time is left are named and skipped.
+
+On a machine that is lent by the tool `run`, which has no package registry: prepare here, in the root of the checkout,
+
+    echo /.gpu_run/ >> .git/info/exclude
+    python -m pip install -q --no-deps --no-compile --target .gpu_run platformdirs beartype fla-core
+
+and call `run` with carry [".gpu_run"], kind "nvidia-h100-x1", timeout_s 595 and the command
+
+    set -o pipefail; PYTHONPATH=.gpu_run:src python3 benchmarks/gpu.py --out $OUT --limit 570 2>&1 | tee $OUT/log.txt
+
+For the first three minutes alone: timeout_s 215, --limit 190. Keep results.jsonl in benchmarks/results.
 """
 
 import argparse
@@ -19,189 +27,126 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from gpu_stages import ROOT, Part, Place, Stage, stages
-from kept import Kept, is_known
+ROOT = Path(__file__).parents[1]
+CHECKS: dict[str, dict[str, Any]] = {  # kinds of calls that are compared with float64
+    "bf16": {},
+    "fp16": {"dtype": "float16"},
+    "fp32": {"dtype": "float32"},
+    "riccati": {"prior": "riccati"},
+    "padding": {"present": True},
+    "segments": {"segments": True},
+    "fast head": {"decays": (0.5, 0.01, 3.0)},
+    "irregular times": {"times": True},
+    "riccati, irregular times": {"times": True, "prior": "riccati"},
+    "exponential": {"weight": "exponential", "times": True, "dtype": "float32"},
+    "both directions": {"causal": False, "times": True},
+    "learned decay": {"learned": ("decay", "frequency")},
+    "dot product": {"dot_product": True, "learned": ("decay", "slopes")},
+}
+PRESETS = ("b1-rope", "m2-sc-rfa", "x2-riccati-alibi")  # of training steps
+STOPPED = "stopped at its limit"
+SANITIZER = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
 
-import rfa.version
-from rfa.version import short_commit, source_commit
 
-LIMIT = 540.0  # seconds of a stage
-GRACE = 20.0  # of these, for a command that is stopped to save
-TAIL = 12  # lines of what a command said last, in the stage's file
-STAND_IN = ROOT / "benchmarks" / "stand_in"
+class Round(NamedTuple):
+    """Stages that run side by side. What is timed runs alone.
+
+    Fields:
+        limit: seconds; fewer where fewer are left.
+        stages: names and arguments.
+        within: a program in which they run.
+    """
+
+    limit: float
+    stages: list[list[str]]
+    within: tuple[str, ...] = ()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run stages; returns the exit status."""
-    options = parser().parse_args(arguments)
-    commit = source_commit(Path(rfa.version.__file__).parent)
-    name = "unknown" if commit is None else short_commit(commit)
-    folder = options.out.absolute() / f"{name}{'-tiny' if options.tiny else ''}"
-    data = str(Path(options.data).absolute()) if options.data and Path(options.data).exists() else options.data
-    made = stages(Place(folder, options.tiny, data))
-    if options.list:
-        print("\n".join(f"{stage.name:15} {stage.about}" for stage in made))
-        return 0
-    if unknown := sorted(set(options.stages) - {stage.name for stage in made}):
-        print(f"gpu: got {', '.join(unknown)}, expected some of {', '.join(s.name for s in made)}", file=sys.stderr)
-        return 2
-    environment = surroundings(options.tiny)
-    machine = described(environment)
-    if machine["device"] == "cpu":
-        print("gpu: there is no CUDA device; --tiny (TINY=1) runs every stage without one", file=sys.stderr)
-        return 2
-    print(f"gpu: {machine['device']}, results in {folder}", flush=True)
-    if not is_known(commit):
-        print("gpu: the sources differ from their commit, so that nothing counts as done", flush=True)
-    found: dict[str, str] = {}
-    for stage in made:
-        if options.stages and stage.name not in options.stages:
-            continue
+PLAN = [
+    # a kernel is compiled in 15 seconds: all kinds of calls side by side, before anything is timed
+    Round(100, [["versions"], ["times", "warm"], ["windows", "warm"], ["step", "eager", "warm"],
+                *(["check", name] for name in CHECKS)]),
+    Round(35, [["times"]]),
+    Round(25, [["windows"]]),
+    Round(30, [["step", "eager"]]),
+    Round(110, [["pairs", "warm"], ["fla", "warm"], ["small"], *(["step", "compiled", "warm", n] for n in PRESETS)]),
+    Round(40, [["step", "graph"]]),
+    Round(30, [["pairs"]]),
+    Round(30, [["fla"]]),
+    Round(90, [["small"]], SANITIZER),
+    Round(90, [["step", "compiled"]]),
+]  # fmt: skip
+TESTS = Round(600, [["tests"]])
+
+
+def main() -> int:
+    """Run the plan; returns the number of stages that failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder of results")
+    parser.add_argument("--limit", type=float, default=570.0, help="seconds of all stages")
+    parser.add_argument("--tiny", action="store_true", help="without a GPU, at tiny sizes, one stage after another")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    results, began = options.out.absolute() / "results.jsonl", time.time()
+    os.environ |= {"GPU_RESULTS": str(results), "GPU_BEGAN": str(began)}
+    os.environ |= {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}
+    if options.tiny:
+        paths = [str(ROOT / "benchmarks" / "stand_in"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ |= {"GPU_TINY": "1", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    until, failed, late = began + (1e6 if options.tiny else options.limit), 0, []
+    for limit, stages, within in [*PLAN, Round(60, late), TESTS]:
+        for together in [[stage] for stage in stages] if options.tiny else [list(stages)]:
+            end = until if options.tiny else min(until, time.time() + limit)
+            for stage, status in side_by_side(together, within, options.tiny, end):
+                failed += status != 0
+                if status == STOPPED and stages is not late:
+                    late.append(stage)  # once more at the end: some of its kernels are compiled now
+                line = json.dumps({"stage": " ".join([*within[:1], *stage]), "status": status})
+                print(f"[{time.time() - began:5.0f}] {line}", flush=True)
+                with results.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+    return failed
+
+
+def side_by_side(
+    stages: list[list[str]], within: tuple[str, ...], tiny: bool, end: float
+) -> list[tuple[list[str], int | str]]:
+    """Start stages, and wait for them until a time; returns what did not end well, or has a program around it."""
+    if within and shutil.which(within[0]) is None:
+        return [(stage, f"{within[0]} is not installed" if not tiny else 0) for stage in stages]
+    if end - time.time() < 5:
+        return [(stage, "no time is left") for stage in stages]
+    # a sanitizer sees no access beyond a tensor that is within a larger block of the allocator's cache
+    environment = {**os.environ, **({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if within else {})}
+    started = [
+        subprocess.Popen([*within, sys.executable, *arguments(stage, tiny)], cwd=ROOT, env=environment,
+                         start_new_session=True)
+        for stage in stages
+    ]  # fmt: skip
+    found: list[tuple[list[str], int | str]] = []
+    for stage, process in zip(stages, started, strict=True):
+        status: int | str
         try:
-            found[stage.name] = Run(stage, folder, machine, environment, options.limit, options.again).run()
-        except KeyboardInterrupt:
-            print(f"gpu: stopped; go on with: make gpu STAGE={stage.name}", file=sys.stderr)
-            return 130
-    for name, status in found.items():
-        print(f"gpu: {name}: {status}" + (f"; go on with: make gpu STAGE={name}" if status == "unfinished" else ""))
-    return 1 if "failed" in found.values() else 0
-
-
-def parser() -> argparse.ArgumentParser:
-    """The options."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("stages", nargs="*", metavar="STAGE", help="all by default")
-    made.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder of results")
-    made.add_argument("--data", help="the text of the recipe, if not its own: a folder with the novels")
-    made.add_argument("--again", action="store_true", help="run what is done, too")
-    made.add_argument("--tiny", action="store_true", help="without a GPU: its stand-in, and Triton's interpreter")
-    made.add_argument("--limit", type=float, default=LIMIT, help="seconds of a stage")
-    made.add_argument("--list", action="store_true", help="name the stages, and run nothing")
-    return made
-
-
-def surroundings(tiny: bool) -> dict[str, str]:
-    """The environment of the commands."""
-    folders = [*([STAND_IN] if tiny else []), ROOT / "benchmarks"]
-    before = os.environ.get("PYTHONPATH", "")
-    paths = os.pathsep.join([*map(str, folders), *([before] if before else [])])
-    given = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "160"}
-    given.pop("TRITON_INTERPRET", None)
-    return given | ({"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"} if tiny else {})
-
-
-def described(environment: dict[str, str]) -> dict[str, Any]:
-    """The device, its driver and the versions, as a process of its own sees them: a context on the GPU takes memory."""
-    code = "import json; from rfa.environment import environment; print(json.dumps(environment()))"
-    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    if told.returncode:
-        raise SystemExit(f"gpu: rfa cannot be imported: {(told.stderr.strip() or 'no message').splitlines()[-1]}")
-    machine = json.loads(told.stdout.splitlines()[-1])
-    if (smi := shutil.which("nvidia-smi")) is not None:
-        asked = [smi, "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader"]
-        machine["nvidia-smi"] = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
-    return machine
-
-
-class Run:
-    """One stage: what it has done, and what is left."""
-
-    def __init__(
-        self,
-        stage: Stage,
-        folder: Path,
-        machine: dict[str, Any],
-        environment: dict[str, str],
-        limit: float = LIMIT,
-        again: bool = False,
-    ):
-        self.stage, self.folder, self.environment = stage, folder, environment
-        fields = {"stage": stage.name, "about": stage.about, "status": "unfinished", "parts": {}}
-        for path in (path for part in stage.parts for path in part.keeps):
-            if path.exists() and (again or (path.is_file() and not is_known(machine["commit"]))):
-                path.rename(path.with_name(f"{path.name}.before-{time.time_ns() // 10**9}"))
-        self.kept = Kept(folder / f"{stage.name}.json", {"device": machine["device"]}, again, **fields)
-        self.kept["machine"] = machine
-        self.until, self.limit = time.monotonic() + limit - GRACE, limit
-
-    def run(self) -> str:
-        """Run the commands that are left; returns "done", "unfinished" or "failed"."""
-        parts = self.kept["parts"]
-        if self.kept["status"] == "done":
-            print(f"gpu: {self.stage.name}: done before at this commit", flush=True)
-            return "done"
-        begun = 0
-        for part in self.stage.parts:
-            if parts.get(part.name, {}).get("status") == "done":
-                continue
-            if begun and time.monotonic() >= self.until:
-                break
-            print(f"gpu: {self.stage.name}: {part.name} ... ", end="", flush=True)
-            parts[part.name] = self._command(part, first=not begun)
-            begun += 1
-            self._write()
-            print(f"{parts[part.name]['status']}, {parts[part.name]['seconds']:.0f} s", flush=True)
-            if parts[part.name]["status"] == "failed":
-                print("\n".join(f"    {line}" for line in parts[part.name]["said"][-3:]), flush=True)
-            if parts[part.name].pop("stopped", False):
-                raise KeyboardInterrupt
-        return self._write()
-
-    def _write(self) -> str:
-        found = [self.kept["parts"].get(part.name, {}).get("status", "unfinished") for part in self.stage.parts]
-        status = next((each for each in ("failed", "unfinished") if each in found), "done")
-        self.kept |= {"status": status, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
-        self.kept.write()
-        return status
-
-    def _command(self, part: Part, first: bool) -> dict[str, Any]:
-        log = self.folder / "logs" / f"{self.stage.name}-{part.name}.txt"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        began, stopped, late = time.monotonic(), False, False
-        command = [sys.executable, *part.arguments]
-        with log.open("w", encoding="utf-8") as said:
-            process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env={**self.environment, **part.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                process.wait(max(1.0, self.until - began))
-            except (subprocess.TimeoutExpired, KeyboardInterrupt) as reason:
-                stopped, late = isinstance(reason, KeyboardInterrupt), True
-                _end(process)
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
-        status = "done" if process.returncode == 0 else "failed"
-        if late:
-            status = "unfinished" if stopped or part.keeps or not first else "failed"
-            lines += [f"stopped after {time.monotonic() - began:.0f} s"] if status == "failed" else []
-        elif part.keeps and status == "done" and any(line.startswith("stopped after") for line in lines):
-            status = "unfinished"
-        result = {"status": status, "command": part.arguments, "returncode": process.returncode}
-        result |= {"seconds": round(time.monotonic() - began, 1), "said": lines}
-        return {**result, **({"stopped": True} if stopped else {})}
-
-
-def _end(process: subprocess.Popen) -> None:
-    """End a command: first as Ctrl-C does, so that it can save."""
-    for number, seconds in ((signal.SIGINT, GRACE - 5), (signal.SIGKILL, 5)):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(seconds)
-            return
-        except ProcessLookupError:
-            return
+            status = process.wait(max(0.1, end - time.time()))
         except subprocess.TimeoutExpired:
-            continue
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            status = STOPPED
+        if status != 0 or within:
+            found.append((stage, status))
+    return found
+
+
+def arguments(stage: list[str], tiny: bool) -> list[str]:
+    """Of Python, for a stage."""
+    if stage != ["tests"]:
+        return [str(ROOT / "benchmarks" / "gpu_stages.py"), *stage]
+    few = ["-k", "repeatable"] if tiny else ["-n", "12"]
+    return ["-m", "pytest", "tests/rfa/ops/triton", "-q", "--tb=short", "-p", "no:cacheprovider", *few]
 
 
 if __name__ == "__main__":

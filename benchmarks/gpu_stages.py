@@ -1,214 +1,359 @@
-"""The stages of `make gpu` and their commands. At the tiny size they are the same commands with smaller numbers."""
+"""The stages of `gpu.py`, each a process of its own: `python benchmarks/gpu_stages.py NAME [ARGUMENT] [warm]`.
 
+With `warm` a stage calls everything once, which fills the caches of compiled kernels, and measures nothing.
+"""
+
+import json
 import os
-import random
-import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
 
-import yaml
+import torch
+from gpu import CHECKS, PRESETS
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+from torch.profiler import ProfilerActivity, profile, supported_activities
 
-from rfa.files import write_text_whole
+from rfa.environment import environment
+from rfa.models import RFAForCausalLM, preset
+from rfa.ops.backends import BACKENDS
+from rfa.ops.certified import slope_of_lags, tail_of_lags
+from rfa.ops.dot_product import decayed_dot_product_attention
+from rfa.ops.positions import checked_positions
+from rfa.ops.prior import LagTables, kernel_prior
+from rfa.ops.problem import Options, Parameters, Problem
+from rfa.ops.triton import operator
 
-ROOT = Path(__file__).parents[1]
-RECIPE = ROOT / "recipes" / "novels-paper-size.yaml"
-TOKENS = 32768  # of a batch of the operator
-KERNELS = ("sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "flash-attn")
-FLEX = ("sdpa", "flex", "flex-score")  # apart: an error of a compiled kernel must not stop the others
-SLICE = "8m"  # of the recipe, in a stage of nine minutes
-
-
-class Part(NamedTuple):
-    """A command of a stage.
-
-    Fields:
-        name: within the stage.
-        arguments: of Python.
-        keeps: files and folders from which a command goes on that was stopped. One without begins anew, and is short.
-        environment: more variables.
-    """
-
-    name: str
-    arguments: list[str]
-    keeps: tuple[Path, ...] = ()
-    environment: Mapping[str, str] = MappingProxyType({})
-
-
-class Stage(NamedTuple):
-    """Some commands, with what they are about in words."""
-
-    name: str
-    about: str
-    parts: list[Part]
+TINY, WARM = os.environ.get("GPU_TINY") == "1", "warm" in sys.argv
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+SHAPES = [(16, 8, 2048, 64), (64, 8, 512, 64), (4, 8, 8192, 64)] if not TINY else [(1, 2, 130, 16)]
+LONG, SMALL = ((1, 8, 32768, 64), (1, 8, 192, 64)) if not TINY else ((1, 2, 320, 16), (1, 2, 130, 16))
+STEP, SIZE = (16, 512), {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8, "vocab_size": 8192}
+if TINY:
+    STEP, SIZE = (2, 66), {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 64}
+REPEATS = 12 if not TINY else 1
+TILE, SPARE = (
+    64,
+    32 if not TINY else 8,
+)  # keys of a tile; bits below the nearest key's prior from which on a window leaves keys out
+Call = Callable[[], Any]
 
 
-class Place(NamedTuple):
-    """Where and how the stages run.
-
-    Fields:
-        out: the folder of results.
-        tiny: without a GPU, at a tiny size.
-        data: the text of the recipe; None for its own.
-    """
-
-    out: Path
-    tiny: bool = False
-    data: str | None = None
+def note(stage: str, **found: Any) -> None:
+    """Append a line to the results."""
+    line = json.dumps({"stage": stage, **found})
+    with open(os.environ.get("GPU_RESULTS", os.devnull), "a", encoding="utf-8") as file:
+        file.write(line + "\n")
+    print(f"[{time.time() - float(os.environ.get('GPU_BEGAN', time.time())):5.0f}] {line}", flush=True)
 
 
-def stages(place: Place) -> list[Stage]:
-    """All stages, in the order in which they run. At the tiny size a command stands once, whatever its numbers."""
-    made = [
-        Stage("tests", "the tests of the Triton backend", [_tests(place, "tests")]),
-        Stage("fuzz", "random calls of the operator against float64", list(_fuzz(place))),
-        Stage("captured", "torch.compile, CUDA graphs, no waiting for the GPU", list(_captured(place))),
-        Stage("kernels", "time of each kernel, launches, the host's time, other tiles", list(_kernels(place))),
-        Stage("operator-bf16", "the operator and its peers in bfloat16", list(_operator(place, "bfloat16"))),
-        Stage("operator-wide", "the same with 128 channels a head", list(_operator(place, "bfloat16", channels=128))),
-        Stage("operator-fp16", "the operator and its peers in float16", list(_operator(place, "float16"))),
-        Stage("operator-fp32", "the operator and its peers in float32", list(_operator(place, "float32"))),
-        Stage("step", "training steps beside b1-rope", list(_steps(place))),
-        Stage("decode", "one token after many, beside SDPA", list(_decoding(place))),
-        Stage("generate", "generation beside Llama", list(_generation(place))),
-        Stage("memory", "peak memory beside SDPA", list(_memory(place))),
-        Stage("tests-all", "the tests with every combination of options", [_tests(place, "tests-all", all_="all")]),
-        Stage("novels", "recipes/novels-paper-size.yaml, a slice at a time", list(_novels(place))),
-    ]
-    ways: set[str] = set()
-    for stage in made if place.tiny else ():
-        parts, stage.parts[:] = list(stage.parts), []
-        for part in parts:
-            if not stage.parts or _way(part) not in ways:
-                stage.parts.append(part)
-            ways.add(_way(part))
-    return made
+def versions() -> None:
+    """Of the software and of the device."""
+    note("versions", **{**environment(), "cudnn": torch.backends.cudnn.version(), "cuda": torch.version.cuda})
 
 
-def _way(part: Part) -> str:
-    """The command without what changes numbers only."""
-    return re.sub(r"--(dtype|preset|channels|json|seed|triton-keys) \S+", "", " ".join(part.arguments))
+# Values and gradients against float64
+
+TOLERANCES = {BF16: (0.04, 0.4), FP16: (2e-3, 0.05), FP32: (2e-5, 1e-3)}  # of states; of parameters, whose sums cancel
+LEARNED = ("process_noise", "key_noise", "query_noise", "noise_floor", "robustness", "inverse_temperature")
 
 
-def _tests(place: Place, name: str, all_: str = "") -> Part:
-    processes = 1 if place.tiny else max(1, min(8, (os.cpu_count() or 2) // 2))  # which compile kernels
-    few = ["-k", "test_nothing_to_see or test_compiles" if all_ else "test_nothing_to_see"] if place.tiny else []
-    arguments = ["-m", "pytest", "tests/rfa/ops/triton", "-q", "-p", "gpu_tests", "-p", "no:cacheprovider"]
-    outcomes = place.out / f"{name}.jsonl"
-    environment = {"GPU_TESTS": str(outcomes), "RFA_TESTS": all_}
-    return Part("pytest", [*arguments, "-n", str(processes), *few], (outcomes,), environment)
+def check(name: str) -> None:
+    """Relative errors of one of `CHECKS` against float64, and whether two calls are equal bit for bit."""
+    given: dict[str, Any] = {"dtype": "bfloat16", "decays": (0.0, 0.004, 0.05), "learned": ()} | CHECKS[name]
+    dtype, batch, heads, length, channels = getattr(torch, given["dtype"]), 2, 3, 300, 64
+    if TINY:
+        batch, length, channels = 1, 70, 16
+    generator = torch.Generator().manual_seed(0)
+
+    def uniform(low: float, high: float, *shape: int) -> Tensor:
+        return low + (high - low) * torch.rand(*shape, generator=generator)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    shape = batch, heads, length, channels
+    base = normal(1, heads, 1, channels)  # half of a state is common: robust weights are then neither 0 nor 1
+    states = [(base + 0.5 * normal(*shape)).to("cuda", dtype) for _ in range(3)]
+    decay, frequency = torch.tensor(given["decays"]), uniform(0, 0.5, heads, channels // 2)
+    of_heads = {"decay": decay, "frequency": frequency}
+    if "dot_product" in given:
+        of_heads |= {"slopes": uniform(0.01, 0.1, heads)}
+    else:
+        ranges = ((0.001, 0.02), (0.3, 1.3), (0.3, 1.3), (0.01, 0.1), (2.0, 4.0), (0.7, 1.3))
+        of_heads |= {name: uniform(*ends, heads) for name, ends in zip(LEARNED, ranges, strict=True)}
+    learned = [*given["learned"], *(n for n in LEARNED if n in of_heads)]
+    of_heads = {n: x.to("cuda") for n, x in of_heads.items()}
+    times = uniform(0.1, 2.0, length).double().cumsum(0).to("cuda") if "times" in given else None
+    lengths = torch.tensor([length, length // 2])[-batch:, None]
+    mask = (torch.arange(length) < lengths).to("cuda") if "present" in given else None
+    ids = (torch.arange(length) >= lengths).long().to("cuda") if "segments" in given else None
+    positions = checked_positions(batch, length, length, states[0].device, times, None, mask, ids)
+    options = Options(**{n: given[n] for n in ("prior", "weight", "causal") if n in given})
+    noise = normal(*shape).to("cuda")
+
+    def results(backend: str, exact: bool) -> dict[str, Tensor]:
+        leaves = [x.detach().to(FP64 if exact else dtype).requires_grad_() for x in states]
+        held = {n: x.to(FP64 if exact else FP32).requires_grad_(n in learned) for n, x in of_heads.items()}
+        held = {n: x.detach().requires_grad_(n in learned) for n, x in held.items()}
+        if "dot_product" in given:
+            out = decayed_dot_product_attention(*leaves, positions=positions, backend=backend, **held)
+        else:
+            problem = Problem(Parameters(**held), positions, options)
+            out, _ = BACKENDS[backend].run(*leaves, problem)
+        with torch.no_grad():  # half of the cotangent is the estimate: with noise alone, gradients of parameters cancel
+            signal = (noise + out.float() / out.float().square().mean().sqrt()).to(dtype).to(out.dtype)
+        wanted = dict(zip(("query", "key", "value"), leaves, strict=True)) | {n: held[n] for n in learned}
+        return {
+            "out": out.detach(),
+            **dict(zip(wanted, torch.autograd.grad(out, [*wanted.values()], signal), strict=True)),
+        }
+
+    found, again, expected = results("triton", False), results("triton", False), results("reference", True)
+    errors = {n: float((found[n].double() - x).norm() / x.norm().clamp(min=1e-30)) for n, x in expected.items()}
+    of_states, of_parameters = TOLERANCES[dtype]
+    holds = all(error <= (of_parameters if n in of_heads else of_states) for n, error in errors.items())
+    repeats = all(torch.equal(x, again[n]) for n, x in found.items())
+    note("check", case=name, holds=holds, repeats=repeats, **{n: float(f"{error:.2e}") for n, error in errors.items()})
 
 
-def _fuzz(place: Place) -> Iterator[Part]:
-    for name, seed, keys, cases in (("few-keys", 0, 35, 150), ("more-keys", 1000, 160, 100)):
-        options = {"--cases": 0, "--triton-cases": 1 if place.tiny else cases, "--seed": seed, "--triton-keys": keys}
-        kept = place.out / f"fuzz-{name}.json"
-        options |= {"--device": "cuda", "--json": kept}
-        yield Part(name, ["benchmarks/fuzz.py", *_spread(options)], (kept,))
+# Calls of a layer and of its peers
 
 
-def _captured(place: Place) -> Iterator[Part]:
-    shape = [1, 2, 20, 16] if place.tiny else [4, 8, 2048, 64]
-    for name, preset, dtype, more in (
-        ("m2-bf16", "m2-sc-rfa", "bfloat16", []),
-        ("x1-bf16", "x1-riccati", "bfloat16", []),
-        ("irregular-bf16", "m2-sc-rfa", "bfloat16", ["--irregular"]),
-        ("m2-fp32", "m2-sc-rfa", "float32", []),
-    ):
-        options = {"--shape": shape, "--preset": preset, "--dtype": dtype, "--device": "cuda"}
-        options |= {"--repeats": 1 if place.tiny else 7, "--json": place.out / f"captured-{name}.json"}
-        yield Part(name, ["benchmarks/captured.py", *_spread(options), *more])
+def random_states(shape: tuple[int, ...], dtype: torch.dtype = BF16) -> list[Tensor]:
+    """Query, key, value with gradients, and a cotangent."""
+    generator = torch.Generator().manual_seed(0)
+    *states, cotangent = (torch.randn(*shape, generator=generator).to("cuda", dtype) for _ in range(4))
+    return [*(x.requires_grad_() for x in states), cotangent]
 
 
-def _kernels(place: Place) -> Iterator[Part]:
-    shape = [1, 2, 20, 16] if place.tiny else [16, 8, 2048, 64]
-    for name, more in (("uniform", []), ("irregular", ["--irregular"]), ("tiles", ["--tiles"])):
-        options = {"--shape": shape, "--device": "cuda", "--repeats": 1 if place.tiny else 5}
-        options["--json"] = place.out / f"kernels-{name}.json"
-        yield Part(name, ["benchmarks/kernel_times.py", *_spread(options), *more])
+def both(name: str, forward: Call, wanted: list[Tensor], cotangent: Tensor) -> dict[str, Call]:
+    """The forward pass, and it with its backward pass."""
+    return {f"{name} fwd": forward, f"{name} fwd+bwd": lambda: torch.autograd.grad(forward(), wanted, cotangent)}
 
 
-def _operator(place: Place, dtype: str, channels: int = 64) -> Iterator[Part]:
-    chosen = {64: (512, 2048, 8192, 16384), 128: (2048, 8192)}[channels] if dtype == "bfloat16" else (2048, 8192)
-    for length in chosen:
-        batch = TOKENS // length
-        given = {"--lengths": length, "--batch": batch, "--channels": channels}
-        yield _bench(place, f"{length}", "operator", dtype, **given, **{"--peers": KERNELS})
-        if length in (2048, 8192):
-            yield _bench(place, f"{length}-flex", "operator", dtype, **given, **{"--peers": FLEX})
-    if channels == 64 and dtype == "bfloat16":
-        for preset in ("x1-riccati", "m2.1-exponential"):
-            given = {"--lengths": 2048, "--batch": TOKENS // 2048, "--presets": preset}
-            yield _bench(place, f"2048-{preset}", "operator", dtype, **given, **{"--peers": KERNELS})
+def of_layer(
+    name: str, shape: tuple[int, ...], label: str, irregular: bool = False, windows: bool = False, learned: bool = True
+) -> dict[str, Call]:
+    """The operator of a preset's layer, whose positions are known before, at its first dynamics."""
+    batch, heads, length, channels = shape
+    torch.manual_seed(0)
+    layer: Any = preset(name, hidden_size=heads * channels // 2, num_attention_heads=heads).build_attention()
+    layer = layer.to("cuda").requires_grad_(learned)
+    *states, cotangent = random_states(shape)
+    times = torch.linspace(0, 0.9 * length, length, dtype=FP64).square().div(length).to("cuda") if irregular else None
+    positions = checked_positions(batch, length, length, cotangent.device, times)
+    options = layer.options._replace(certified=None)
+
+    def problem() -> Problem:
+        return Problem(Parameters(**layer.dynamics()), positions, options)
+
+    first = first_tiles(problem(), length) if windows else None
+
+    def forward() -> Tensor:
+        if first is None:
+            return BACKENDS["triton"].run(*states, problem())[0]
+        return operator.filter_attention(*states, problem(), first)[0]
+
+    dynamics = [x for x in layer.dynamics.parameters() if x.requires_grad]
+    unused = torch.autograd.grad(forward().sum(), dynamics, allow_unused=True) if dynamics else ()
+    used = [x for x, gradient in zip(dynamics, unused, strict=True) if gradient is not None]
+    return both(label, forward, [*states, *used], cotangent)
 
 
-def _steps(place: Place) -> Iterator[Part]:
-    for preset in ("m2-sc-rfa", "x2-riccati-alibi", "x4-content-riccati", "c4-fox", "x5-content-clock"):
-        yield _bench(place, preset, "step", **{"--presets": preset, "--lengths": 512, "--batch": 16})
-    yield _bench(place, "m2-2048", "step", **{"--presets": "m2-sc-rfa", "--lengths": 2048, "--batch": 4})
+def first_tiles(problem: Problem, length: int) -> Tensor:
+    """The first tile that each block of rows visits, `(1, heads, blocks)`: older keys are `SPARE` bits below."""
+    with torch.no_grad():
+        prior = kernel_prior(problem)
+        assert isinstance(prior, LagTables)
+        bias = prior.tables[1]
+        lags = ((SPARE + tail_of_lags(bias)[0, :, 0]) / slope_of_lags(bias)).ceil()
+        start = torch.arange(-(-length // TILE), device=lags.device) * TILE
+        return ((start - lags[:, None]).clamp(min=0) // TILE).to(torch.int32)[None]
 
 
-def _decoding(place: Place) -> Iterator[Part]:
-    for batch in (1, 16):
-        for length in (1024, 8192, 32768):
-            yield _bench(place, f"{batch}x{length}", "decode", **{"--lengths": length, "--batch": batch})
+def peers(shape: tuple[int, ...]) -> dict[str, Call]:
+    """Attention by cuDNN and by FlashAttention 2, as PyTorch calls them."""
+    *states, cotangent = random_states(shape)
+    calls = {}
+    for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("fa2", SDPBackend.FLASH_ATTENTION)):
+        kernels = [SDPBackend.MATH] if TINY else [backend]
+
+        def forward(kernels: list[SDPBackend] = kernels) -> Tensor:
+            with sdpa_kernel(kernels):
+                return scaled_dot_product_attention(*states, is_causal=True)
+
+        calls |= both(name, forward, states, cotangent)
+    return calls
 
 
-def _generation(place: Place) -> Iterator[Part]:
-    for preset in ("m2-sc-rfa", "x2-riccati-alibi"):
-        for batch in (1, 16):
-            yield _bench(place, f"{preset}-{batch}", "generate", **{"--presets": preset, "--batch": batch})
+def timed(calls: dict[str, Call], repeats: int = REPEATS) -> dict[str, list[float]]:
+    """Median milliseconds on the device and of the host, in turns; with `warm` each is called once."""
+    for call in calls.values():
+        for _ in range(1 if WARM or TINY else 3):
+            call()
+    torch.cuda.synchronize()
+    spent: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    for _ in range(0 if WARM else repeats):
+        for name, call in calls.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(8_000_000)  # so that the host gets ahead of the device
+            begin.record()
+            began = time.perf_counter()
+            call()
+            host = time.perf_counter() - began
+            end.record()
+            end.synchronize()
+            spent[name].append((begin.elapsed_time(end), host * 1e3))
+    return {name: [round(statistics.median(x), 4) for x in zip(*each, strict=True)] for name, each in spent.items()}
 
 
-def _memory(place: Place) -> Iterator[Part]:
-    for batch, length in ((4, 8192), (1, 32768)):
-        yield _bench(place, f"{batch}x{length}", "memory", **{"--lengths": length, "--batch": batch})
+def kernels_of(call: Call, repeats: int = 4) -> dict[str, list[float]]:
+    """Launches and milliseconds of each kernel for a call, the longest first. A stand-in has none."""
+    if ProfilerActivity.CUDA not in supported_activities():
+        return {}
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(repeats):
+            call()
+        torch.cuda.synchronize()
+    found: dict[str, list[float]] = {}
+    for event in profiled.events() or ():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            total = found.setdefault(event.name[:40], [0, 0.0])
+            total[:] = total[0] + 1, total[1] + event.device_time / 1e3
+    longest = sorted(found.items(), key=lambda item: -item[1][1])
+    return {name: [count / repeats, round(ms / repeats, 4)] for name, (count, ms) in longest}
 
 
-def _bench(place: Place, name: str, what: str, dtype: str = "bfloat16", **options: Any) -> Part:
-    """A command of `rfa bench` whose lines go to bench.jsonl."""
-    given: dict[str, Any] = {"--device": "cuda", "--backend": "triton", "--dtype": dtype, **options}
-    if place.tiny:
-        channels = given.get("--channels", 64) // 4
-        given |= {"--lengths": 20, "--batch": 1, "--heads": 2, "--channels": channels, "--repeats": 1}
-        if what in ("step", "generate"):
-            given["--set"] = ["vocab_size=64", "num_hidden_layers=1"]
-    given["--out"] = place.out / "bench.jsonl"
-    return Part(name, ["-m", "rfa_lab.cli", "bench", what, *_spread(given)])
+def told(stage: str, **found: Any) -> None:
+    """A line of results, unless nothing is measured."""
+    if not WARM:
+        note(stage, **found)
 
 
-def _novels(place: Place) -> Iterator[Part]:
-    recipe, data = (tiny_novels(place.out)) if place.tiny else (RECIPE, place.data)
-    command = ["-m", "rfa_lab.cli", "experiment", str(recipe), "--out", str(place.out / "novels")]
-    command += [] if data is None else ["--data", data]
-    yield Part("needs", [*command, "--dry-run"])
-    yield Part("slice", [*command, "--for", "20s" if place.tiny else SLICE], (place.out / "novels",))
+def times() -> None:
+    """The operator beside its peers, and its kernels."""
+    for number, shape in enumerate(SHAPES):
+        calls = of_layer("m2-sc-rfa", shape, "m2")
+        if not number:
+            fixed = of_layer("m2-sc-rfa", shape, "m2 without parameters", learned=False)
+            calls |= of_layer("x2-riccati-alibi", shape, "x2") | fixed
+        told("times", shape=shape, **timed(calls | peers(shape), REPEATS if not number else min(6, REPEATS)))
+        if not number and not WARM:
+            told("kernels", **kernels_of(calls["m2 fwd+bwd"]))
 
 
-def tiny_novels(folder: Path) -> tuple[Path, str]:
-    """The recipe at a tiny size, and a text by its authors; the same for the same folder."""
-    recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
-    held_out = re.findall(r"[=,](\w+)", recipe["training"]["split_by"])
-    words, vocabulary = random.Random(0), ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog")
-    for author in ("Austen", *held_out):
-        text = " ".join(words.choice(vocabulary) for _ in range(600))
-        write_text_whole(folder / "tiny-text" / f"{author}_Novel_1900.txt", text)
-    model = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
-    small = {"tokenizer": "bytes", "length": 16, "batch_size": 2, "max_steps": 4, "model": model}
-    recipe["training"] |= {**small, "valid_tokens": 64, "eval_steps": 2, "log_steps": 1}
-    del recipe["training"]["epochs"]
-    presets = recipe["runs"][0]["presets"][:2]
-    recipe |= {"train_tokens": 128, "runs": [{"presets": presets, "seeds": [0]}]}
-    recipe["evaluation"] |= {"lengths": [16, 32], "protocols": {"blocks": 128, "matched": 64}, "attention": presets}
-    path = folder / "tiny-novels.yaml"
-    write_text_whole(path, yaml.safe_dump(recipe))
-    return path, str(folder / "tiny-text")
+def windows() -> None:
+    """x2 at its first slopes, which are ALiBi's, with and without certified windows."""
+    calls = {}
+    for label, given in (("x2", False), ("x2 windows", True)):
+        calls |= of_layer("x2-riccati-alibi", LONG, label, windows=given)
+    found, expected = (calls[f"{label} fwd+bwd"]() for label in ("x2 windows", "x2"))
+    errors = [float((x.float() - y.float()).norm() / y.float().norm()) for x, y in zip(found, expected, strict=True)]
+    told("windows", tokens=LONG[2], largest_difference=max(errors), **timed(calls | peers(LONG), min(5, REPEATS)))
 
 
-def _spread(options: dict[str, Any]) -> list[str]:
-    """Options as a command has them."""
-    words: list[str] = []
-    for name, value in options.items():
-        words += [name, *(map(str, value) if isinstance(value, (list, tuple)) else [str(value)])]
-    return words
+def pairs() -> None:
+    """The pair-by-pair kernels: irregular times."""
+    for name in ("m2-sc-rfa", "x2-riccati-alibi"):
+        calls = of_layer(name, SHAPES[0], f"{name}, irregular times", irregular=True)
+        told("pairs", shape=SHAPES[0], **timed(calls, min(6, REPEATS)))
+        if not WARM:
+            told("pairs kernels", preset=name, **kernels_of(list(calls.values())[1]))
+
+
+def small() -> None:
+    """Small calls of every kind, for compute-sanitizer."""
+    for name, given in (("m2-sc-rfa", {}), ("x2-riccati-alibi", {"windows": True}), ("m2-sc-rfa", {"irregular": True})):
+        for call in of_layer(name, SMALL, name, **given).values():
+            call()
+    torch.cuda.synchronize()
+    print("all calls returned", flush=True)
+
+
+def fla() -> None:
+    """FLA's forgetting attention, where it is installed."""
+    try:
+        from fla.ops.forgetting_attn import parallel_forgetting_attn
+    except ImportError as error:
+        told("fla", skipped=str(error))
+        return
+    batch, heads, length, _ = SHAPES[0]
+    *states, cotangent = (x.detach().transpose(1, 2).contiguous() for x in random_states(SHAPES[0]))
+    gate = torch.full((batch, length, heads), -0.01, device="cuda", requires_grad=True)
+    wanted = [*(x.requires_grad_() for x in states), gate]
+    calls = both("fla", lambda: parallel_forgetting_attn(*states, gate), wanted, cotangent)
+    told("fla", shape=SHAPES[0], **timed(calls | peers(SHAPES[0]), min(6, REPEATS)))
+
+
+# A training step
+
+
+def training_step(name: str, way: str) -> Call:
+    """Forward, backward and AdamW of a preset at the paper's size: "eager", "compiled", or as a CUDA "graph"."""
+    torch.manual_seed(0)
+    model = RFAForCausalLM(preset(name, **SIZE)).to("cuda")
+    tokens = torch.randint(SIZE["vocab_size"], STEP).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True, capturable=way == "graph" and not TINY)
+    called: Any = torch.compile(model, fullgraph=True) if way == "compiled" else model
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", BF16, cache_enabled=way != "graph"):
+            loss = called(tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return captured(step) if way == "graph" else step
+
+
+def captured(step: Call) -> Call:
+    """The step as a CUDA graph, after three that are not captured."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return loss
+
+    return replay
+
+
+def step(way: str) -> None:
+    """Losses of the first steps of each preset, then median milliseconds of a step in turns."""
+    calls, losses, spent = {}, {}, {}
+    for name in sys.argv[4:] or PRESETS:
+        try:
+            call = training_step(name, way)
+            losses[name] = [round(float(call()), 4) for _ in range(1 if WARM else 4)]
+            calls[name], spent[name] = call, []
+        except Exception as error:  # of one preset: the others are measured still
+            losses[name] = f"{type(error).__name__}: {error}"[:300]
+    for _ in range(0 if WARM else REPEATS):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            spent[name].append((time.perf_counter() - began) * 1e3)
+    milliseconds = {name: round(statistics.median(each), 3) for name, each in spent.items() if each}
+    told(f"step {way}", losses=losses, milliseconds=milliseconds)
+    if way == "eager" and not WARM:
+        told("step kernels", **{n: round(sum(ms for _, ms in kernels_of(x, 3).values()), 3) for n, x in calls.items()})
+
+
+if __name__ == "__main__":
+    stages = {each.__name__: each for each in (versions, check, times, windows, pairs, small, fla, step)}
+    stages[sys.argv[1]](*(x for x in sys.argv[2:3] if x != "warm"))

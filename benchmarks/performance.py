@@ -10,7 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-from gpu_code.tables import counts_by_size, counts_of_size
+from machine_code import markdown
 from speed_tables import instruction_table, latest, markdown_tables, operator_curves, speed_over_length
 
 from rfa.files import write_text_whole
@@ -62,12 +62,9 @@ def with_kernels(text: str) -> str:
     """The text of the page with the tables of the GPU kernels."""
     lines = json.loads(KERNELS.read_text(encoding="utf-8"))
     parts = [
-        "Instructions for each pair at uniform times, in bfloat16 / float16, by architecture and channels of a head:",
-        counts_by_size(lines, "uniform"),
-        "The same at irregular times:",
-        counts_by_size(lines, "irregular"),
-        "For sm_90, bfloat16 and 64 channels, instructions by unit, and the kernel:",
-        counts_of_size(lines, "sm_90", "bfloat16", 64),
+        "Instructions a pair, bfloat16 / float16, by architecture and channels of a head. Registers and spills are"
+        " of the first column, in bfloat16:",
+        markdown(lines),
     ]
     return replace_between(text, BEGIN_KERNELS, END_KERNELS, "\n\n" + "\n\n".join(parts) + "\n\n")
 

@@ -1,12 +1,5 @@
-"""The machine code of the Triton kernels, read without a GPU: instructions for each pair, registers, spills, occupancy.
+"""The machine code of the Triton kernels, read without a GPU.
 
-`cases.py` lists the calls, `launches.py` records what their host code launches, `count.py` compiles a launch for an
-architecture and counts, `machine_code.py` finds the loops in the listing, `units.py` knows the instructions and the
-multiprocessors. `flash.py` has plain attention, for comparison.
+`launches.py` records what the operator launches, `listings.py` compiles a launch and counts the instructions of its
+loops.
 """
-
-from .cases import DTYPES, SCORES, TIMES, KernelCase, cases
-from .count import as_json, run
-from .units import ARCHITECTURES
-
-__all__ = ["ARCHITECTURES", "DTYPES", "SCORES", "TIMES", "KernelCase", "as_json", "cases", "run"]

@@ -75,6 +75,7 @@ def fake_device(arch: int) -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", return_value=capability))
         if torch.version.cuda is None:
             stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
+        stack.enter_context(mock.patch.dict("rfa.ops.triton.operator._plans", clear=True))  # they hold what ran before
         stack.enter_context(mock.patch.object(Tensor, "is_cuda", True))
         stack.enter_context(mock.patch.object(Tensor, "data_ptr", _address))
         stack.enter_context(FakeTensorMode())

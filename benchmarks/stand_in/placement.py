@@ -18,6 +18,7 @@ _SAY = {  # of a tensor on the GPU
     Tensor.get_device: 0,
 }
 _new_parameter = torch.nn.Parameter.__new__
+_apply = torch.autograd.Function.apply.__func__
 
 
 class Placement(TorchFunctionMode):
@@ -98,9 +99,20 @@ def _parameter(kind: type, data: Any = None, requires_grad: bool = True) -> torc
     return mark(_new_parameter(kind, data, requires_grad), data is not None and marked(data))
 
 
+def _within(kind: type, *given: Any) -> Any:
+    """A function with a gradient of its own, which sees tensors on the CPU."""
+    if not torch.overrides._len_torch_function_stack():
+        return _apply(kind, *given)
+    on = any(marked(x) for x in tree_leaves(given) if isinstance(x, Tensor))
+    with torch.overrides._pop_mode_temporarily():
+        made = _apply(kind, *given)
+    return mark(made, on)
+
+
 def begin() -> None:
     """From now on the device "cuda" is on the CPU."""
     torch.nn.Parameter.__new__ = staticmethod(_parameter)
+    torch.autograd.Function.apply = classmethod(_within)
     vmap = torch._functorch.vmap
     remove = vmap._remove_batch_dim
     vmap._remove_batch_dim = lambda batched, *given: mark(remove(batched, *given), marked(batched))

@@ -26,6 +26,7 @@ _DO_NOTHING = (
     "empty_cache",
     "set_device",
     "_lazy_init",
+    "_sleep",
     "reset_peak_memory_stats",
     "manual_seed_all",
 )

@@ -1,0 +1,71 @@
+"""`benchmarks/gpu.py`: its stages exist, one that fails or takes too long is named, and the others run."""
+
+import json
+import os
+import sys
+import time
+
+import pytest
+from cover import slow
+from scripts import script
+
+
+@pytest.fixture
+def gpu():
+    return script("benchmarks/gpu.py")
+
+
+@pytest.fixture
+def run(gpu, monkeypatch, tmp_path):
+    """The command with stages of one's own, each a line of Python; returns the lines of its results by stage."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+
+    def made(rounds, *options):
+        monkeypatch.setattr(gpu, "PLAN", [gpu.Round(*each) for each in rounds])
+        monkeypatch.setattr(gpu, "TESTS", gpu.Round(1, []))
+        monkeypatch.setattr(gpu, "arguments", lambda stage, tiny: ["-c", stage[0]])
+        monkeypatch.setattr(sys, "argv", ["gpu.py", "--out", str(tmp_path), *options])
+        failed = gpu.main()
+        lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+        return failed, [(line["stage"], line["status"]) for line in lines]
+
+    return made
+
+
+def test_the_stages_exist(gpu):
+    stages = script("benchmarks/gpu_stages.py")
+    named = [stage for plan in gpu.PLAN for stage in plan.stages]
+    for stage in named:
+        assert stage == ["tests"] or callable(getattr(stages, stage[0])), stage
+    assert {stage[1] for stage in named if stage[0] == "check"} == set(gpu.CHECKS)
+    first = sum(each.limit for each in gpu.PLAN[:4])
+    assert first <= 190  # values, times, windows and steps come first
+    assert [each.stages[0][0] for each in gpu.PLAN[1:4]] == ["times", "windows", "step"]
+
+
+def test_a_stage_that_fails_is_named_and_others_run(run, tmp_path):
+    touch, fails = f"open({str(tmp_path / 'ran')!r}, 'w')", "raise SystemExit(3)"
+    missing = f"no-such-program {touch}", "no-such-program is not installed"
+    assert run([(9, [[fails], [touch]]), (9, [[touch]], ("no-such-program",))]) == (2, [(fails, 3), missing])
+    assert (tmp_path / "ran").exists()
+
+
+def test_time_is_over(run):
+    """A stage that was stopped runs once more at the end, if there is time."""
+    waits, began = "import time; time.sleep(60)", time.monotonic()
+    late = [(waits, "stopped at its limit"), ("1", "no time is left"), (waits, "no time is left")]
+    assert run([(6, [[waits], ["pass"]]), (60, [["1"]])], "--limit", "9") == (3, late)
+    assert time.monotonic() - began < 30
+
+
+@slow
+@pytest.mark.parametrize("stage", [["check", "padding"], ["small"], ["step", "graph"]])
+def test_a_stage_at_the_tiny_size(gpu, monkeypatch, tmp_path, capfd, stage):
+    """On the stand-in for a GPU, under the interpreter."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(gpu, "PLAN", [gpu.Round(9, [stage])])
+    monkeypatch.setattr(gpu, "TESTS", gpu.Round(1, []))
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--out", str(tmp_path), "--tiny"])
+    assert gpu.main() == 0, capfd.readouterr()
+    lines = (tmp_path / "results.jsonl").read_text().splitlines() if stage != ["small"] else []
+    assert all(json.loads(line).get("holds", True) for line in lines)
