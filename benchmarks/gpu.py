@@ -9,12 +9,13 @@ no time is left are named and skipped.
 
 On a machine that is lent by the tool `run`, which has no package registry: prepare here, in the root of the checkout,
 
-    echo /.gpu_run/ >> .git/info/exclude
-    python -m pip install -q --no-deps --no-compile --target .gpu_run platformdirs beartype fla-core
+    echo /.gpu_run/ >> .git/info/exclude; rm -rf .gpu_run
+    python -m pip download -q --no-deps -d .gpu_run platformdirs beartype fla-core
 
 and call `run` with carry [".gpu_run"], kind "nvidia-h100-x1", timeout_s 595 and the command
 
-    set -o pipefail; PYTHONPATH=.gpu_run:src python3 benchmarks/gpu.py --out $OUT --limit 570 2>&1 | tee $OUT/log.txt
+    set -o pipefail; for each in .gpu_run/*.whl; do python3 -m zipfile -e $each /tmp/site; done
+    PYTHONPATH=/tmp/site:src python3 benchmarks/gpu.py --out $OUT --limit 570 2>&1 | tee $OUT/log.txt
 
 For the first three minutes alone: timeout_s 215, --limit 190. Keep results.jsonl in benchmarks/results.
 """

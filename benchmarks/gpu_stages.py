@@ -36,15 +36,15 @@ STEP, SIZE = (16, 512), {"hidden_size": 256, "num_hidden_layers": 6, "num_attent
 if TINY:
     STEP, SIZE = (2, 66), {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 64}
 REPEATS = 12 if not TINY else 1
-TILE, SPARE = (
-    64,
-    32 if not TINY else 8,
-)  # keys of a tile; bits below the nearest key's prior from which on a window leaves keys out
+TILE = 64  # keys
+SPARE = 32 if not TINY else 8  # a window leaves out keys that are so many bits below the nearest key's prior
 Call = Callable[[], Any]
 
 
 def note(stage: str, **found: Any) -> None:
-    """Append a line to the results."""
+    """Append a line to the results, unless nothing is measured."""
+    if WARM:
+        return
     line = json.dumps({"stage": stage, **found})
     with open(os.environ.get("GPU_RESULTS", os.devnull), "a", encoding="utf-8") as file:
         file.write(line + "\n")
@@ -214,7 +214,7 @@ def timed(calls: dict[str, Call], repeats: int = REPEATS) -> dict[str, list[floa
 
 def kernels_of(call: Call, repeats: int = 4) -> dict[str, list[float]]:
     """Launches and milliseconds of each kernel for a call, the longest first. A stand-in has none."""
-    if ProfilerActivity.CUDA not in supported_activities():
+    if WARM or ProfilerActivity.CUDA not in supported_activities():
         return {}
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         for _ in range(repeats):
@@ -229,12 +229,6 @@ def kernels_of(call: Call, repeats: int = 4) -> dict[str, list[float]]:
     return {name: [count / repeats, round(ms / repeats, 4)] for name, (count, ms) in longest}
 
 
-def told(stage: str, **found: Any) -> None:
-    """A line of results, unless nothing is measured."""
-    if not WARM:
-        note(stage, **found)
-
-
 def times() -> None:
     """The operator beside its peers, and its kernels."""
     for number, shape in enumerate(SHAPES):
@@ -242,9 +236,9 @@ def times() -> None:
         if not number:
             fixed = of_layer("m2-sc-rfa", shape, "m2 without parameters", learned=False)
             calls |= of_layer("x2-riccati-alibi", shape, "x2") | fixed
-        told("times", shape=shape, **timed(calls | peers(shape), REPEATS if not number else min(6, REPEATS)))
-        if not number and not WARM:
-            told("kernels", **kernels_of(calls["m2 fwd+bwd"]))
+        note("times", shape=shape, **timed(calls | peers(shape), REPEATS if not number else min(6, REPEATS)))
+        if not number:
+            note("kernels", **kernels_of(calls["m2 fwd+bwd"]))
 
 
 def windows() -> None:
@@ -254,16 +248,15 @@ def windows() -> None:
         calls |= of_layer("x2-riccati-alibi", LONG, label, windows=given)
     found, expected = (calls[f"{label} fwd+bwd"]() for label in ("x2 windows", "x2"))
     errors = [float((x.float() - y.float()).norm() / y.float().norm()) for x, y in zip(found, expected, strict=True)]
-    told("windows", tokens=LONG[2], largest_difference=max(errors), **timed(calls | peers(LONG), min(5, REPEATS)))
+    note("windows", tokens=LONG[2], largest_difference=max(errors), **timed(calls | peers(LONG), min(5, REPEATS)))
 
 
 def pairs() -> None:
     """The pair-by-pair kernels: irregular times."""
     for name in ("m2-sc-rfa", "x2-riccati-alibi"):
         calls = of_layer(name, SHAPES[0], f"{name}, irregular times", irregular=True)
-        told("pairs", shape=SHAPES[0], **timed(calls, min(6, REPEATS)))
-        if not WARM:
-            told("pairs kernels", preset=name, **kernels_of(list(calls.values())[1]))
+        note("pairs", shape=SHAPES[0], **timed(calls, min(6, REPEATS)))
+        note("pairs kernels", preset=name, **kernels_of(list(calls.values())[1]))
 
 
 def small() -> None:
@@ -280,14 +273,14 @@ def fla() -> None:
     try:
         from fla.ops.forgetting_attn import parallel_forgetting_attn
     except ImportError as error:
-        told("fla", skipped=str(error))
+        note("fla", skipped=str(error))
         return
     batch, heads, length, _ = SHAPES[0]
     *states, cotangent = (x.detach().transpose(1, 2).contiguous() for x in random_states(SHAPES[0]))
     gate = torch.full((batch, length, heads), -0.01, device="cuda", requires_grad=True)
     wanted = [*(x.requires_grad_() for x in states), gate]
     calls = both("fla", lambda: parallel_forgetting_attn(*states, gate), wanted, cotangent)
-    told("fla", shape=SHAPES[0], **timed(calls | peers(SHAPES[0]), min(6, REPEATS)))
+    note("fla", shape=SHAPES[0], **timed(calls | peers(SHAPES[0]), min(6, REPEATS)))
 
 
 # A training step
@@ -349,9 +342,9 @@ def step(way: str) -> None:
             torch.cuda.synchronize()
             spent[name].append((time.perf_counter() - began) * 1e3)
     milliseconds = {name: round(statistics.median(each), 3) for name, each in spent.items() if each}
-    told(f"step {way}", losses=losses, milliseconds=milliseconds)
-    if way == "eager" and not WARM:
-        told("step kernels", **{n: round(sum(ms for _, ms in kernels_of(x, 3).values()), 3) for n, x in calls.items()})
+    note(f"step {way}", losses=losses, milliseconds=milliseconds)
+    if way == "eager":
+        note("step kernels", **{n: round(sum(ms for _, ms in kernels_of(x, 3).values()), 3) for n, x in calls.items()})
 
 
 if __name__ == "__main__":
