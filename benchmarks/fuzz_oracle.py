@@ -54,7 +54,8 @@ class Oracle:
 
     eps: every intermediate number is rounded with this relative error; 0 for no rounding.
     half: relative error of numbers that are rounded to half precision.
-    whole: as Triton's kernels of whole problems, which round weights before their sum, and keys and values once more.
+    whole: as Triton's kernels of whole problems in half precision. They round weights before their sum, so that the
+        gradients of a row's scores sum to 0 but for that, and keys and values once more.
     seed: of random rounding; 0 for rounding to nearest.
     farther: 1 shifts squared distances up by their rounding error, -1 shifts them down. A distance that becomes zero
         has no gradient.
@@ -172,7 +173,7 @@ class Oracle:
         flat = weights.detach().amax(-1, keepdim=True) <= SHARP
 
         def error() -> Tensor:
-            return self.eps * flat * self.product_size
+            return (self.half if self.whole else self.eps) * flat * self.product_size
 
         return (score - _Summed.apply(score.logsumexp(-1, keepdim=True), error, self.generator)).exp()
 
