@@ -19,12 +19,12 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from rfa.checks import installed
 
 from . import reference
-from .certified import allowed, certified_tail
+from .certified import certified_tail, eps_of
 from .dense import all_finite, finite, into_frame, of_finite, rotated, turned
 from .kernel import HALF_AND_SINGLE, TRITON_CHANNELS, Kernel, KernelInputs, kernel_inputs, rotation_tables
 from .positions import Positions
 from .prior import DecodingCache, SeparablePath, kernel_prior
-from .problem import Problem, certificate_missing
+from .problem import Problem
 from .transforms import (
     constant_for_compiler,
     forward_mode,
@@ -124,8 +124,7 @@ class Backend(NamedTuple):
         with without_autocast(query) if casts else nullcontext():
             prior = kernel_prior(problem, cache, kernel.tables, kernel.path)
             key_norm = None if cache is None else cache.key_norm
-            bounded = options.certified is not None and certificate_missing(options.prior, options.causal) is None
-            eps = allowed(options.certified, query.dtype) if bounded else None
+            eps = eps_of(options, query.dtype)
             dtype, frequency = query.dtype, None if options.in_frame else parameters.frequency
             if parameters.horizon is not None and isinstance(
                 prior, SeparablePath

@@ -19,7 +19,7 @@ from rfa.checks import exported
 from .cumulative import linear_scan, take
 from .positions import Positions, by_group
 from .prior import BITS, LagTables, SeparablePath
-from .problem import Certified
+from .problem import Certified, Options, certificate_missing
 from .transforms import readable
 
 # what "auto" leaves out: less than the rounding of the states
@@ -29,6 +29,12 @@ _AUTO = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-12, torch.float16: 2.0**
 def allowed(certified: Certified, dtype: torch.dtype) -> float | None:
     """The eps for states of a dtype; None to visit all keys."""
     return _AUTO.get(dtype) if certified == "auto" else certified
+
+
+def eps_of(options: Options, dtype: torch.dtype) -> float:
+    """The eps of a call for states of a dtype; 0 where all keys are visited."""
+    bounded = options.certified is not None and certificate_missing(options.prior, options.causal) is None
+    return allowed(options.certified, dtype) or 0.0 if bounded else 0.0
 
 
 def tail_of_keys(rising: Tensor, key_bias: Tensor, positions: Positions) -> Tensor:

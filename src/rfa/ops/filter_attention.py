@@ -93,9 +93,10 @@ def robust_filter_attention(
         certified: eps, by which old keys may be left out: a query visits its newest keys first, and stops where all
             that are left weigh at most eps times the sum so far. The prior proves that before their content is seen.
             Then `|out - exact| <= 2 eps max |v|` beside rounding, and the log precision is at most eps too small. With
-            the "cpu" backend the cost grows linearly with a long sequence; "reference" masks such keys and saves
-            nothing, and "triton" visits all. Gradients are those of what was computed; a NaN in a key that is left
-            out may be missing in them. It needs prior="riccati" and causal=True. None or 0 visits all keys.
+            the "cpu" backend the cost grows linearly with a long sequence, and with "triton" too where no times,
+            masks or segments are given; "triton" visits all keys otherwise. "reference" masks such keys and saves
+            nothing. Gradients are those of what was computed; a NaN in a key that is left out may be missing in them.
+            It needs prior="riccati" and causal=True. None or 0 visits all keys.
         return_log_precision: also return `log s_i = log sum_j exp(beta_s L_ij)` (appendix E.2).
         backend: "auto", or the name of one: it runs or raises. "cpu" and "triton" are differentiated once, in reverse,
             by `torch.func` and `torch.vmap` too. Forward mode, where "auto" takes the reference, and second

@@ -189,10 +189,12 @@ def _certified() -> str:
     from rfa.ops.backends import missing
     from rfa.ops.certified import allowed
 
-    if missing("cpu") is not None:
-        return "none: only the backend cpu leaves keys out"
+    found = [name for name in ("cpu", "triton at times 0, 1, 2, ...") if missing(name.split()[0]) is None]
+    if not found:
+        return "none: only the backends cpu and triton leave keys out"
     single, half = (round(math.log2(allowed("auto", dtype) or 1)) for dtype in (torch.float32, torch.float16))
-    return f"cpu, eps 2^{single} in float32, 2^{half} in half precision; other backends visit all keys"
+    kinds = " and ".join(found)
+    return f"{kinds}: eps 2^{single} in float32, 2^{half} in half precision; other backends visit all keys"
 
 
 def _kernels() -> str:

@@ -23,6 +23,7 @@ from .tiles import (
     SUMS,
     TABLES,
     TERMS,
+    TF32,
     WAVES,
     counted,
     lag_numbers,
@@ -99,10 +100,10 @@ def load_scalars(numbers, heads, head, largest, blocks, SCALED: tl.constexpr):
 @triton.jit
 @no_type_check
 def add_rows(
-    sums, start, k, v, number, of_keys, at_rows, query_groups, tables, bits, terms, scalars, queries, offset, tile,
-    length,
+    sums, start, k, v, number, of_keys, at_rows, query_groups, first_block, tables, bits, terms, scalars, queries,
+    offset, tile, length,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, WAY: tl.constexpr, GROUPS: tl.constexpr,
-    FAST: tl.constexpr,
+    FIRST: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """The sums over rows for a tile of keys, with those of one more block of rows."""
     of_key, of_value, of_number = sums
@@ -114,7 +115,10 @@ def add_rows(
     groups = rows
     if GROUPS:
         groups = tl.load(query_groups + rows, mask=rows < queries, other=-2)
-    of_rows = offset + rows, tl.load(query_norm + rows), tl.load(delta + rows), tl.load(total + rows), groups
+    row_total = tl.load(total + rows)
+    if FIRST:
+        row_total = tl.where(tl.load(first_block + start // FOLD) <= tile, row_total, float("inf"))
+    of_rows = offset + rows, tl.load(query_norm + rows), tl.load(delta + rows), row_total, groups
     w, g, _, x, e = pair_numbers(
         dot, through, number, of_rows, of_keys, tile, scalars, tables, bits, terms, length,
         ROWS_AT=1, WAY=WAY, GROUPS=GROUPS, FAST=FAST,
@@ -130,7 +134,7 @@ def key_kernel(
     query, query_norm, key, value, key_number, gradient, delta, total, largest, tables, bits, terms, numbers, folds,
     key_groups, query_groups, first_block, cos, sin, factors,
     key_gradient, value_gradient, sums,
-    heads, queries, keys, row_length, key_length, length, blocks, row_blocks, first_stride, phase_batch, phase_head,
+    heads, queries, keys, row_length, key_length, length, blocks, row_blocks, phase_batch, phase_head,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, FIRST: tl.constexpr,
     TURN: tl.constexpr, TURN_VALUES: tl.constexpr, FOLDS: tl.constexpr, PRIOR: tl.constexpr,
     STAGES: tl.constexpr, EDGE_STAGES: tl.constexpr, FAST: tl.constexpr,
@@ -165,13 +169,13 @@ def key_kernel(
     if FOLDS:  # a whole number of tiles, as the compiler must know
         offset = offset // FOLD * FOLD
     first, last = tl.maximum(block * FOLD - offset, 0) // ROWS, tl.cdiv(queries, ROWS)
-    if FIRST:  # the blocks of rows that begin no later visit this tile: first tiles never fall
-        count, row_block = tl.zeros([FOLD], tl.int32), tl.arange(0, FOLD)
+    if FIRST:  # up to the last block of rows that visits this tile
+        first_block += pair * row_blocks
+        end, row_block = tl.zeros([FOLD], tl.int32), tl.arange(0, FOLD)
         for start in range(0, row_blocks, FOLD):
-            at = first_block + (batch * first_stride + head) * row_blocks + start + row_block
-            found = tl.load(at, mask=start + row_block < row_blocks, other=blocks)
-            count += (found <= block).to(tl.int32)
-        last = tl.minimum(tl.sum(count, 0) * (64 // ROWS), last)
+            found = tl.load(first_block + start + row_block, mask=start + row_block < row_blocks, other=blocks)
+            end = tl.where(found <= block, start + row_block + 1, end)
+        last = tl.minimum(tl.max(end, 0) * (FOLD // ROWS), last)
     state = (
         tl.zeros([FOLD, CHANNELS], tl.float32), tl.zeros([FOLD, WIDTH], tl.float32), tl.zeros([FOLD], tl.float32),
     )  # fmt: skip
@@ -186,21 +190,21 @@ def key_kernel(
             full = tl.where(tl.max(number, 0) <= scalars[1] * MOST_NORM, full, last)
         for i in tl.range(start * RATIO, full * RATIO, num_stages=EDGE_STAGES):
             state = add_rows(
-                state, i * HALF, k, v, number, of_key, at_rows, query_groups, tables, bits, of_terms, scalars, queries,
-                offset, block, length,
-                CHANNELS=CHANNELS, WIDTH=WIDTH, ROWS=HALF, WAY=EDGE, GROUPS=GROUPS, FAST=FAST,
+                state, i * HALF, k, v, number, of_key, at_rows, query_groups, first_block, tables, bits, of_terms,
+                scalars, queries, offset, block, length,
+                CHANNELS=CHANNELS, WIDTH=WIDTH, ROWS=HALF, WAY=EDGE, GROUPS=GROUPS, FIRST=FIRST, FAST=FAST,
             )  # fmt: skip
         for i in tl.range(full, last, num_stages=STAGES):
             state = add_rows(
-                state, i * ROWS, k, v, number, of_key, at_rows, query_groups, tables, bits, of_terms, scalars, queries,
-                offset, block, length,
-                CHANNELS=CHANNELS, WIDTH=WIDTH, ROWS=ROWS, WAY=FULL, GROUPS=GROUPS, FAST=FAST,
+                state, i * ROWS, k, v, number, of_key, at_rows, query_groups, first_block, tables, bits, of_terms,
+                scalars, queries, offset, block, length,
+                CHANNELS=CHANNELS, WIDTH=WIDTH, ROWS=ROWS, WAY=FULL, GROUPS=GROUPS, FIRST=FIRST, FAST=FAST,
             )  # fmt: skip
     for i in tl.range(in_pairs * RATIO, last * RATIO, num_stages=1):
         state = add_rows(
-            state, i * HALF, k, v, number, of_key, at_rows, query_groups, tables, bits, of_terms, scalars, queries,
-            offset, block, length,
-            CHANNELS=CHANNELS, WIDTH=WIDTH, ROWS=HALF, WAY=PAIRS, GROUPS=GROUPS, FAST=FAST,
+            state, i * HALF, k, v, number, of_key, at_rows, query_groups, first_block, tables, bits, of_terms, scalars,
+            queries, offset, block, length,
+            CHANNELS=CHANNELS, WIDTH=WIDTH, ROWS=HALF, WAY=PAIRS, GROUPS=GROUPS, FIRST=FIRST, FAST=FAST,
         )  # fmt: skip
     of_key, of_value, of_number = state
     # `b = |k'|^2 / 4`: k' has the gradient of the product with the queries, and through b
@@ -274,7 +278,7 @@ def add_keys(
                 at_place = part * COLUMNS % FOLD + tl.arange(0, COLUMNS)
                 of_place = tl.load(functions + at_place[:, None] * (2 * TERMS) + term[None, :])
                 moments = product(rounded, of_place, FAST=FAST)
-                moments = product(polynomials, moments, FAST=FAST, TF32=True)
+                moments = product(polynomials, moments, FAST=FAST, PRECISION=TF32)
                 at = kind[:, None, None] * (TERMS * TERMS) + (term % TERMS)[None, :, None] * TERMS
                 at += effects + (distance - tile) * (FUNCTIONALS * TERMS * TERMS) + (term % TERMS)[None, None, :]
                 sums += (tl.load(at) * LN2 / score_scale) * moments[None, :, :]
@@ -287,7 +291,7 @@ def query_kernel(
     query, query_norm, key, value, key_number, gradient, delta, total, largest, tables, bits, terms, numbers, folds,
     key_groups, query_groups, first_block, cos, sin, waves, wave_rates, functions, polynomials, effects, pair_effects,
     query_gradient, sums,
-    heads, queries, keys, row_length, key_length, length, row_blocks, distances, first_stride, phase_batch, phase_head,
+    heads, queries, keys, row_length, key_length, length, row_blocks, distances, phase_batch, phase_head,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, FIRST: tl.constexpr,
     TURN: tl.constexpr, FOLDS: tl.constexpr, PRIOR: tl.constexpr, STAGES: tl.constexpr, EDGE_STAGES: tl.constexpr,
     FAST: tl.constexpr,
@@ -323,11 +327,8 @@ def query_kernel(
     of_keys = key, value, key_number + pair * key_length, tables, bits + head * length * (2 * TERMS)
     term, wave, n = tl.arange(0, 2 * TERMS), tl.arange(0, WAVES), tl.arange(0, FOLD)
     terms = tl.load(terms + term[:, None] * FOLD + n[None, :])
-    at_first = first_block
-    if FIRST:
-        at_first += (batch * first_stride + head) * row_blocks + block
     first, full, in_pairs, last = tiles_of_rows(
-        block, offset, keys, at_first, q_norm, scalars[1], folds + head,
+        block, offset, keys, first_block, pair * row_blocks + block, q_norm, scalars[1], folds + head,
         ROWS=ROWS, GROUPS=GROUPS, FIRST=FIRST, FOLDS=FOLDS,
     )  # fmt: skip
     none = tl.zeros([ROWS], tl.float32)

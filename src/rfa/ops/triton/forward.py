@@ -1,4 +1,4 @@
-"""The forward kernel: one program for a block of rows of a head."""
+"""The forward kernel, and the one that certifies what it may leave out: a program for a block of rows of a head."""
 
 from typing import no_type_check
 
@@ -15,6 +15,8 @@ from .tiles import (
     PAIRS,
     TABLES,
     TERMS,
+    TF32,
+    TF32X3,
     counted,
     lag_numbers,
     load_states,
@@ -23,6 +25,8 @@ from .tiles import (
     tiles_of_rows,
     turn_and_store,
 )
+
+ROUNDING = tl.constexpr(2.0**-16)  # of g beside its terms, at most; and of a log sum, in bits
 
 
 @triton.jit
@@ -64,9 +68,9 @@ def add_tile(
     total, estimate = total * rescale[:, None], estimate * (rescale * step)[:, None]
     if WAY == PAIRS:
         total += tl.sum(weight, 1)[:, None]
-        # in tf32: rounded weights times e would not be those that the gradients see
-        tf32: tl.constexpr = v.dtype != tl.float32
-        estimate = product(weight * e, v.to(tl.float32), FAST=FAST, start=estimate, TF32=tf32)
+        # not in half precision: rounded weights times e would not be those that the gradients see
+        precision: tl.constexpr = TF32X3 if v.dtype == tl.float32 else TF32
+        estimate = product(weight * e, v.to(tl.float32), FAST=FAST, start=estimate, PRECISION=precision)
     else:  # the sum is that of the rounded weights: those of the estimate then sum to 1
         weight = weight.to(v.dtype)
         total = product(weight, tl.full([COLUMNS, 16], 1.0, v.dtype), FAST=FAST, start=total)
@@ -80,14 +84,14 @@ def forward_kernel(
     query, query_norm, key, value, key_number, tables, bits, terms, numbers, folds,
     key_groups, query_groups, first_block, cos, sin,
     out, low, log_sum,
-    heads, queries, keys, row_length, key_length, length, row_blocks, first_stride, phase_batch, phase_head,
+    heads, queries, keys, row_length, key_length, length, row_blocks, phase_batch, phase_head,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, FIRST: tl.constexpr,
     TURN: tl.constexpr, LOW: tl.constexpr, FOLDS: tl.constexpr, STAGES: tl.constexpr, EDGE_STAGES: tl.constexpr,
     FAST: tl.constexpr,
 ):  # fmt: skip
     """The estimate, what its rounding leaves out, and `log2 sum_j 2^z`.
 
-    `numbers` are `(3, heads)`: `-mu` in bits, c, and the least `nu d Sigma~`.
+    `numbers` are `(5, heads)`: `-mu` in bits, c, the least `nu d Sigma~`, and two of `windows_kernel`.
     """
     block = row_blocks - 1 - tl.program_id(0) % row_blocks  # the longest first
     pair = (tl.program_id(0) // row_blocks).to(tl.int64)
@@ -110,11 +114,8 @@ def forward_kernel(
     of_rows = q, q_norm, positions, groups
     of_keys = key, value, key_number + pair * key_length, tables, bits + head * length * (2 * TERMS)
     terms = tl.load(terms + tl.arange(0, 2 * TERMS)[:, None] * FOLD + tl.arange(0, FOLD)[None, :])
-    at_first = first_block
-    if FIRST:
-        at_first += (batch * first_stride + head) * row_blocks + block
     first, full, in_pairs, last = tiles_of_rows(
-        block, offset, keys, at_first, q_norm, scalars[1], folds + head,
+        block, offset, keys, first_block, pair * row_blocks + block, q_norm, scalars[1], folds + head,
         ROWS=ROWS, GROUPS=GROUPS, FIRST=FIRST, FOLDS=FOLDS,
     )  # fmt: skip
     # above a score of no weight
@@ -151,3 +152,55 @@ def forward_kernel(
     estimate = estimate / total[:, None]
     low = low if LOW else None
     turn_and_store(estimate, out, at_row, rows, in_rows, cos, sin, WIDTH=WIDTH, TURN=TURN, low=low)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def windows_kernel(
+    query, query_norm, key, key_number, tables, numbers, folds, first_block,
+    heads, queries, keys, row_length, key_length, length, row_blocks, log_eps,
+    CHANNELS: tl.constexpr, FOLDS: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """The first tile that a block of rows visits: all keys before it weigh at most eps in each of its rows.
+
+    All keys at lag m and beyond together weigh at most `2^(most - slope m)`, whatever they hold. The sum of a row is at
+    least that of the keys of its last two tiles, which are always visited.
+    """
+    block = tl.program_id(0) % row_blocks
+    pair = (tl.program_id(0) // row_blocks).to(tl.int64)
+    head = pair % heads
+    rows = block * FOLD + tl.arange(0, FOLD)
+    offset = keys - queries
+    positions = offset + rows
+    padded = pair * row_length + rows
+    q, q_norm = load_states(query, padded, CHANNELS=CHANNELS), tl.load(query_norm + padded)
+    last = tl.minimum(tl.cdiv(keys, FOLD), tl.cdiv(offset + (block + 1) * FOLD, FOLD))
+    start = tl.maximum(last - 2, 0)
+    tables += head * TABLES * length
+    folded = False
+    if FOLDS:
+        folded = tl.load(folds + head) != 0
+    power, least = tl.load(numbers + heads + head), tl.load(numbers + 2 * heads + head)
+    highest, total = tl.full([FOLD], NONE / 8, tl.float32), tl.zeros([FOLD], tl.float32)
+    for part in tl.range(start * 2, last * 2, num_stages=1):
+        columns = part * HALF + tl.arange(0, HALF)
+        at_key = pair * key_length + columns
+        dot = product(q, tl.trans(load_states(key, at_key, CHANNELS=CHANNELS)), FAST=FAST)
+        number = tl.load(key_number + at_key)[None, :]
+        lag = (FOLD - 1) + tl.maximum(positions[:, None] - columns[None, :], 0)
+        place = tl.where(folded, tl.maximum(positions - part // 2 * FOLD, 0)[:, None], lag)
+        e, gain = tl.load(tables + 3 * length + place), q_norm[:, None] + tl.load(tables + place)
+        # however it is rounded, g is not below what it should be, and the sum not above
+        g = e * tl.fma(e, number, dot) + gain + ROUNDING * (q_norm[:, None] + e * e * tl.abs(number))
+        g = tl.maximum(g, least, propagate_nan=tl.PropagateNan.ALL)
+        z = tl.load(tables + length + lag) - power * log2(g, FAST=FAST)
+        z = tl.where(counted(positions, columns, rows, columns, ROWS_AT=0, GROUPS=False), z, NONE)
+        higher = tl.maximum(highest, tl.max(z, 1))
+        total = total * tl.exp2(highest - higher) + tl.sum(tl.exp2(z - higher[:, None]), 1)
+        highest = higher
+    log_sum = highest + tl.log2(total) - ROUNDING
+    slope, most = tl.load(numbers + 3 * heads + head), tl.load(numbers + 4 * heads + head)
+    beyond = (most - log_eps - log_sum) / slope  # NaN or infinite where nothing may be left out
+    earliest = tl.where(beyond < positions, positions - beyond, 0.0)
+    earliest = tl.min(tl.where(rows < queries, earliest, start * (1.0 * FOLD)), 0)
+    tl.store(first_block + pair * row_blocks + block, tl.minimum((earliest * (1.0 / FOLD)).to(tl.int32), start))

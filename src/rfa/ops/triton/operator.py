@@ -7,6 +7,7 @@ A call runs the operator's body from one `torch.autograd.Function`. Only a compi
 gets the registered operator.
 """
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -16,13 +17,14 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from rfa.dynamics import rotation_of_heads
+from rfa.ops.certified import eps_of
 from rfa.ops.positions import Positions
 from rfa.ops.problem import Problem
 from rfa.ops.transforms import BODIES, operator, plain, refuse_forward_mode, register_gradient
 
 from . import prologue, tiles
 from .backward import key_kernel, query_kernel
-from .forward import forward_kernel
+from .forward import forward_kernel, windows_kernel
 from .parameters import epilogue_kernel
 from .prologue import constant, delta_kernel, prologue_kernel
 
@@ -39,16 +41,17 @@ TILES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 LEAST_FACTOR = {torch.bfloat16: 2.0**-12, torch.float16: 2.0**-8, torch.float32: 1.0}
 LEARNED = ("process_noise", "key_noise", "query_noise", "noise_floor", "robustness", "inverse_temperature")
-# The arguments of a call. Tensors as in `KernelInputs` and `Parameters`; `first_block` is int32 `(1 or batch, heads,
-# blocks of 64 rows)`, the first tile of 64 keys that a block visits, which never falls; None for all. `riccati` and
-# `in_bias` are the options of these meanings. `keep` says that there will be a backward pass, and `prior` that it is
-# asked for gradients of parameters
+# The arguments of a call. Tensors as in `KernelInputs` and `Parameters`. `riccati` and `in_bias` are the options of
+# these meanings. `keep` says that there will be a backward pass, and `prior` that it is asked for gradients of
+# parameters. `eps` is that of certified windows, 0 to visit all keys
 _LEAVES = ("query", "key", "value", "decay", *LEARNED)
-_OPTIONAL = ("horizon", "key_cos", "key_sin", "query_cos", "query_sin", "key_groups", "query_groups", "first_block")
+_OPTIONAL = ("horizon", "key_cos", "key_sin", "query_cos", "query_sin", "key_groups", "query_groups")
 _FLAGS = ("rotate_values", "gate", "riccati", "in_bias", "keep", "prior")
 _SCHEMA = ", ".join(f"Tensor {name}" for name in _LEAVES)
-_SCHEMA += "".join(f", Tensor? {name}" for name in _OPTIONAL) + "".join(f", bool {name}" for name in _FLAGS)
-_TENSORS, _PARAMETERS, _OTHERS = len(_LEAVES) + len(_OPTIONAL), slice(3, 11), slice(11, 18)
+_SCHEMA += (
+    "".join(f", Tensor? {name}" for name in _OPTIONAL) + "".join(f", bool {name}" for name in _FLAGS) + ", float eps"
+)
+_TENSORS, _PARAMETERS, _OTHERS = len(_LEAVES) + len(_OPTIONAL), slice(3, 11), slice(11, 17)
 
 
 class Launch:
@@ -61,7 +64,7 @@ class Launch:
         constants: what it is compiled for.
     """
 
-    def __init__(self, kernel: Any, programs: int, numbers: tuple[int, ...], **constants: Any):
+    def __init__(self, kernel: Any, programs: int, numbers: tuple[float, ...], **constants: Any):
         self._kernel, self._programs, self._numbers, self._constants = kernel, programs, numbers, constants
         self._compiled: Any = None
 
@@ -86,8 +89,8 @@ class Plan:
 
     def __init__(self, given: tuple[Any, ...]):
         query, key, value, *_, horizon = given[: _PARAMETERS.stop]
-        key_cos, _, query_cos, _, key_groups, _, first_block = given[_OTHERS]
-        self.rotate_values, self.gate, self.riccati, self.in_bias, self.keep, self.prior = given[_TENSORS:]
+        key_cos, _, query_cos, _, key_groups, _ = given[_OTHERS]
+        self.rotate_values, self.gate, self.riccati, self.in_bias, self.keep, self.prior, self.eps = given[_TENSORS:]
         self.batch, self.heads, self.queries, self.channels = query.shape
         self.keys, self.width = value.shape[2:]
         self.rows, self.columns = -(-self.queries // ROWS) * ROWS, -(-self.keys // FOLD) * FOLD
@@ -95,8 +98,7 @@ class Plan:
         self.dtype, self.device, self.fast = query.dtype, query.device, query.is_cuda
         self.strides = (*query.stride(), *key.stride(), *value.stride())
         self.turn, self.key_phase, self.query_phase = key_cos is not None, _strides(key_cos), _strides(query_cos)
-        self.horizon, self.groups, self.first = horizon is not None, key_groups is not None, first_block is not None
-        self.first_stride = 0 if first_block is None or first_block.shape[0] == 1 else first_block.shape[1]
+        self.horizon, self.groups = horizon is not None, key_groups is not None
         pairs, distances = self.batch * self.heads, self.columns // FOLD
         self.states = _pieces(  # query, key, value, low
             pairs * self.rows * self.channels, pairs * self.columns * self.channels, pairs * self.columns * self.width,
@@ -105,7 +107,8 @@ class Plan:
         self.numbers = _pieces(
             *(pairs * self.rows,) * 2, *(pairs * self.columns,) * 2,  # of queries and keys, for gradients and estimate
             self.heads * 5 * self.length, self.heads * self.length * TERMS,  # tables, bits in float16
-            3 * self.heads, self.heads, self.heads * 3 * FOLD,  # numbers, folds as int32, factors
+            5 * self.heads, self.heads, self.heads * 3 * FOLD,  # numbers, folds as int32, factors
+            pairs * -(-self.queries // FOLD) * (self.eps > 0),  # first_block as int32: the first tile of so many rows
             self.heads * distances * FUNCTIONALS * TERMS**2 * self.prior,  # effects
             self.heads * 2 * FUNCTIONALS * self.length * self.prior,  # pair_effects
         )  # fmt: skip
@@ -159,11 +162,11 @@ class Plan:
         pairs = {"CHANNELS": self.channels, "WIDTH": self.width, "GROUPS": self.groups}
         prior = {"FORM": (self.gate, self.riccati, self.in_bias), "HORIZON": self.horizon}
         turns = {"TURN": self.turn, "TURN_VALUES": self.turn and self.rotate_values}
-        return {**every, **pairs, "FIRST": self.first}, {**every, **prior}, turns
+        return {**every, **pairs, "FIRST": self.eps > 0}, {**every, **prior}, turns
 
     @cached_property
-    def forward(self) -> tuple[Launch, Launch]:
-        """Of the prologue and the forward kernel."""
+    def forward(self) -> list[Launch]:
+        """Of the prologue, the kernel of certified windows where they are asked for, and the forward kernel."""
         visits, prior, turns = self._shared
         sizes = (self.heads, self.queries, self.keys, self.rows, self.columns, self.length)
         table_blocks, distances = self.length // FOLD, self.columns // FOLD
@@ -181,10 +184,16 @@ class Plan:
         )  # fmt: skip
         blocks = -(-self.queries // TILES["forward"]["ROWS"])
         estimate = Launch(
-            forward_kernel, self.batch * self.heads * blocks, (*sizes, blocks, self.first_stride, *self.query_phase),
+            forward_kernel, self.batch * self.heads * blocks, (*sizes, blocks, *self.query_phase),
             **visits, TURN=turns["TURN_VALUES"], LOW=self.keep, **TILES["forward"],
         )  # fmt: skip
-        return tables, estimate
+        if not self.eps:
+            return [tables, estimate]
+        windows = Launch(
+            windows_kernel, self.batch * self.heads * blocks, (*sizes, blocks, math.log2(self.eps)),
+            CHANNELS=self.channels, FOLDS=visits["FOLDS"], FAST=self.fast, num_warps=4,
+        )  # fmt: skip
+        return [tables, windows, estimate]
 
     def backward(self, grad_out: Tensor, log_sum: bool, prior: bool) -> list[Launch]:
         """Of delta, keys, queries and, with the prior's gradients, the epilogue."""
@@ -206,12 +215,12 @@ class Plan:
             ),
             Launch(
                 key_kernel, pairs * key_blocks,
-                (*sizes, self.length, key_blocks, row_blocks, self.first_stride, *self.key_phase),
+                (*sizes, self.length, key_blocks, row_blocks, *self.key_phase),
                 **visits, **turns, PRIOR=prior, **TILES["key"],
             ),
             Launch(
                 query_kernel, pairs * row_blocks,
-                (*sizes, self.length, row_blocks, key_blocks, self.first_stride, *self.query_phase),
+                (*sizes, self.length, row_blocks, key_blocks, *self.query_phase),
                 **visits, TURN=self.turn, PRIOR=prior, **tiles_of_query,
             ),
         ]  # fmt: skip
@@ -232,12 +241,12 @@ def _plan(given: tuple[Any, ...]) -> Plan:
     Where the other tensors begin does not matter: they are made here, or read one number at a time.
     """
     query, key, value = given[:3]
-    key_cos, _, _, _, groups, _, first_block = given[_OTHERS]
+    key_cos, *_, groups, _ = given[_OTHERS]
     kind = (
         query.shape, query.stride(), query.data_ptr() % 16, key.shape, key.stride(), key.data_ptr() % 16, value.shape,
         value.stride(), value.data_ptr() % 16, query.dtype, key.dtype, value.dtype, query.device, query.is_cuda,
         given[_TENSORS:], groups is None, *[None if x is None else x.dtype for x in given[_PARAMETERS]],
-        *[None if x is None else x.shape for x in (key_cos, first_block)],
+        None if key_cos is None else key_cos.shape,
     )  # fmt: skip
     plan = _plans.get(kind)
     if plan is None:
@@ -262,14 +271,15 @@ def _pieces(*sizes: int) -> list[int]:
 def filter_forward(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The estimate, `log2 sum_j 2^z` in float32, and the buffers of states and of numbers for the backward pass."""
     plan, query = _plan(given), given[0]
-    key_cos, key_sin, query_cos, query_sin, key_groups, query_groups, first_block = given[_OTHERS]
+    key_cos, key_sin, query_cos, query_sin, key_groups, query_groups = given[_OTHERS]
     out, log_sum, states, numbers = found = plan.results(query)
     turned_query, turned_key, turned_value, low = states.split_with_sizes(plan.states)
     (
-        query_norm, query_marked, key_number, key_marked, tables, bits, of_heads, folds, factors, effects, pair_effects,
+        query_norm, query_marked, key_number, key_marked, tables, bits, of_heads, folds, factors, first_block, effects,
+        pair_effects,
     ) = numbers.split_with_sizes(plan.numbers)  # fmt: skip
-    bits, folds = bits.view(torch.float16), folds.view(torch.int32)
-    prepare, estimate = plan.forward
+    bits, folds, first_block = bits.view(torch.float16), folds.view(torch.int32), first_block.view(torch.int32)
+    prepare, *windows, estimate = plan.forward
     fit, functions, spread, terms = plan.constants
     with plan.place():
         stream = plan.stream()
@@ -278,6 +288,8 @@ def filter_forward(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             spread, turned_query, query_norm, query_marked, turned_key, turned_value, key_number, key_marked, tables,
             bits, of_heads, folds, factors, effects, pair_effects,
         )  # fmt: skip
+        for launch in windows:
+            launch(stream, turned_query, query_marked, turned_key, key_marked, tables, of_heads, folds, first_block)
         estimate(
             stream, turned_query, query_marked, turned_key, turned_value, key_marked, tables, bits, terms, of_heads,
             folds, key_groups, query_groups, first_block, query_cos, query_sin, out, low, log_sum,
@@ -303,14 +315,14 @@ def filter_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of query, key, value and, `(6, heads)`, of the learned parameters; empty where none of them learns."""
     plan, query = _plan(given), given[0]
-    key_cos, key_sin, query_cos, query_sin, *visits = given[_OTHERS]
+    key_cos, key_sin, query_cos, query_sin, *groups = given[_OTHERS]
     if grad_log_sum is not None:
         grad_log_sum = grad_log_sum.contiguous()
     turned_query, turned_key, turned_value, low = states.split_with_sizes(plan.states)
     (
-        query_norm, _, key_number, _, tables, bits, of_heads, folds, factors, effects, pair_effects,
+        query_norm, _, key_number, _, tables, bits, of_heads, folds, factors, first_block, effects, pair_effects,
     ) = numbers.split_with_sizes(plan.numbers)  # fmt: skip
-    bits, folds = bits.view(torch.float16), folds.view(torch.int32)
+    bits, folds, first_block = bits.view(torch.float16), folds.view(torch.int32), first_block.view(torch.int32)
     turned = query.new_empty((plan.batch, plan.heads, plan.rows, plan.width))
     scratch = query.new_empty(plan.scratch_size, dtype=torch.float32)
     delta, total, largest, key_sums, sums = scratch.split_with_sizes(plan.scratch)
@@ -322,7 +334,7 @@ def filter_backward(
         of_delta(stream, grad_out, out, low, log_sum, grad_log_sum, query_cos, query_sin, turned, delta, total, largest)
         shared = (
             turned_query, query_norm, turned_key, turned_value, key_number, turned, delta, total, largest, tables, bits,
-            plan.constants[3], of_heads, folds, *visits,
+            plan.constants[3], of_heads, folds, *groups, first_block,
         )  # fmt: skip
         of_keys(stream, *shared, key_cos, key_sin, factors, grad_key, grad_value, key_sums)
         of_queries(
@@ -358,7 +370,7 @@ def _gradients(
     rows = gradients.unbind() if learns else (None,) * len(LEARNED)
     given = zip(rows, saved[4 : len(_LEAVES)], strict=True)
     learned = [row if row is None or row.dtype == x.dtype else row.to(x.dtype) for row, x in given]
-    return *states, None, *learned, *(None,) * (len(_OPTIONAL) + len(_FLAGS))
+    return *states, None, *learned, *(None,) * (len(_OPTIONAL) + len(_FLAGS) + 1)
 
 
 def _refused(ctx: object, *grads: object) -> None:
@@ -405,9 +417,7 @@ def serves(problem: Problem) -> bool:
     )
 
 
-def filter_attention(
-    query: Tensor, key: Tensor, value: Tensor, problem: Problem, first_block: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def filter_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
     """The estimate in the query's dtype, and `log2 sum_j 2^z` in float32, -inf for a row that sees no key."""
     parameters, positions, options, _ = problem
     direct = plain(query)
@@ -425,8 +435,9 @@ def filter_attention(
         prior = True in [x.requires_grad for x in learned]
         keep = prior or query.requires_grad or key.requires_grad or value.requires_grad
     others = (
-        parameters.horizon, *phases, *groups, first_block, options.rotate_values, options.gate,
+        parameters.horizon, *phases, *groups, options.rotate_values, options.gate,
         options.prior == "riccati", options.query_noise_in_bias, keep, prior,
+        eps_of(options, query.dtype) if key.shape[2] > 1 else 0.0,
     )  # fmt: skip
     if not direct:
         refuse_forward_mode("triton")

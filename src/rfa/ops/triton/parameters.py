@@ -5,7 +5,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .tiles import BITS, COUNTS, FOLD, FUNCTIONALS, LN2, SUMS, TERMS, WAVES, product
+from .tiles import BITS, COUNTS, FOLD, FUNCTIONALS, IEEE, LN2, SUMS, TERMS, WAVES, product
 
 LEAST = tl.constexpr(1.1754943508222875e-38)  # a smaller variance counts as this and has no gradient
 LEAST_GAIN = tl.constexpr(2.0**-120)
@@ -158,7 +158,7 @@ def store_effects(
         row = tl.arange(0, TERMS * TERMS)
         chosen = spread + tl.minimum(block, 1) * (2 * FOLD * TERMS * TERMS)
         matrix = tl.load(chosen + row[:, None] * (2 * FOLD) + place[None, :])
-        found = product(matrix, tl.trans(in_tile), FAST=FAST)
+        found = product(matrix, tl.trans(in_tile), FAST=FAST, PRECISION=IEEE)
         at_effects = (
             effects + ((head * distances + block) * FUNCTIONALS + padded)[None, :] * (TERMS * TERMS) + row[:, None]
         )
@@ -232,7 +232,7 @@ def epilogue_kernel(
             slope = tl.where(kind == 7, beta * BITS, tl.where(kind == 5, log_rest * BITS, 0.0))
         bits = effect_beside_middle(kind[:, None], of_head, lag, FORM=FORM) - slope[:, None] * (lag - FOLD)
         fit = tl.load(wave_fit + wave[:, None] * (2 * FOLD) + sample[None, :])
-        coefficients = product(bits, tl.trans(fit), FAST=FAST)
+        coefficients = product(bits, tl.trans(fit), FAST=FAST, PRECISION=IEEE)
         of_waves = tl.sum(tl.where(index[:, None] == wave[None, :], total[:, None], 0.0), 0)
         in_full = tl.sum(coefficients * tl.where(wave == 1, 0.0, of_waves)[None, :], 1)
         far = tl.sum(tl.where(kind == FUNCTIONALS + 3, total, 0.0), 0)

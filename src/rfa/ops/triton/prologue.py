@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .parameters import GATE, LEAST_GAIN, integrals, load_head, prior_bits, store_effects, variances
-from .tiles import BITS, COUNTS, FOLD, TABLES, TERMS, WAVES, product
+from .parameters import GATE, LEAST_GAIN, RICCATI, integrals, load_head, prior_bits, store_effects, variances
+from .tiles import BITS, COUNTS, FOLD, IEEE, TABLES, TERMS, WAVES, product
 
 EACH = tl.constexpr(8)  # blocks of tokens of a program
 MOST_POWER = tl.constexpr(24.5)  # a larger c multiplies the rounding of g
@@ -191,7 +191,7 @@ def prologue_kernel(
             if FOLDS:
                 within = tl.maximum(lag[:, None] + n[None, :].to(tl.float32), 0.0)
                 coefficients = product(
-                    prior_bits(of_head, within, FORM=FORM) - start[:, None], tl.trans(fit), FAST=FAST
+                    prior_bits(of_head, within, FORM=FORM) - start[:, None], tl.trans(fit), FAST=FAST, PRECISION=IEEE
                 )
                 high = coefficients.to(tl.float16)
                 rest = (coefficients - high.to(tl.float32)).to(tl.float16)
@@ -209,6 +209,11 @@ def prologue_kernel(
                 tl.store(numbers + head, -mu * BITS)
                 tl.store(numbers + heads + head, beta * (freedom + 1.0))
                 tl.store(numbers + 2 * heads + head, tl.maximum(tl.min(least, 0), LEAST_GAIN))
+                if FORM[RICCATI]:  # of `windows_kernel`: what a lag costs, and the mass of all keys together
+                    slope = -beta * of_head[10]
+                    mass = -tl.log2(integrals(1.0, slope + tl.zeros([1], tl.float32))[0])
+                    tl.store(numbers + 3 * heads + head, slope * BITS)
+                    tl.store(numbers + 4 * heads + head, beta * BITS * of_head[9] + tl.sum(mass, 0))
                 if FOLDS:
                     tl.store(folds + head, good.to(tl.int32))
 

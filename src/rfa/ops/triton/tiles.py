@@ -27,11 +27,12 @@ WAVES = tl.constexpr(16)  # sums of s times a constant, the distance in a tile, 
 FUNCTIONALS = tl.constexpr(8)  # parameters with an effect on T, log K and log(1 - K) among them
 SUMS = tl.constexpr(32)  # of a program of the query kernel: waves, functionals, four more
 HALF = tl.constexpr(32)  # keys or rows at once where numbers are read for each pair: they take registers
+TF32, TF32X3, IEEE = tl.constexpr("tf32"), tl.constexpr("tf32x3"), tl.constexpr("ieee")  # how float32 is multiplied
 NONE = tl.constexpr(-1e30)  # a score of no weight that subtracts without NaN
 # of which a kernel compiles no variants: a compilation takes some 15 seconds
 COUNTS = [
-    *("heads", "queries", "keys", "batch", "modes", "row_blocks", "key_blocks", "blocks", "distances", "first_stride"),
-    *("table_blocks", "key_programs", "query_programs", "effect_blocks", "phase_batch", "phase_head"),
+    *("heads", "queries", "keys", "batch", "modes", "row_blocks", "key_blocks", "blocks", "distances", "table_blocks"),
+    *("key_programs", "query_programs", "effect_blocks", "phase_batch", "phase_head"),
 ]
 
 
@@ -47,10 +48,10 @@ def log2(x, FAST: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def product(a, b, FAST: tl.constexpr, start=None, TF32: tl.constexpr = False):
+def product(a, b, FAST: tl.constexpr, start=None, PRECISION: tl.constexpr = TF32X3):
     """`start + a b` in float32. Triton's interpreter multiplies bfloat16 wrongly, and sums in another order."""
     if FAST:
-        return tl.dot(a, b, start, input_precision="tf32" if TF32 else "ieee")
+        return tl.dot(a, b, start, input_precision=PRECISION)
     else:
         found = tl.dot(a.to(tl.float64), b.to(tl.float64), out_dtype=tl.float64).to(tl.float32)
         return found if start is None else start + found
@@ -99,13 +100,13 @@ def load_states(at, places, CHANNELS: tl.constexpr):
 @triton.jit
 @no_type_check
 def tiles_of_rows(
-    block, offset, keys, at_first, q_norm, least, fold,
+    block, offset, keys, first_block, at_first, q_norm, least, fold,
     ROWS: tl.constexpr, GROUPS: tl.constexpr, FIRST: tl.constexpr, FOLDS: tl.constexpr,
 ):  # fmt: skip
     """A block's first tile, the first that is not FULL, the first that is taken in PAIRS, and the end."""
     first, last = 0, tl.minimum(tl.cdiv(keys, FOLD), tl.cdiv(offset + (block + 1) * ROWS, FOLD))
     if FIRST:
-        first = tl.load(at_first)
+        first = tl.load(first_block + at_first)
     full, in_pairs = first, first
     if FOLDS:
         folded = tl.load(fold) != 0

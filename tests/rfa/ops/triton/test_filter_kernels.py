@@ -9,6 +9,7 @@ import torch
 from rfa.dynamics import rotation_of_heads
 from rfa.ops.backends import BACKENDS
 from rfa.ops.positions import checked_positions
+from rfa.ops.prior import log_gains_of_lags
 from rfa.ops.problem import Options, Parameters, Problem
 
 operator = pytest.importorskip("rfa.ops.triton.operator")
@@ -131,45 +132,131 @@ def test_values_and_gradients(name: str) -> None:
     assert max(errors) < of_parameters, errors
 
 
-def test_windows() -> None:
-    """Keys before a block's first tile take no part, in values and gradients."""
-    states, parameters = _problem(256, 256, FP32, (0.01, 0.05), 1.0, 2.0, False, None)
-    first = torch.tensor([[[0, 0, 1, 3], [0, 1, 1, 2]]], dtype=torch.int32, device=DEVICE)
-    leaves = [x.clone().requires_grad_() for x in states]
-    problem = Problem(Parameters(**parameters), checked_positions(2, 256, 256, leaves[0].device, None), Options())
-    actual, log_sum = operator.filter_attention(*leaves, problem, first)
-    exact = [x.double().requires_grad_() for x in states]
-    expected, expected_sum = _windowed(*exact, {n: x.double() for n, x in parameters.items()}, first)
-    for estimate in (actual, expected):
-        estimate.sin().sum().backward()
-    assert _error(actual, expected) < 3e-6
-    assert _error(log_sum * math.log(2), expected_sum) < 3e-6
-    for x, y in zip(leaves, exact, strict=True):
-        assert _error(x.grad, y.grad) < 3e-6
+def _fading(
+    length: int, queries: int, kind: str, dtype: torch.dtype
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """States, and parameters whose Riccati weight falls by 0.5 and 0.2 nats a step.
+
+    Kinds: "noise"; "far", where a query is far from all near keys and equals an old one; "copies" at a large norm.
+    """
+    generator = torch.Generator().manual_seed(length)
+    query, key, value = (torch.randn(1, 2, length, 16, generator=generator, dtype=torch.float64) for _ in range(3))
+    if kind == "far":
+        query = 30 * query[:, :, :1].expand_as(query)
+        key[:, :, 3] = query[:, :, 3]
+    elif kind == "copies":
+        key = query = 30 * query
+    slope, decay, noise = (torch.tensor(x, dtype=torch.float64) for x in ((0.5, 0.2), (0.0, 0.01), 0.35))
+    gain, remaining = -torch.expm1(-slope / 0.9), torch.exp(-2 * decay)
+    ahead = gain * noise / (1 - gain)
+    grown = torch.where(decay > 0, (1 - remaining) / (2 * decay), 1.0)
+    same = torch.ones(2, dtype=torch.float64)
+    parameters = {
+        "decay": decay, "frequency": 0.5 * torch.rand(2, 8, generator=generator, dtype=torch.float64),
+        "process_noise": (ahead**2 + ahead * noise * (1 - remaining)) / (ahead + noise) / grown,
+        "key_noise": 0.3 * same, "query_noise": 0.2 * same, "noise_floor": 0.05 * same, "robustness": 3 * same,
+        "inverse_temperature": 0.9 * same,
+    }  # fmt: skip
+    states = [x.to(DEVICE, dtype) for x in (query[:, :, length - queries :], key, value)]
+    return states, {name: x.float().to(DEVICE) for name, x in parameters.items()}
 
 
-def _windowed(query, key, value, held, first):  # type: ignore[no-untyped-def]
-    times = torch.arange(256, dtype=torch.float64, device=DEVICE)
+def _certified(monkeypatch: pytest.MonkeyPatch, states: Any, parameters: Any, eps: float | None) -> Any:
+    """The estimate and the log sum in nats, and the first key that each row visits, `(batch, heads, rows)`."""
+    calls: list[Any] = []
+    body = operator._forward_body
+
+    def recorded(*given: Any) -> Any:
+        calls.append((operator._plan(given), body(*given)))
+        return calls[-1][1]
+
+    monkeypatch.setattr(operator, "_forward_body", recorded)
+    rows = states[0].shape[2]
+    positions = checked_positions(1, rows, states[1].shape[2], states[0].device, None)
+    problem = Problem(Parameters(**parameters), positions, Options(prior="riccati", certified=eps))
+    estimate, log_sum = operator.filter_attention(*states, problem)
+    monkeypatch.setattr(operator, "_forward_body", body)
+    ((plan, found),) = calls
+    blocks = found[3].split_with_sizes(plan.numbers)[9].view(torch.int32)
+    first = torch.zeros(*states[0].shape[:2], -(-rows // 64), dtype=torch.int32, device=DEVICE)
+    if eps:
+        first = blocks[: first.numel()].view(first.shape)
+    return estimate, log_sum * math.log(2), 64 * first.long().repeat_interleave(64, -1)[..., :rows]
+
+
+def _windowed(states: Any, held: Any, first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The estimate and the log sum of the keys from each row's first on, densely; and the prior of pairs in nats."""
+    query, key, value = states
+    length, since = key.shape[2], key.shape[2] - query.shape[2]
+    times = torch.arange(length, dtype=torch.float64, device=DEVICE)
     cos, sin = rotation_of_heads(held["frequency"], times[None, None])
 
-    def turn(x, sign):  # type: ignore[no-untyped-def]
+    def turn(x: torch.Tensor, sign: int) -> torch.Tensor:
         real, imaginary = x.chunk(2, -1)
-        return torch.cat([cos * real - sign * sin * imaginary, cos * imaginary + sign * sin * real], -1)
+        c, s = (phases[..., length - x.shape[2] :, :] for phases in (cos, sin))
+        return torch.cat([c * real - sign * s * imaginary, c * imaginary + sign * s * real], -1)
 
     query, key, value = turn(query, -1), turn(key, -1), turn(value, -1)
     of = {name: x[:, None, None] for name, x in held.items() if x.dim() == 1}
-    lag = (times[:, None] - times).clamp(min=0)
+    log_gain, log_rest = log_gains_of_lags(Parameters(**held))
+    lag = (times[since:, None] - times).clamp(min=0)
     decay = torch.exp(-of["decay"] * lag)
-    phi = (1 - decay**2) / (2 * of["decay"])
+    phi = torch.where(of["decay"] > 0, (1 - decay**2) / (2 * of["decay"]).clamp(min=1e-30), lag)
     variance = of["process_noise"] * phi + of["key_noise"] * decay**2 + of["noise_floor"]
     scale = of["robustness"] * 8 * (variance + of["query_noise"])
-    squares = query.square().sum(-1)[..., None] + decay**2 * key.square().sum(-1)[..., None, :]
-    distance = squares - 2 * decay * (query @ key.mT)
-    score = -variance.log() - (of["robustness"] + 1) * torch.log1p(distance / scale)
-    place = torch.arange(256, device=DEVICE)
-    seen = (place[:, None] >= place) & (place >= 64 * first.long().repeat_interleave(64, -1)[..., None])
-    score = (of["inverse_temperature"] * score).masked_fill(~seen, -torch.inf)
-    return turn((score.softmax(-1) * decay) @ value, 1), score.logsumexp(-1)
+    distance = (query[..., :, None, :] - decay[..., None] * key[..., None, :, :]).square().sum(-1)
+    prior = of["inverse_temperature"] * (log_gain[:, None, None] + lag * log_rest[:, None, None])
+    score = prior - of["inverse_temperature"] * (of["robustness"] + 1) * torch.log1p(distance / scale)
+    seen = times[since:, None] >= times
+    score = score.masked_fill(~(seen & (times >= first[..., None])), -torch.inf)
+    return turn((score.softmax(-1) * decay) @ value, 1), score.logsumexp(-1), prior.masked_fill(~seen, -torch.inf)
+
+
+@pytest.mark.parametrize("kind", ["noise", "far", "copies"])
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_certified_windows(monkeypatch: pytest.MonkeyPatch, kind: str, dtype: torch.dtype) -> None:
+    """What is left out weighs at most eps of each row's sum, and changes no more than is said."""
+    states, parameters = _fading(320, 128, kind, dtype)
+    exact_states, held = [x.double() for x in states], {n: x.double() for n, x in parameters.items()}
+    exact, exact_sum, prior = _windowed(exact_states, held, torch.zeros(1, 2, 128, device=DEVICE))
+    largest, rounding, of_sum = states[2].double().norm(dim=-1).amax(), *{BF16: (0.01, 0.2), FP32: (2e-6, 2e-3)}[dtype]
+    for eps in (0.1, 2.0**-12 if dtype == BF16 else 2.0**-24):
+        estimate, log_sum, first = _certified(monkeypatch, states, parameters, eps)
+        assert (estimate.double() - exact).norm(dim=-1).max() <= (2 * eps + rounding) * largest
+        assert (exact_sum - log_sum).max() <= eps + of_sum
+        left_out = prior.masked_fill(torch.arange(320, device=DEVICE) >= first[..., None], -torch.inf).logsumexp(-1)
+        assert (left_out <= _windowed(exact_states, held, first)[1] + math.log(eps)).all()
+        assert first[0, 0].max() == (192 if kind != "far" or eps == 0.1 else 128)  # of 0.5 nats a key
+        assert first[0, 1].max() == {"noise": 192, "far": 64, "copies": 192}[kind] or eps < 0.1
+
+
+@pytest.mark.parametrize("dtype", [FP16, FP32])
+def test_gradients_of_windows(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Those of what was computed, where the first tiles of rows rise and fall."""
+    states, parameters = _fading(320, 320, "noise", dtype)
+    parameters["process_noise"] *= 1e-3  # far more keys count than are visited
+    tiles = torch.tensor([0, 1, 1, 0, 3, 0, 0, 2, 1, 2], dtype=torch.int32, device=DEVICE)
+    monkeypatch.setattr(operator, "windows_kernel", _Recorded(operator.windows_kernel, [], tiles))
+    monkeypatch.setattr(operator, "_plans", {})
+    leaves = [x.clone().requires_grad_() for x in states]
+    held = {n: x.clone().requires_grad_(n in operator.LEARNED) for n, x in parameters.items()}
+    estimate, log_sum, first = _certified(monkeypatch, leaves, held, 0.1)
+    exact = [x.detach().double().requires_grad_() for x in states]
+    exact_held = {n: x.detach().double().requires_grad_(n in operator.LEARNED) for n, x in parameters.items()}
+    expected, expected_sum, _ = _windowed(exact, exact_held, first)
+    cotangent = expected.detach() + torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    for found, sums in ((estimate, log_sum), (expected, expected_sum)):
+        ((found.double() * cotangent.to(dtype).double()).sum() + sums.double().sum()).backward()
+    of_states, of_parameters = TOLERANCES[dtype]
+    pairs = (
+        (estimate, expected),
+        (log_sum, expected_sum),
+        *((x.grad, y.grad) for x, y in zip(leaves, exact, strict=True)),
+    )
+    errors = [_error(x.detach(), y.detach()) for x, y in pairs]
+    assert max(errors) < of_states, errors
+    errors = [_error(held[n].grad, exact_held[n].grad) for n in operator.LEARNED]
+    assert max(errors) < of_parameters, errors
 
 
 def test_repeatable() -> None:
@@ -181,28 +268,45 @@ def test_repeatable() -> None:
 
 
 class _Recorded:
-    """A kernel that notes its launches and computes nothing."""
+    """A kernel that notes its launches, and computes nothing but the first tiles that it is given."""
 
-    def __init__(self, kernel: Any, launches: list[str]):
-        self.arg_names, self._name, self._launches = kernel.arg_names, kernel.__name__, launches
+    def __init__(self, kernel: Any, launches: list[str], tiles: torch.Tensor | None = None):
+        self.arg_names, self._name, self._launches, self._tiles = kernel.arg_names, kernel.__name__, launches, tiles
+        self.run = self.function = self.packed_metadata = None
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return self._launch
+
+    def _launch(self, *arguments: Any, **constants: Any) -> Any:
         self._launches.append(self._name)
-        return lambda *arguments, **constants: self
+        if self._tiles is not None:
+            arguments[self.arg_names.index("first_block")][: len(self._tiles)] = self._tiles
+        return self
 
 
-@pytest.mark.parametrize(("learned", "launches"), [(True, 6), (False, 5)])
-def test_launches(monkeypatch: pytest.MonkeyPatch, learned: bool, launches: int) -> None:
-    """Six of a forward and backward pass; five where no parameter asks for its gradient."""
+@pytest.mark.parametrize(("learned", "certified", "launches"), [(True, None, 6), (False, None, 5), (True, 1e-3, 7)])
+def test_launches(monkeypatch: pytest.MonkeyPatch, learned: bool, certified: float | None, launches: int) -> None:
+    """Six of a forward and backward pass, five where no parameter asks for its gradient; one more finds windows."""
     found: list[str] = []
-    for name in ("prologue_kernel", "forward_kernel", "delta_kernel", "key_kernel", "query_kernel", "epilogue_kernel"):
+    for name in (
+        "prologue_kernel",
+        "windows_kernel",
+        "forward_kernel",
+        "delta_kernel",
+        "key_kernel",
+        "query_kernel",
+        "epilogue_kernel",
+    ):
         monkeypatch.setattr(operator, name, _Recorded(getattr(operator, name), found))
     monkeypatch.setattr(operator, "_plans", {})
     states, parameters = _problem(70, 70, BF16, (0.0, 0.05), 1.0, 2.0, False, None)
     leaves = [x.requires_grad_() for x in states]
     for name in operator.LEARNED:
         parameters[name].requires_grad_(learned)
-    problem = Problem(Parameters(**parameters), checked_positions(2, 70, 70, leaves[0].device, None), Options())
+    positions, options = checked_positions(2, 70, 70, leaves[0].device, None), Options()
+    if certified is not None:
+        options = Options(prior="riccati", certified=certified)
+    problem = Problem(Parameters(**parameters), positions, options)
     operator.filter_attention(*leaves, problem)[0].sum().backward()
     assert len(found) == launches
 
