@@ -14,7 +14,7 @@ from rfa.checks import require
 from rfa.nn import NormalLinear, RobustFilterAttention
 from rfa.nn.dynamics import softplus_inverse
 from rfa.ops.positions import check_given, check_tensor, times_dtype
-from rfa.ops.transforms import readable
+from rfa.ops.transforms import readable, values_at_hand
 
 from .decoder import RFABlock, RFAPreTrainedModel
 from .packing import NO_COLUMNS
@@ -197,7 +197,7 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         if target_mask is not None:
             check_given("target_mask", target_mask, "torch.bool", targets.device, shape)
             seen = seen & target_mask
-        if readable(targets):
+        if values_at_hand(targets):
             require(not bool((targets.isinf() & seen).any()), "targets", "infinite values", "finite ones or NaN")
         # at its location an unseen target has a finite likelihood, whose gradient is then 0
         likelihood = output.unchecked().log_prob(torch.where(seen, targets, cast(Tensor, output.location).detach()))

@@ -16,7 +16,7 @@ from rfa.checks import check_range, installed, needs, require
 from rfa.dynamics import time_dtype
 from rfa.ops.positions import Positions, checked_positions, first_time
 from rfa.ops.problem import Certified
-from rfa.ops.transforms import readable
+from rfa.ops.transforms import readable, values_at_hand
 
 from .cache_layer import FilterLayer
 from .checks import check_certified
@@ -231,7 +231,7 @@ class FilterCache(Cache):
         other = elapsed != held
         if key_mask is not None:
             other = other & key_mask[:, :common]
-        if readable(other) and bool(other.any()):
+        if values_at_hand(other) and bool(other.any()):
             row, at = other.nonzero()[0].tolist()
             given, kept = (t.expand(other.shape)[row, at].item() for t in (elapsed, held))
             raise ValueError(

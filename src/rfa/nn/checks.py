@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rfa.checks import require
 from rfa.ops import problem
 from rfa.ops.backends import BACKENDS
-from rfa.ops.transforms import readable
+from rfa.ops.transforms import readable, values_at_hand
 
 # the choices of a filter that the extensions of appendix E need
 _NEEDS: dict[tuple[str, str], dict[str, object]] = {
@@ -121,11 +121,8 @@ def check_states(name: str, given: Tensor, size: int, projection: nn.Module) -> 
 
 
 def check_ids(name: str, ids: Tensor, vocabulary: int, ignored: int | None = None) -> None:
-    """Raise `ValueError` for ids outside the vocabulary, except the `ignored` one.
-
-    Only on a CPU: a GPU would have to finish its work first.
-    """
-    if ids.device.type != "cpu" or not readable(ids) or not ids.numel():
+    """Raise `ValueError` for ids outside the vocabulary, except the `ignored` one, where values are at hand."""
+    if not values_at_hand(ids) or not ids.numel():
         return
     least, most = (int(x) for x in ids.aminmax())
     if least < 0 and ignored is not None:

@@ -13,7 +13,7 @@ from rfa.dynamics import riccati_log_gain, rotation, rotation_of_heads, time_dty
 from rfa.ops.dot_product import channel_gated_attention, decayed_dot_product_attention, windowed_attention
 from rfa.ops.positions import Positions
 from rfa.ops.problem import Certified
-from rfa.ops.transforms import readable, scaled_dot_product_attention
+from rfa.ops.transforms import readable, scaled_dot_product_attention, values_at_hand
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
@@ -163,7 +163,7 @@ class Yarn(NamedTuple):
             of_queries = torch.zeros(positions.query_times.shape, dtype=torch.int32, device=times.device)
         of_groups = (ends[0] + ends[1] + 1).clamp(min=1.0)  # -inf where no key takes part
         length = of_groups.gather(-1, of_queries.expand(times.shape[0], -1).long())
-        if not positions.uniform and readable(of_groups) and bool((of_groups <= self.train_length).all()):
+        if not positions.uniform and values_at_hand(of_groups) and bool((of_groups <= self.train_length).all()):
             return ()
         return ((length / self.train_length).clamp(min=1.0),)
 

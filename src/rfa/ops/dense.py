@@ -18,7 +18,7 @@ from torch import Tensor
 from rfa.dynamics import rotate, turn
 
 from .problem import Weight
-from .transforms import readable, record
+from .transforms import readable, record, values_at_hand
 
 Phases = tuple[Tensor, Tensor]  # cosine and sine
 
@@ -123,7 +123,7 @@ def evidence(residual: Tensor, scale: tuple[Tensor, ...], weight: Weight) -> Ten
     if weight == "exponential":
         return residual / constant * one
     largest = torch.finfo(residual.dtype).max
-    ordinary = _values_at_hand(residual, constant) and residual.numel()
+    ordinary = values_at_hand(residual, constant) and residual.numel()
     if ordinary and residual.detach().max() < largest**0.5 * constant.min():
         return torch.log1p(residual / constant * one)
     ceiling = (largest**0.5 * constant).clamp(max=largest)
@@ -223,12 +223,7 @@ def of_finite(function: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
 
 def all_finite(states: Tensor) -> bool:
     """Whether all numbers are known to be finite. False where a look at them costs too much."""
-    return _values_at_hand(states) and bool(states.detach().sum(dtype=torch.float32).isfinite())
-
-
-def _values_at_hand(*tensors: Tensor) -> bool:
-    """Whether a look at the values is allowed and costs little: a GPU would have to finish its work first."""
-    return readable(*tensors) and all(x.device.type == "cpu" for x in tensors)
+    return values_at_hand(states) and bool(states.detach().sum(dtype=torch.float32).isfinite())
 
 
 def sees_any(visible: Tensor, nonfinite: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ def robust_filter_attention(
     certified: float | None = None,
     return_log_precision: bool = False,
     backend: str = "auto",
+    check_values: bool | None = None,
 ) -> (
     Float[Tensor, "batch heads queries value_channels"]
     | tuple[Float[Tensor, "batch heads queries value_channels"], Float[Tensor, "batch heads queries"]]
@@ -101,6 +102,10 @@ def robust_filter_attention(
         backend: "auto", or the name of one: it runs or raises. "cpu" and "triton" are differentiated once, in reverse,
             by `torch.func` and `torch.vmap` too. Forward mode, where "auto" takes the reference, and second
             derivatives are the reference's: the others raise.
+        check_values: whether values of parameters and times are checked, as shapes and dtypes always are. None checks
+            them on the CPU alone, because a GPU would have to finish its work first. Unchecked parameters out of range
+            give NaN where "triton" serves causal Student-t weights at uniform times; elsewhere NaN, or numbers without
+            meaning.
 
     Returns:
         The filtered values `(batch, heads, queries, 2 dv)`, before the innovation step, in the query's dtype; and
@@ -121,9 +126,10 @@ def robust_filter_attention(
     options = Options(
         causal, weight, rotate_values, prior, gate, query_noise_in_bias, return_log_precision, certified=certified
     )
-    validate(query, key, value, parameters, options)
+    validate(query, key, value, parameters, options, check_values=check_values)
     batch, _, queries, _ = query.shape
-    positions = checked_positions(batch, queries, key.shape[2], query.device, times, query_times, key_mask, segment_ids)
+    marks = (times, query_times, key_mask, segment_ids)
+    positions = checked_positions(batch, queries, key.shape[2], query.device, *marks, check_values=check_values)
     return located_filter_attention(query, key, value, Problem(parameters, positions, options), backend=backend)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rfa.dynamics import time_dtype
 
-from .transforms import readable
+from .transforms import values_at_hand
 
 
 class Positions(NamedTuple):
@@ -110,8 +110,9 @@ def checked_positions(
     key_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
     origin: Callable[[Tensor], Tensor] | None = None,
+    check_values: bool | None = None,
 ) -> Positions:
-    """Positions from arguments as users give them. Their values are read once, which a GPU waits for.
+    """Positions from arguments as users give them.
 
     Args:
         batch, queries, keys, device: of the states.
@@ -121,6 +122,7 @@ def checked_positions(
         segment_ids: `(batch, keys)`, queries see keys of their own segment only.
         origin: gives the time `(b, 1)` that times count from for the given ones `(b, keys)`; by default that of
             the first key that takes part.
+        check_values: whether times are read and checked, see `values_at_hand`.
 
     Raises:
         ValueError: where times, mask and segments do not fit queries and keys of these numbers.
@@ -137,11 +139,12 @@ def checked_positions(
         )
     groups = group_numbers(key_mask, segment_ids, queries)
     orders: dict[str, tuple[Tensor, ...]] = {}  # compilers cannot call `dict[...]`
-    if times is not None and readable(times, query_times, key_mask, segment_ids):
+    if times is not None and values_at_hand(times, query_times, key_mask, segment_ids, check=check_values):
         if groups[0] is not None:
             orders["keys"] = by_group(groups[0])
         _check_increasing(times.to(times_dtype(times, query_times)), orders.get("keys"))
-    if query_times is not None and readable(query_times) and not bool(query_times.isfinite().all()):
+    read = query_times is not None and values_at_hand(query_times, check=check_values)
+    if query_times is not None and read and not bool(query_times.isfinite().all()):
         raise ValueError("query_times: got NaN or infinite values, expected finite numbers")
     dtype, complete = time_dtype(device), key_mask is None
     if times is None and query_times is None:
@@ -242,7 +245,7 @@ def check_given(name: str, given: object, kind: str, device: torch.device, *shap
     The kind is "a floating-point dtype", "real numbers", "an integer dtype" or "torch.bool".
     """
     tensor = check_tensor(name, given)
-    floating, boolean = tensor.is_floating_point(), tensor.dtype == torch.bool
+    floating, boolean = tensor.dtype.is_floating_point, tensor.dtype == torch.bool
     if kind in ("real numbers", "an integer dtype"):
         fits = not boolean and not tensor.is_complex() and (kind == "real numbers" or not floating)
     else:
@@ -252,7 +255,8 @@ def check_given(name: str, given: object, kind: str, device: torch.device, *shap
     if tuple(tensor.shape) not in shapes:
         expected = " or ".join(map(str, dict.fromkeys(shapes)))
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {expected}")
-    check_device(name, tensor, device)
+    if tensor.device != device:
+        check_device(name, tensor, device)
 
 
 def check_flags(name: str, given: Tensor | None, batch: int, length: int, device: torch.device, integer: bool) -> None:

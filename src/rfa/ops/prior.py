@@ -19,7 +19,7 @@ from .cumulative import cumulative_at_queries, take
 from .dense import least_effective_variance
 from .positions import Positions, by_group
 from .problem import Options, Parameters, Problem, RiccatiWeights
-from .transforms import readable, transformed
+from .transforms import transformed, values_at_hand
 
 BITS = math.log2(math.e)  # bits in a nat
 UNIT = 2.0**40  # lag tables hold w / UNIT for Student-t scores: 1 / (Sigma + gamma^2) may lie beyond float32
@@ -127,7 +127,7 @@ def _gains_of_lags(positions: Positions, options: Options, cache: DecodingCache 
     if groups is None:
         return True
     shown = options.log_precision and (cache is None or cache.uncertified is None)
-    if shown or torch.is_grad_enabled() or groups.device.type != "cpu" or not readable(groups):
+    if shown or torch.is_grad_enabled() or not values_at_hand(groups):
         return False
     return positions.rising()
 

@@ -15,7 +15,7 @@ from rfa.checks import require
 from rfa.dynamics import TimeDependentNoise, covariance, time_dependent_variance
 
 from .positions import Positions, check_given, check_tensor
-from .transforms import readable
+from .transforms import values_at_hand
 
 Weight = Literal["student_t", "exponential"]
 Prior = Literal["lyapunov", "riccati"]
@@ -143,10 +143,12 @@ def validate(
     parameters: Parameters,
     options: Options,
     per_mode: tuple[str, ...] = ("frequency",),
+    check_values: bool | None = None,
 ) -> None:
     """Raise `ValueError` where the arguments of `robust_filter_attention` do not fit together.
 
-    The parameters that `per_mode` names are `(heads, modes)`, all others `(heads,)`.
+    The parameters that `per_mode` names are `(heads, modes)`, all others `(heads,)`. Their values are checked where
+    `values_at_hand`.
     """
     _check_options(options)
     if (noise := parameters.noise) is not None:
@@ -156,7 +158,7 @@ def validate(
     _check_states(query, key, value, options.rotate_values)
     _, heads, _, channels = query.shape
     _check_parameters(parameters, heads, channels // 2, query.device, per_mode)
-    if readable(*parameters.tensors().values()):
+    if values_at_hand(*parameters.tensors().values(), check=check_values):
         _check_parameter_values(parameters.to(torch.promote_types(query.dtype, torch.float32)))
 
 

@@ -183,6 +183,16 @@ def plain(states: Tensor) -> bool:
     return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 
 
+def values_at_hand(*tensors: Tensor | None, check: bool | None = None) -> bool:
+    """Whether the values of tensors are looked at: where they can be read, and by default on the CPU alone.
+
+    A GPU would have to finish its work first.
+    """
+    if check is None:
+        check = all([x is None or x.is_cpu for x in tensors])
+    return check and readable(*tensors)
+
+
 def without_autocast(states: Tensor) -> AbstractContextManager[None]:
     """The caller's dtypes count inside the block, under autocast too. Tensors without data know no autocast."""
     return nullcontext() if states.is_meta else torch.autocast(states.device.type, enabled=False)

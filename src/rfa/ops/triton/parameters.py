@@ -35,7 +35,7 @@ def load_head(
 ):  # fmt: skip
     """mu, sigma^2, eta^2, gamma^2, sigma_0^2, nu_s, beta_s and h of a head, in float32, and its constants.
 
-    These are d, and log K and log(1 - K) with the Riccati prior.
+    These are d, and log K and log(1 - K) with the Riccati prior. Where a number is out of range mu is NaN.
     """
     mu, sigma2 = tl.load(decay + head).to(tl.float32), tl.load(process_noise + head).to(tl.float32)
     eta2, gamma2 = tl.load(key_noise + head).to(tl.float32), tl.load(query_noise + head).to(tl.float32)
@@ -43,6 +43,8 @@ def load_head(
     beta, ahead, log_gain, log_rest = tl.load(inverse_temperature + head).to(tl.float32), 0.0, 0.0, 0.0
     if HORIZON:
         ahead = tl.load(horizon + head).to(tl.float32)
+    fits = (mu >= 0.0) & (sigma2 >= 0.0) & (eta2 >= 0.0) & (gamma2 >= 0.0) & (floor >= 0.0) & (ahead >= 0.0)
+    mu = tl.where(fits & (freedom > 0.0) & (beta > 0.0), mu, float("nan"))
     if FORM[RICCATI]:
         log_gain, log_rest = steady_gain(mu, sigma2, eta2 + floor, keys)
     return mu, sigma2, eta2, gamma2, floor, freedom, beta, ahead, modes, log_gain, log_rest
