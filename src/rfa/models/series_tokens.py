@@ -25,7 +25,7 @@ from rfa.ops.positions import (
     numbered,
     times_dtype,
 )
-from rfa.ops.transforms import values_at_hand
+from rfa.ops.transforms import readable
 
 # Robust scaling of windows: the median and the median deviation of each channel
 
@@ -169,7 +169,7 @@ def checked_readings(
         values = values.masked_fill(~observed_mask, torch.nan)
     batch, length, _ = values.shape
     present = ~values.isnan().all(-1)
-    if values_at_hand(values):
+    if readable(values):
         finite = not bool(values.isinf().any())
         require(finite, "values", "infinite values", "finite ones, or NaN where nothing is read")
         empty = (~present.any(-1)).nonzero().flatten().tolist()

@@ -113,7 +113,9 @@ class Backend(NamedTuple):
         if self.kernel is None:
             return reference.filter_attention(query, key, value, problem)
         parameters, positions, options, _ = problem
-        if self.whole is not None and cache is None and not transformed() and (module := self.whole()).serves(problem):
+        if self.whole is not None and not transformed() and (module := self.whole()).serves(problem):
+            if cache is not None and options.certified:
+                kernel_prior(problem, cache)  # fills the cache's tables, by which it drops old keys
             estimate, log_sum = module.filter_attention(query, key, value, problem)
             if parameters.horizon is not None and options.rotate_values and not options.in_frame:
                 angle = parameters.frequency * parameters.horizon[:, None]

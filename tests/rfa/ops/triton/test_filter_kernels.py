@@ -230,13 +230,28 @@ def test_certified_windows(monkeypatch: pytest.MonkeyPatch, kind: str, dtype: to
         assert first[0, 1].max() == {"noise": 192, "far": 64, "copies": 192}[kind] or eps < 0.1
 
 
+class _Recorded:
+    """A kernel that computes nothing but the first tiles that it is given."""
+
+    def __init__(self, kernel: Any, tiles: torch.Tensor):
+        self.arg_names, self._tiles = kernel.arg_names, tiles
+        self.run = self.function = self.packed_metadata = None
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return self._launch
+
+    def _launch(self, *arguments: Any, **constants: Any) -> Any:
+        arguments[self.arg_names.index("first_block")][: len(self._tiles)] = self._tiles
+        return self
+
+
 @pytest.mark.parametrize("dtype", [FP16, FP32])
 def test_gradients_of_windows(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """Those of what was computed, where the first tiles of rows rise and fall."""
     states, parameters = _fading(320, 320, "noise", dtype)
     parameters["process_noise"] *= 1e-3  # far more keys count than are visited
     tiles = torch.tensor([0, 1, 1, 0, 3, 0, 0, 2, 1, 2], dtype=torch.int32, device=DEVICE)
-    monkeypatch.setattr(operator, "windows_kernel", _Recorded(operator.windows_kernel, [], tiles))
+    monkeypatch.setattr(operator, "windows_kernel", _Recorded(operator.windows_kernel, tiles))
     monkeypatch.setattr(operator, "_plans", {})
     leaves = [x.clone().requires_grad_() for x in states]
     held = {n: x.clone().requires_grad_(n in operator.LEARNED) for n, x in parameters.items()}
@@ -265,63 +280,3 @@ def test_repeatable() -> None:
     positions = checked_positions(2, 130, 130, states[0].device, None)
     first, second = (_results(states, parameters, Options(), positions, "triton", False, exact=False) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first[0][2:] + first[1], second[0][2:] + second[1], strict=True))
-
-
-class _Recorded:
-    """A kernel that notes its launches, and computes nothing but the first tiles that it is given."""
-
-    def __init__(self, kernel: Any, launches: list[str], tiles: torch.Tensor | None = None):
-        self.arg_names, self._name, self._launches, self._tiles = kernel.arg_names, kernel.__name__, launches, tiles
-        self.run = self.function = self.packed_metadata = None
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return self._launch
-
-    def _launch(self, *arguments: Any, **constants: Any) -> Any:
-        self._launches.append(self._name)
-        if self._tiles is not None:
-            arguments[self.arg_names.index("first_block")][: len(self._tiles)] = self._tiles
-        return self
-
-
-@pytest.mark.parametrize(("learned", "certified", "launches"), [(True, None, 6), (False, None, 5), (True, 1e-3, 7)])
-def test_launches(monkeypatch: pytest.MonkeyPatch, learned: bool, certified: float | None, launches: int) -> None:
-    """Six of a forward and backward pass, five where no parameter asks for its gradient; one more finds windows."""
-    found: list[str] = []
-    for name in (
-        "prologue_kernel",
-        "windows_kernel",
-        "forward_kernel",
-        "delta_kernel",
-        "key_kernel",
-        "query_kernel",
-        "epilogue_kernel",
-    ):
-        monkeypatch.setattr(operator, name, _Recorded(getattr(operator, name), found))
-    monkeypatch.setattr(operator, "_plans", {})
-    states, parameters = _problem(70, 70, BF16, (0.0, 0.05), 1.0, 2.0, False, None)
-    leaves = [x.requires_grad_() for x in states]
-    for name in operator.LEARNED:
-        parameters[name].requires_grad_(learned)
-    positions, options = checked_positions(2, 70, 70, leaves[0].device, None), Options()
-    if certified is not None:
-        options = Options(prior="riccati", certified=certified)
-    problem = Problem(Parameters(**parameters), positions, options)
-    operator.filter_attention(*leaves, problem)[0].sum().backward()
-    assert len(found) == launches
-
-
-def test_compiled() -> None:
-    """One graph, with the same values."""
-    states, parameters = _problem(70, 70, FP32, (0.0, 0.05), 1.0, 2.0, False, None)
-    problem = Problem(Parameters(**parameters), checked_positions(2, 70, 70, states[0].device, None), Options())
-
-    def call(*given: torch.Tensor) -> torch.Tensor:
-        estimate: torch.Tensor = operator.filter_attention(*given, problem)[0]
-        return estimate
-
-    leaves = [x.requires_grad_() for x in states]
-    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)(*leaves)
-    assert torch.equal(compiled, call(*leaves))
-    compiled.sum().backward()
-    assert all(x.grad is not None for x in leaves)
