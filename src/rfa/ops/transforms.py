@@ -37,7 +37,22 @@ def operator(name: str, schema: str, *devices: str) -> Callable[[Callable[..., A
     return register
 
 
-def register_gradient(of: Any, backward: Callable[..., Any], setup_context: Callable[..., None]) -> None:
+def no_second_derivatives(backend: str) -> Callable[..., Any]:
+    """The gradient of a backward pass that has none: it raises."""
+
+    def refused(ctx: object, *grads: object) -> None:
+        raise RuntimeError(f"the {backend} backend has no second derivatives; backend='reference' has")
+
+    return refused
+
+
+def nothing_saved(ctx: object, inputs: object, output: object) -> None:
+    """The `setup_context` of such a gradient."""
+
+
+def register_gradient(
+    of: Any, backward: Callable[..., Any], setup_context: Callable[..., None] = nothing_saved
+) -> None:
     """`torch.library.register_autograd` for an operator whose arguments have no defaults.
 
     PyTorch's looks for defaults, which takes 0.1 ms a call with as many arguments as a kernel has.
@@ -253,7 +268,7 @@ def transformable(
     operator: Any,
     inputs: Sequence[int | None],
     results: Sequence[int],
-    setup_context: Callable[..., None] = lambda ctx, inputs, output: None,
+    setup_context: Callable[..., None] = nothing_saved,
     gradient: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """A registered operator as a function that `torch.func` can differentiate once and `torch.vmap` can batch.
@@ -269,9 +284,6 @@ def transformable(
         results: the same of the outputs.
         setup_context, gradient: as for `torch.library.register_autograd`, and registered here; without, it raises.
     """
-
-    def refused(ctx: object, *grads: object) -> None:
-        raise RuntimeError(f"the {backend} backend has no second derivatives; backend='reference' has")
 
     def batched(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Any, Any]:
         found, dims = parts_of_batch(info, in_dims, given)
@@ -297,7 +309,7 @@ def transformable(
         found = operator(*given)
         return (found,) if isinstance(found, Tensor) else found
 
-    backward = refused if gradient is None else gradient
+    backward = no_second_derivatives(backend) if gradient is None else gradient
     register_gradient(operator, backward, setup_context)
     torch.library.register_vmap(operator, batched)
     steps = {"forward": lambda *given: operator(*given), "setup_context": setup_context, "backward": backward}

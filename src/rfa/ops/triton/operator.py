@@ -8,7 +8,7 @@ gets the registered operator.
 """
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from rfa.dynamics import rotation_of_heads
 from rfa.ops.certified import eps_of
 from rfa.ops.positions import Positions
 from rfa.ops.problem import Problem
-from rfa.ops.transforms import BODIES, operator, plain, refuse_forward_mode, register_gradient
+from rfa.ops.transforms import BODIES, no_second_derivatives, operator, plain, refuse_forward_mode, register_gradient
 
 from . import prologue, tiles
 from .backward import key_kernel, query_kernel
@@ -35,10 +35,8 @@ TILES: dict[str, dict[str, Any]] = {
     "forward": {"ROWS": 64, "STAGES": 3, "EDGE_STAGES": 1, "num_warps": 4, "maxnreg": 168},
     "key": {"ROWS": 64, "STAGES": 1, "EDGE_STAGES": 1, "num_warps": 4},
     "query": {"ROWS": 64, "STAGES": 2, "EDGE_STAGES": 1, "num_warps": 4},
-    "query without parameters": {
-        "ROWS": 64, "STAGES": 3, "EDGE_STAGES": 1, "num_warps": 4, "maxnreg": 168,
-    },
-}  # fmt: skip
+    "query without parameters": {"ROWS": 64, "STAGES": 3, "EDGE_STAGES": 1, "num_warps": 4, "maxnreg": 168},
+}
 LEAST_FACTOR = {torch.bfloat16: 2.0**-12, torch.float16: 2.0**-8, torch.float32: 1.0}
 LEARNED = ("process_noise", "key_noise", "query_noise", "noise_floor", "robustness", "inverse_temperature")
 # The arguments of a call. Tensors as in `KernelInputs` and `Parameters`. `riccati` and `in_bias` are the options of
@@ -51,18 +49,12 @@ _SCHEMA = ", ".join(f"Tensor {name}" for name in _LEAVES)
 _SCHEMA += (
     "".join(f", Tensor? {name}" for name in _OPTIONAL) + "".join(f", bool {name}" for name in _FLAGS) + ", float eps"
 )
-_TENSORS, _PARAMETERS, _OTHERS = len(_LEAVES) + len(_OPTIONAL), slice(3, 11), slice(11, 17)
+_TENSORS, _LEARNED, _PARAMETERS, _OTHERS = 17, slice(4, 10), slice(3, 11), slice(11, 17)
+_NO_GRADIENTS = (None,) * len((*_OPTIONAL, *_FLAGS, "eps"))
 
 
 class Launch:
-    """A kernel with all that stays the same between the calls of one kind.
-
-    Args:
-        kernel: of `triton.jit`; its arguments are tensors, then numbers, then constants.
-        programs: how many.
-        numbers: sizes and strides.
-        constants: what it is compiled for.
-    """
+    """A kernel, whose arguments are tensors, numbers and constants, with all that two calls of one kind share."""
 
     def __init__(self, kernel: Any, programs: int, numbers: tuple[float, ...], **constants: Any):
         self._kernel, self._programs, self._numbers, self._constants = kernel, programs, numbers, constants
@@ -97,7 +89,10 @@ class Plan:
         self.length = self.columns + ROWS + 2 * FOLD
         self.dtype, self.device, self.fast = query.dtype, query.device, query.is_cuda
         self.strides = (*query.stride(), *key.stride(), *value.stride())
-        self.turn, self.key_phase, self.query_phase = key_cos is not None, _strides(key_cos), _strides(query_cos)
+        self.turn = key_cos is not None
+        self.key_phase, self.query_phase = (
+            [0 if x is None or x.shape[dim] == 1 else x.stride(dim) for dim in (0, 1)] for x in (key_cos, query_cos)
+        )
         self.horizon, self.groups = horizon is not None, key_groups is not None
         pairs, distances = self.batch * self.heads, self.columns // FOLD
         self.states = _pieces(  # query, key, value, low
@@ -112,17 +107,16 @@ class Plan:
             self.heads * distances * FUNCTIONALS * TERMS**2 * self.prior,  # effects
             self.heads * 2 * FUNCTIONALS * self.length * self.prior,  # pair_effects
         )  # fmt: skip
-        row_blocks = self.rows // FOLD
+        blocks = -(-self.queries // TILES["query"]["ROWS"])
         self.scratch = _pieces(  # delta, total, largest, sums of keys and of rows
-            *(pairs * self.rows,) * 2, pairs * row_blocks, pairs * distances * 2, pairs * row_blocks * SUMS
+            *(pairs * self.rows,) * 2, pairs * self.rows // FOLD, pairs * distances * 2, pairs * blocks * SUMS
         )
-        self._sizes = sum(self.states), sum(self.numbers)
-        self.scratch_size = sum(self.scratch)
+        self.sizes = sum(self.states), sum(self.numbers), sum(self.scratch)
         self._backward: dict[Any, list[Launch]] = {}
 
     def results(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Room for what the forward pass returns."""
-        shape, (states, numbers) = (self.batch, self.heads, self.queries), self._sizes
+        shape, (states, numbers, _) = (self.batch, self.heads, self.queries), self.sizes
         out, log_sum = query.new_empty((*shape, self.width)), query.new_empty(shape, dtype=torch.float32)
         return out, log_sum, query.new_empty(states), query.new_empty(numbers, dtype=torch.float32)
 
@@ -131,15 +125,16 @@ class Plan:
         query, key, value = [x.new_empty(x.shape) for x in given[:3]]
         return query, key, value, query.new_empty((len(LEARNED), self.heads) if learns else 0, dtype=torch.float32)
 
+    def cut(self, states: Tensor, numbers: Tensor) -> list[Tensor]:
+        """The pieces of the buffers."""
+        pieces = [*states.split_with_sizes(self.states), *numbers.split_with_sizes(self.numbers)]
+        pieces[9] = pieces[9].view(torch.float16)
+        pieces[11], pieces[13] = pieces[11].view(torch.int32), pieces[13].view(torch.int32)
+        return pieces
+
     def stream(self) -> int | None:
         """The current stream of the call's device; None on a CPU."""
         return torch._C._cuda_getCurrentRawStream(self.device.index) if self.device.type == "cuda" else None
-
-    def place(self) -> AbstractContextManager[Any]:
-        """A context in which the call's device is the current one."""
-        if self.device.type != "cuda" or torch.cuda.current_device() == self.device.index:
-            return _HERE
-        return torch.cuda.device(self.device)
 
     @cached_property
     def constants(self) -> list[Tensor]:
@@ -230,7 +225,6 @@ class Plan:
         return launches
 
 
-_HERE = nullcontext()
 _plans: dict[Any, Plan] = {}
 MOST_PLANS = 512
 
@@ -256,12 +250,6 @@ def _plan(given: tuple[Any, ...]) -> Plan:
     return plan
 
 
-def _strides(phases: Tensor | None) -> tuple[int, int]:
-    if phases is None:
-        return 0, 0
-    return (0 if phases.shape[0] == 1 else phases.stride(0)), (0 if phases.shape[1] == 1 else phases.stride(1))
-
-
 def _pieces(*sizes: int) -> list[int]:
     """Numbers of the pieces of a buffer: each begins where a kernel may read many at once."""
     return [-(-size // 64) * 64 for size in sizes]
@@ -273,15 +261,13 @@ def filter_forward(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     plan, query = _plan(given), given[0]
     key_cos, key_sin, query_cos, query_sin, key_groups, query_groups = given[_OTHERS]
     out, log_sum, states, numbers = found = plan.results(query)
-    turned_query, turned_key, turned_value, low = states.split_with_sizes(plan.states)
     (
-        query_norm, query_marked, key_number, key_marked, tables, bits, of_heads, folds, factors, first_block, effects,
-        pair_effects,
-    ) = numbers.split_with_sizes(plan.numbers)  # fmt: skip
-    bits, folds, first_block = bits.view(torch.float16), folds.view(torch.int32), first_block.view(torch.int32)
+        turned_query, turned_key, turned_value, low, query_norm, query_marked, key_number, key_marked, tables, bits,
+        of_heads, folds, factors, first_block, effects, pair_effects,
+    ) = plan.cut(states, numbers)  # fmt: skip
     prepare, *windows, estimate = plan.forward
     fit, functions, spread, terms = plan.constants
-    with plan.place():
+    with torch.cuda.device_of(query):
         stream = plan.stream()
         prepare(
             stream, *given[:3], key_cos, key_sin, query_cos, query_sin, key_groups, *given[_PARAMETERS], fit, functions,
@@ -318,18 +304,17 @@ def filter_backward(
     key_cos, key_sin, query_cos, query_sin, *groups = given[_OTHERS]
     if grad_log_sum is not None:
         grad_log_sum = grad_log_sum.contiguous()
-    turned_query, turned_key, turned_value, low = states.split_with_sizes(plan.states)
     (
-        query_norm, _, key_number, _, tables, bits, of_heads, folds, factors, first_block, effects, pair_effects,
-    ) = numbers.split_with_sizes(plan.numbers)  # fmt: skip
-    bits, folds, first_block = bits.view(torch.float16), folds.view(torch.int32), first_block.view(torch.int32)
+        turned_query, turned_key, turned_value, low, query_norm, _, key_number, _, tables, bits, of_heads, folds,
+        factors, first_block, effects, pair_effects,
+    ) = plan.cut(states, numbers)  # fmt: skip
     turned = query.new_empty((plan.batch, plan.heads, plan.rows, plan.width))
-    scratch = query.new_empty(plan.scratch_size, dtype=torch.float32)
+    scratch = query.new_empty(plan.sizes[2], dtype=torch.float32)
     delta, total, largest, key_sums, sums = scratch.split_with_sizes(plan.scratch)
     grad_query, grad_key, grad_value, gradients = found = plan.gradients(given, learns)
     waves, rates, fit, lags, functions, polynomials = plan.of_parameters if learns else [None] * 6
     of_delta, of_keys, of_queries, *epilogue = plan.backward(grad_out, grad_log_sum is not None, learns)
-    with plan.place():
+    with torch.cuda.device_of(query):
         stream = plan.stream()
         of_delta(stream, grad_out, out, low, log_sum, grad_log_sum, query_cos, query_sin, turned, delta, total, largest)
         shared = (
@@ -361,24 +346,22 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _gradients(
     ctx: Any, grad_out: Tensor | None, grad_log_sum: Tensor | None, *others: Any
 ) -> tuple[Tensor | None, ...]:
-    saved, asked = ctx.saved_tensors, ctx.needs_input_grad[4 : len(_LEAVES)]
-    kept, learns = saved[_TENSORS:], True in asked
+    saved, learns = ctx.saved_tensors, True in ctx.needs_input_grad[_LEARNED]
+    kept = saved[_TENSORS:]
     if grad_out is None:
         grad_out = torch.zeros_like(kept[0])
-    run = _backward_body if not torch.is_grad_enabled() and plain(grad_out) else filter_backward
+    direct = not torch.is_grad_enabled() and plain(grad_out, grad_log_sum)
+    run = _backward_body if direct else filter_backward
     *states, gradients = run(grad_out, grad_log_sum, *kept, learns, *saved[:_TENSORS], *ctx.flags)
-    rows = gradients.unbind() if learns else (None,) * len(LEARNED)
-    given = zip(rows, saved[4 : len(_LEAVES)], strict=True)
-    learned = [row if row is None or row.dtype == x.dtype else row.to(x.dtype) for row, x in given]
-    return *states, None, *learned, *(None,) * (len(_OPTIONAL) + len(_FLAGS) + 1)
-
-
-def _refused(ctx: object, *grads: object) -> None:
-    raise RuntimeError("the triton backend has no second derivatives; backend='reference' has")
+    learned: list[Tensor | None] = [None] * 6
+    if learns:
+        rows = zip(gradients.unbind(), saved[_LEARNED], strict=True)
+        learned = [row if row.dtype == x.dtype else row.to(x.dtype) for row, x in rows]
+    return *states, None, *learned, *_NO_GRADIENTS
 
 
 register_gradient(filter_forward, _gradients, _save)
-register_gradient(filter_backward, _refused, lambda ctx, inputs, output: None)
+register_gradient(filter_backward, no_second_derivatives("triton"))
 _forward_body, _backward_body = BODIES["rfa::filter_forward"], BODIES["rfa::filter_backward"]
 
 
@@ -462,7 +445,7 @@ def _phases(frequency: Tensor, positions: Positions, direct: bool) -> tuple[Tens
         made, kind = _made_phases.get(frequency), (frequency._version, keys, queries)
         if made is not None and kind in made:
             return made[kind]
-    with torch.inference_mode(False) if fixed else _HERE, torch.no_grad():  # they serve training too
+    with torch.inference_mode(False) if fixed else nullcontext(), torch.no_grad():  # they serve training too
         of_keys = rotation_of_heads(frequency, positions.times_of_heads()[0])
         cos, sin = (x.to(torch.float32).contiguous() for x in of_keys)
         phases = cos, sin, *(x if queries == keys else x[..., keys - queries :, :].contiguous() for x in (cos, sin))

@@ -197,6 +197,7 @@ def test_a_second_launch_hands_over_what_the_first_did() -> None:
     assert kernel.calls[0] == kernel.calls[1]
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN")  # of the interpreter
 @pytest.mark.parametrize("name", ["decay", "process_noise", "query_noise", "robustness", "inverse_temperature"])
 def test_a_wrong_parameter_that_is_not_checked_gives_nan(name: str) -> None:
     """In its head alone."""
