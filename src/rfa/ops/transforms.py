@@ -188,13 +188,16 @@ def readable(*tensors: Tensor | None) -> bool:
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def plain(states: Tensor) -> bool:
-    """Whether PyTorch's dispatcher has nothing to add to an operator of such states, so that its body may be called.
+def plain(*tensors: Tensor | None) -> bool:
+    """Whether PyTorch's dispatcher has nothing to add to an operator of these tensors, so that its body may be called.
 
     It has where a compiler or a dispatch mode records what runs, under transforms, and for tensors of other types.
     """
-    if type(states) not in _PLAIN or _recorded():
+    if _recorded():
         return False
+    for x in tensors:
+        if x is not None and (type(x) not in _PLAIN or torch._C._functorch.is_legacy_batchedtensor(x)):
+            return False
     return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 
 

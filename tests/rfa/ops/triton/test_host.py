@@ -246,6 +246,20 @@ def test_fake_tensors(launches: list[str], dtype: torch.dtype, learned: bool) ->
     assert [(x.shape, x.stride(), x.dtype) for x in fake] == [(x.shape, x.stride(), x.dtype) for x in real]
 
 
+def test_several_cotangents_at_once() -> None:
+    """As one after the other; and there is no second derivative."""
+    problem, given = located(parameters(), 20), states(20, torch.float32)
+    out = located_filter_attention(*given, problem, backend="triton")
+    assert isinstance(out, Tensor)
+    leaves, cotangents = [*given, problem.parameters.robustness], torch.stack([out.detach(), -2 * out.detach()])
+    together = torch.autograd.grad(out, leaves, cotangents, is_grads_batched=True, retain_graph=True)
+    alone = torch.autograd.grad(out, leaves, cotangents[0], create_graph=True)
+    for both, one in zip(together, alone, strict=True):
+        torch.testing.assert_close(both, torch.stack([one, -2 * one]))
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        alone[0].sum().backward()
+
+
 def few_calls() -> None:
     """A forward and backward pass takes few enough calls for 0.3 ms."""
     held, given, count = parameters(), states(), 0
