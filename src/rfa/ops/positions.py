@@ -244,7 +244,7 @@ def check_given(name: str, given: object, kind: str, device: torch.device, *shap
 
     The kind is "a floating-point dtype", "real numbers", "an integer dtype" or "torch.bool".
     """
-    tensor = check_tensor(name, given)
+    tensor = given if isinstance(given, Tensor) else check_tensor(name, given)
     floating, boolean = tensor.dtype.is_floating_point, tensor.dtype == torch.bool
     if kind in ("real numbers", "an integer dtype"):
         fits = not boolean and not tensor.is_complex() and (kind == "real numbers" or not floating)

@@ -21,6 +21,7 @@ Weight = Literal["student_t", "exponential"]
 Prior = Literal["lyapunov", "riccati"]
 Certified = float | Literal["auto"] | None
 
+_WEIGHTS, _PRIORS = get_args(Weight), get_args(Prior)
 _SWITCHES = ("causal", "rotate_values", "gate", "query_noise_in_bias", "log_precision")
 _POSITIVE = ("robustness", "inverse_temperature")
 _SIGNED = ("frequency", "angular_frequency", "phase")
@@ -163,9 +164,9 @@ def validate(
 
 
 def _check_options(options: Options) -> None:
-    for name, given, kind in (("weight", options.weight, Weight), ("prior", options.prior, Prior)):
-        if given not in get_args(kind):
-            raise ValueError(f"{name}: got {given!r}, expected one of {', '.join(map(repr, get_args(kind)))}")
+    for name, given, choices in (("weight", options.weight, _WEIGHTS), ("prior", options.prior, _PRIORS)):
+        if given not in choices:
+            raise ValueError(f"{name}: got {given!r}, expected one of {', '.join(map(repr, choices))}")
     for name in _SWITCHES:
         given = getattr(options, name)
         if not isinstance(given, (bool, np.bool_)):
