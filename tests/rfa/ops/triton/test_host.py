@@ -83,10 +83,16 @@ def located(held: dict[str, Tensor], length: int = 70, **options: Any) -> Proble
     return Problem(Parameters(**held), positions, Options(**options))
 
 
-@pytest.mark.parametrize(("learned", "wanted", "count"), [(True, True, 6), (False, True, 5), (False, False, 2)])
-def test_launches(launches: list[str], learned: bool, wanted: bool, count: int) -> None:
-    """Six of a forward and backward pass, five where no parameter asks, two of a forward pass; PyTorch has none."""
-    problem, given = located(parameters(learned)), states()
+@pytest.mark.parametrize(
+    ("learned", "wanted", "certified", "count"),
+    [(True, True, None, 6), (False, True, None, 5), (False, False, None, 2), (True, True, 1e-3, 7)],
+)
+def test_launches(launches: list[str], learned: bool, wanted: bool, certified: float | None, count: int) -> None:
+    """Six of a forward and backward pass, five where no parameter asks, two of a forward pass; PyTorch has none.
+
+    Certified windows take one more.
+    """
+    problem, given = located(parameters(learned), prior="riccati", certified=certified), states()
     with torch.set_grad_enabled(wanted):
         for _ in range(2):  # the first makes phases and constants
             launches.clear()
