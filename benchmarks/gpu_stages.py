@@ -79,8 +79,7 @@ def check(name: str) -> None:
     shape = batch, heads, length, channels
     base = normal(1, heads, 1, channels)  # half of a state is common: robust weights are then neither 0 nor 1
     states = [(base + 0.5 * normal(*shape)).to("cuda", dtype) for _ in range(3)]
-    decay, frequency = torch.tensor(given["decays"]), uniform(0, 0.5, heads, channels // 2)
-    of_heads = {"decay": decay, "frequency": frequency}
+    of_heads = {"decay": torch.tensor(given["decays"]), "frequency": uniform(0, 0.5, heads, channels // 2)}
     if "dot_product" in given:
         of_heads |= {"slopes": uniform(0.01, 0.1, heads)}
     else:
@@ -98,20 +97,16 @@ def check(name: str) -> None:
 
     def results(backend: str, exact: bool) -> dict[str, Tensor]:
         leaves = [x.detach().to(FP64 if exact else dtype).requires_grad_() for x in states]
-        held = {n: x.to(FP64 if exact else FP32).requires_grad_(n in learned) for n, x in of_heads.items()}
-        held = {n: x.detach().requires_grad_(n in learned) for n, x in held.items()}
+        held = {n: x.detach().to(FP64 if exact else FP32).requires_grad_(n in learned) for n, x in of_heads.items()}
         if "dot_product" in given:
             out = decayed_dot_product_attention(*leaves, positions=positions, backend=backend, **held)
         else:
-            problem = Problem(Parameters(**held), positions, options)
-            out, _ = BACKENDS[backend].run(*leaves, problem)
+            out, _ = BACKENDS[backend].run(*leaves, Problem(Parameters(**held), positions, options))
         with torch.no_grad():  # half of the cotangent is the estimate: with noise alone, gradients of parameters cancel
             signal = (noise + out.float() / out.float().square().mean().sqrt()).to(dtype).to(out.dtype)
         wanted = dict(zip(("query", "key", "value"), leaves, strict=True)) | {n: held[n] for n in learned}
-        return {
-            "out": out.detach(),
-            **dict(zip(wanted, torch.autograd.grad(out, [*wanted.values()], signal), strict=True)),
-        }
+        gradients = torch.autograd.grad(out, list(wanted.values()), signal)
+        return {"out": out.detach(), **dict(zip(wanted, gradients, strict=True))}
 
     found, again, expected = results("triton", False), results("triton", False), results("reference", True)
     errors = {n: float((found[n].double() - x).norm() / x.norm().clamp(min=1e-30)) for n, x in expected.items()}
@@ -124,11 +119,10 @@ def check(name: str) -> None:
 # Calls of a layer and of its peers
 
 
-def random_states(shape: tuple[int, ...], dtype: torch.dtype = BF16) -> list[Tensor]:
+def random_states(shape: tuple[int, ...]) -> list[Tensor]:
     """Query, key, value with gradients, and a cotangent."""
-    generator = torch.Generator().manual_seed(0)
-    *states, cotangent = (torch.randn(*shape, generator=generator).to("cuda", dtype) for _ in range(4))
-    return [*(x.requires_grad_() for x in states), cotangent]
+    torch.manual_seed(0)
+    return [torch.randn(*shape, device="cuda", dtype=BF16, requires_grad=number < 3) for number in range(4)]
 
 
 def both(name: str, forward: Call, wanted: list[Tensor], cotangent: Tensor) -> dict[str, Call]:
