@@ -21,12 +21,9 @@ from torch.profiler import ProfilerActivity, profile, supported_activities
 from rfa.environment import environment
 from rfa.models import RFAForCausalLM, preset
 from rfa.ops.backends import BACKENDS
-from rfa.ops.certified import slope_of_lags, tail_of_lags
 from rfa.ops.dot_product import decayed_dot_product_attention
 from rfa.ops.positions import checked_positions
-from rfa.ops.prior import LagTables, kernel_prior
 from rfa.ops.problem import Options, Parameters, Problem
-from rfa.ops.triton import operator
 
 TINY, WARM = os.environ.get("GPU_TINY") == "1", "warm" in sys.argv
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -36,8 +33,6 @@ STEP, SIZE = (16, 512), {"hidden_size": 256, "num_hidden_layers": 6, "num_attent
 if TINY:
     STEP, SIZE = (2, 66), {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 64}
 REPEATS = 12 if not TINY else 1
-TILE = 64  # keys
-SPARE = 32 if not TINY else 8  # a window leaves out keys that are so many bits below the nearest key's prior
 Call = Callable[[], Any]
 
 
@@ -141,33 +136,15 @@ def of_layer(
     *states, cotangent = random_states(shape)
     times = torch.linspace(0, 0.9 * length, length, dtype=FP64).square().div(length).to("cuda") if irregular else None
     positions = checked_positions(batch, length, length, cotangent.device, times)
-    options = layer.options._replace(certified=None)
-
-    def problem() -> Problem:
-        return Problem(Parameters(**layer.dynamics()), positions, options)
-
-    first = first_tiles(problem(), length) if windows else None
+    options = layer.options._replace(certified="auto" if windows else None)
 
     def forward() -> Tensor:
-        if first is None:
-            return BACKENDS["triton"].run(*states, problem())[0]
-        return operator.filter_attention(*states, problem(), first)[0]
+        return BACKENDS["triton"].run(*states, Problem(Parameters(**layer.dynamics()), positions, options))[0]
 
     dynamics = [x for x in layer.dynamics.parameters() if x.requires_grad]
     unused = torch.autograd.grad(forward().sum(), dynamics, allow_unused=True) if dynamics else ()
     used = [x for x, gradient in zip(dynamics, unused, strict=True) if gradient is not None]
     return both(label, forward, [*states, *used], cotangent)
-
-
-def first_tiles(problem: Problem, length: int) -> Tensor:
-    """The first tile that each block of rows visits, `(1, heads, blocks)`: older keys are `SPARE` bits below."""
-    with torch.no_grad():
-        prior = kernel_prior(problem)
-        assert isinstance(prior, LagTables)
-        bias = prior.tables[1]
-        lags = ((SPARE + tail_of_lags(bias)[0, :, 0]) / slope_of_lags(bias)).ceil()
-        start = torch.arange(-(-length // TILE), device=lags.device) * TILE
-        return ((start - lags[:, None]).clamp(min=0) // TILE).to(torch.int32)[None]
 
 
 def peers(shape: tuple[int, ...]) -> dict[str, Call]:
