@@ -40,20 +40,25 @@ def test_options(irregular, options):
     assert_accurate(one_head(2, batch=1, keys=LENGTH), times=times, **options)
 
 
-@cover(1, prior=PRIORS, weight=WEIGHTS, options=[{}, {"query_noise_in_bias": True}, {"queries": 20}, {"mask": True}])
-def test_fixed_decay(monkeypatch, prior, weight, options):
+@pytest.mark.parametrize(
+    ("prior", "weight", "case"),
+    [
+        ("riccati", "student_t", "all keys"),
+        ("lyapunov", "exponential", "noise in the bias"),
+        ("lyapunov", "student_t", "other queries"),
+        ("riccati", "student_t", "mask"),
+    ],
+)
+def test_fixed_decay(monkeypatch, prior, weight, case):
     """The path of constant dynamics comes from one launch, and its parameters from sums of scalars."""
     monkeypatch.setattr("rfa.ops.triton.pairs_prior.BLOCK", 16)  # several steps
-    options = dict(options)
-    keys = options.pop("queries", LENGTH)
-    present = mask(2, 2, keys) if options.pop("mask", False) else None
-    if prior == "riccati":
-        options.pop("query_noise_in_bias", None)
-    options |= {"times": irregular_times(0, keys), "weight": weight, "key_mask": present, "prior": prior}
-    queries = 20 if keys == 20 else None
-    inputs = one_head(1, batch=1 if present is None else 2, keys=keys, queries=queries)
-    if keys == 20:
+    options = {"times": irregular_times(0, LENGTH), "weight": weight, "prior": prior}
+    options["query_noise_in_bias"] = case == "noise in the bias"
+    if case == "other queries":
         options["query_times"] = irregular_times(1, 20) + 0.5
+    if case == "mask":
+        options["key_mask"] = mask(2, 2, LENGTH)
+    inputs = one_head(1, batch=2, keys=LENGTH, queries=20 if case == "other queries" else None)
     assert_accurate(inputs, constant=("frequency", "decay"), **options)
 
 
