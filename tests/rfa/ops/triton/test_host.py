@@ -135,7 +135,7 @@ class Operators(TorchDispatchMode):
 
 MARKS: dict[str, dict[str, Any]] = {
     "uniform": {},
-    "riccati": {"prior": "riccati", "return_log_precision": True},
+    "windows": {"prior": "riccati", "certified": 1e-3, "return_log_precision": True},
     "padding": {"key_mask": torch.arange(70)[None] >= torch.tensor([0, 3])[:, None]},
     "segments": {"segment_ids": torch.arange(70)[None].expand(2, -1) // 30},
     "given times": {"times": torch.arange(70.0).square(), "query_times": torch.arange(70.0) + 0.5},
