@@ -1,11 +1,20 @@
 """What a comparison with the reference does not show: hostile inputs, repeatability."""
 
+import numpy as np
 import pytest
 import torch
-from cover import some
+from cover import slow, some
 
 from ..problems import irregular_times, problem
-from .fused_problems import DEVICE, errors, needs_triton, one_head, rounded, triton_attention
+from .fused_problems import (
+    DEVICE,
+    errors,
+    needs_triton,
+    one_head,
+    reference_attention,
+    rounded,
+    triton_attention,
+)
 
 pytestmark = needs_triton
 
@@ -86,3 +95,33 @@ def test_steps_of_one_far_from_the_origin(prior):
     inputs["decay"][0] = 1e-4
     # gradients of the decay weigh single-precision terms with times of 1e6: all but 1e-4 of that must cancel
     assert not {n: e for n, e in errors(inputs, times=times, prior=prior).items() if e > 1e-3}
+
+
+def far_apart(x):
+    """The same numbers, two sequences of which lie 2^31 numbers apart. Memory that is not touched is not taken."""
+    memory = torch.from_numpy(np.empty(2**31 + 2 * x[0].numel(), np.int16)).view(x.dtype)
+    return memory.as_strided(x.shape, (2**31, *x.stride()[1:])).copy_(x)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="12 GB of a device")
+@pytest.mark.parametrize("irregular", [False, True])
+def test_addresses_beyond_32_bits(irregular):
+    inputs = rounded(problem(keys=20, modes=8), torch.bfloat16)
+    times = irregular_times(0, 20) if irregular else None
+    expected, _ = triton_attention(**inputs, times=times)
+    for name in ("query", "key", "value"):
+        inputs[name] = far_apart(inputs[name])
+    assert torch.equal(triton_attention(**inputs, times=times)[0], expected)
+
+
+@slow
+@pytest.mark.parametrize("irregular", [False, True])
+def test_more_than_65536_tokens(irregular):
+    inputs = one_head(5, batch=1, keys=66_000, queries=3)
+    times = irregular_times(0, 66_000) if irregular else None
+    inputs["decay"] = torch.tensor([1e-4])
+    actual, _ = triton_attention(**rounded(inputs, torch.bfloat16), times=times)
+    expected, _ = reference_attention(
+        **{n: x.double() for n, x in rounded(inputs, torch.bfloat16).items()}, times=times
+    )
+    assert float((actual.double() - expected).abs().max() / expected.abs().max()) < 2e-2
