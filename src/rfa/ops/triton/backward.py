@@ -72,29 +72,22 @@ def pair_numbers(
 
 @triton.jit
 @no_type_check
-def scale_of(largest, blocks, SCALED: tl.constexpr):
-    """The power of two that brings the largest number of dout near 2^6: float16 has few numbers below 2^-14."""
-    scale = 1.0
+def load_scalars(numbers, heads, head, largest, blocks, SCALED: tl.constexpr):
+    """c, the least `nu d Sigma~`, and powers of two: a scale of x beside s, and of s, and the latter's exponent.
+
+    The last brings the largest number of dout near 2^6: float16 has few numbers below 2^-14.
+    """
+    least = tl.load(numbers + 2 * heads + head)
+    scale, score_scale, exponent = 1.0, 1.0, 0.0
     if SCALED:
         block, most = tl.arange(0, FOLD), tl.zeros([FOLD], tl.float32)
         for start in range(0, blocks, FOLD):
             found = tl.load(largest + start + block, mask=start + block < blocks, other=0.0)
             most = tl.maximum(most, found)
-        exponent = 6.0 - tl.ceil(tl.log2(tl.maximum(tl.max(most, 0), 1e-30)))
-        scale = tl.exp2(tl.minimum(exponent, 60.0))
-    return scale
-
-
-@triton.jit
-@no_type_check
-def load_scalars(numbers, heads, head, largest, blocks, SCALED: tl.constexpr):
-    """c, the least `nu d Sigma~`, and the scales of x and of s."""
-    least = tl.load(numbers + 2 * heads + head)
-    score_scale = scale_of(largest, blocks, SCALED=SCALED)
-    scale = score_scale
-    if SCALED:
-        scale *= tl.exp2(tl.floor(tl.log2(least)))  # x is s over g, which is at least as large
-    return tl.load(numbers + heads + head), least, scale, score_scale
+        exponent = tl.minimum(6.0 - tl.ceil(tl.log2(tl.maximum(tl.max(most, 0), 1e-30))), 60.0)
+        score_scale = tl.exp2(exponent)
+        scale = tl.exp2(tl.floor(tl.log2(least)))  # x is s over g, which is at least as large
+    return tl.load(numbers + heads + head), least, scale, score_scale, exponent
 
 
 @triton.jit
@@ -124,7 +117,7 @@ def add_rows(
         ROWS_AT=1, WAY=WAY, GROUPS=GROUPS, FAST=FAST,
     )  # fmt: skip
     of_value = product((w * g).to(do.dtype), do, FAST=FAST, start=of_value)
-    of_key = product((x * scalars[2]).to(q.dtype), q, FAST=FAST, start=of_key)
+    of_key = product((x * (scalars[2] * scalars[3])).to(q.dtype), q, FAST=FAST, start=of_key)
     return of_key, of_value, of_number + tl.sum(x * e, 1)
 
 
@@ -208,7 +201,7 @@ def key_kernel(
         )  # fmt: skip
     of_key, of_value, of_number = state
     # `b = |k'|^2 / 4`: k' has the gradient of the product with the queries, and through b
-    of_key = -scalars[0] * (of_key / scalars[2] + (0.5 * of_number)[:, None] * k.to(tl.float32))
+    of_key = -scalars[0] * (of_key / (scalars[2] * scalars[3]) + (0.5 * of_number)[:, None] * k.to(tl.float32))
     place = factors + head * 3 * FOLD + n
     factor = tl.load(place)[:, None]
     if TURN:
@@ -232,10 +225,10 @@ def add_keys(
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, WAY: tl.constexpr, GROUPS: tl.constexpr,
     PRIOR: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """The sums over keys for a block of rows, with those of one more tile."""
+    """The sums over keys for a block of rows, with those of one more tile. w, x and s come times the scale of s."""
     of_query, of_norm, of_power, of_phi, of_lag = state
     key, value, key_number, tables, bits = of_keys
-    power, least, scale, score_scale = scalars
+    power, least, scale, _, _ = scalars
     columns = part * COLUMNS + tl.arange(0, COLUMNS)
     tile = part // (FOLD // COLUMNS)
     k, v = load_states(key, columns, CHANNELS=CHANNELS), load_states(value, columns, CHANNELS=WIDTH)
@@ -249,7 +242,7 @@ def add_keys(
         terms, length, ROWS_AT=0, WAY=WAY, GROUPS=GROUPS, FAST=FAST,
     )  # fmt: skip
     of_tile = tl.sum(x, 1)
-    of_query = product((x * scale * e).to(k.dtype), k, FAST=FAST, start=of_query)
+    of_query = product((x * (e * scale)).to(k.dtype), k, FAST=FAST, start=of_query)
     if PRIOR:
         s, positions = x * g, of_rows[0]
         scores = tl.sum(s, 1)
@@ -264,7 +257,7 @@ def add_keys(
                 sums += tl.where(kind == each, effect, 0.0)[:, None, None]
         else:
             place = positions - tile * FOLD
-            rounded = (s * score_scale).to(q.dtype)
+            rounded = s.to(q.dtype)
             if WAY == FULL:
                 high, rest, step = of_prior
                 of_phi += of_tile * tl.load(tables + 2 * length + place)
@@ -281,7 +274,7 @@ def add_keys(
                 moments = product(polynomials, moments, FAST=FAST, PRECISION=TF32)
                 at = kind[:, None, None] * (TERMS * TERMS) + (term % TERMS)[None, :, None] * TERMS
                 at += effects + (distance - tile) * (FUNCTIONALS * TERMS * TERMS) + (term % TERMS)[None, None, :]
-                sums += (tl.load(at) * LN2 / score_scale) * moments[None, :, :]
+                sums += (tl.load(at) * LN2) * moments[None, :, :]
     return (of_query, of_norm + of_tile, of_power, of_phi, of_lag), sums
 
 
@@ -321,7 +314,8 @@ def query_kernel(
     if GROUPS:
         groups = tl.load(query_groups + batch * queries + rows, mask=in_rows, other=-2)
         key_groups += batch * keys
-    of_rows = positions, q_norm, tl.load(delta + padded), tl.load(total + padded), groups
+    score_scale = scalars[3]
+    of_rows = positions, q_norm, tl.load(delta + padded), tl.load(total + padded) - scalars[4], groups
     tables += head * TABLES * length
     key, value = key + pair * key_length * CHANNELS, value + pair * key_length * WIDTH
     of_keys = key, value, key_number + pair * key_length, tables, bits + head * length * (2 * TERMS)
@@ -357,7 +351,7 @@ def query_kernel(
         if PRIOR:  # at the last tile's edge, and from there at lag 0
             m = positions - (full * FOLD - 1)
             of_waves = of_waves * tl.exp2(tl.load(wave_rates + WAVES + wave)[None, :] * m[:, None])
-            tl.store(at_sums + wave, tl.sum(of_waves, 0) / scalars[3])
+            tl.store(at_sums + wave, tl.sum(of_waves, 0) / score_scale)
         for part in tl.range(full * 2, in_pairs * 2, num_stages=EDGE_STAGES):
             state, in_tiles = add_keys(
                 state, in_tiles, part, q, do, of_rows, of_keys, key_groups, terms, edge_prior, scalars, keys, length,
@@ -369,7 +363,7 @@ def query_kernel(
             CHANNELS=CHANNELS, WIDTH=WIDTH, COLUMNS=HALF, WAY=PAIRS, GROUPS=GROUPS, PRIOR=PRIOR, FAST=FAST,
         )  # fmt: skip
     of_query, of_norm, of_power, of_phi, of_lag = state
-    of_query = -scalars[0] * (of_query / scalars[2] + (2.0 * of_norm)[:, None] * q.to(tl.float32))
+    of_query = (-scalars[0] / score_scale) * (of_query / scalars[2] + (2.0 * of_norm)[:, None] * q.to(tl.float32))
     if TURN:
         cos += batch * phase_batch + head * phase_head
         sin += batch * phase_batch + head * phase_head
@@ -377,8 +371,8 @@ def query_kernel(
     turn_and_store(of_query, query_gradient, at_row, rows, in_rows, cos, sin, WIDTH=CHANNELS, TURN=TURN)
     if PRIOR:
         at_sums += WAVES
-        tl.store(at_sums + tl.arange(0, FUNCTIONALS), tl.sum(tl.sum(in_tiles, 2), 1))
-        tl.store(at_sums + FUNCTIONALS, tl.sum(of_power, 0))
-        tl.store(at_sums + FUNCTIONALS + 1, tl.sum(of_norm, 0))
-        tl.store(at_sums + FUNCTIONALS + 2, tl.sum(of_phi, 0))
-        tl.store(at_sums + FUNCTIONALS + 3, tl.sum(of_lag, 0))
+        tl.store(at_sums + tl.arange(0, FUNCTIONALS), tl.sum(tl.sum(in_tiles, 2), 1) / score_scale)
+        tl.store(at_sums + FUNCTIONALS, tl.sum(of_power, 0) / score_scale)
+        tl.store(at_sums + FUNCTIONALS + 1, tl.sum(of_norm, 0) / score_scale)
+        tl.store(at_sums + FUNCTIONALS + 2, tl.sum(of_phi, 0) / score_scale)
+        tl.store(at_sums + FUNCTIONALS + 3, tl.sum(of_lag, 0) / score_scale)

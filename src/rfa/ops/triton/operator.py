@@ -34,6 +34,7 @@ ROWS, EACH = 128, prologue.EACH.value  # rows of a call are padded to as many
 TILES: dict[str, dict[str, Any]] = {
     "forward": {"ROWS": 64, "STAGES": 3, "EDGE_STAGES": 1, "num_warps": 4, "maxnreg": 168},
     "key": {"ROWS": 64, "STAGES": 1, "EDGE_STAGES": 1, "num_warps": 4},
+    "wide key": {"ROWS": 32, "STAGES": 1, "EDGE_STAGES": 1, "num_warps": 4},  # of 128 channels: 64 rows would spill
     "query": {"ROWS": 64, "STAGES": 2, "EDGE_STAGES": 1, "num_warps": 4},
     "query without parameters": {"ROWS": 64, "STAGES": 3, "EDGE_STAGES": 1, "num_warps": 4, "maxnreg": 168},
 }
@@ -211,7 +212,7 @@ class Plan:
             Launch(
                 key_kernel, pairs * key_blocks,
                 (*sizes, self.length, key_blocks, row_blocks, *self.key_phase),
-                **visits, **turns, PRIOR=prior, **TILES["key"],
+                **visits, **turns, PRIOR=prior, **TILES["key" if max(self.channels, self.width) < 128 else "wide key"],
             ),
             Launch(
                 query_kernel, pairs * row_blocks,
