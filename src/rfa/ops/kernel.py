@@ -21,7 +21,7 @@ from rfa.dynamics import rotation_of_heads, time_dtype
 
 from .dense import Phases
 from .positions import Positions
-from .prior import LagTables, PathOf, SeparablePath, separable_path
+from .prior import LagTables, PathOf, SeparablePath
 
 HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 TRITON_CHANNELS = (16, 32, 64, 128)
@@ -191,13 +191,13 @@ class Kernel(NamedTuple):
         attention: the inputs to the estimate `(batch, heads, queries, value channels)` and to `log2 sum_j 2^z`, float64
             `(batch, heads, queries)`, -inf where no key is seen.
         phases: `(frequency, times)` to cosine and sine; times `(b, 1 or heads, length)`.
-        path: the path of a problem.
+        path: the path of a problem; None for `separable_path`.
         tables: whether it reads lag tables; otherwise it takes uniform times as any others.
         leaves_out: whether it reads `tail`, and leaves out old keys by it.
     """
 
     attention: Callable[[KernelInputs], tuple[Tensor, Tensor]]
     phases: PhasesOf = torch_phases
-    path: PathOf = separable_path
+    path: PathOf | None = None
     tables: bool = True
     leaves_out: bool = False
