@@ -5,17 +5,9 @@ import torch
 from nn.by_hand import hidden
 from nn.test_clock import layer_of
 
-from rfa.ops.backends import BACKENDS
-
 from .fused_problems import DEVICE, needs_triton
 
 pytestmark = needs_triton
-
-
-@pytest.fixture(autouse=True)
-def _by_name(monkeypatch):
-    """Whether triton runs here was asked, and kept, before its interpreter was chosen."""
-    monkeypatch.setattr("rfa.ops.backends._missing", lambda name: BACKENDS[name].missing())
 
 
 @pytest.mark.parametrize("name", ["riccati", "RoPER, slopes"])
