@@ -6,18 +6,11 @@ from cover import some
 from torch.func import jacrev, vjp, vmap
 
 from rfa.ops import robust_filter_attention
-from rfa.ops.backends import BACKENDS
 
 from ..derivatives import FORWARD, PROBLEMS, REVERSE, errors, gradients, losses_of, made, moved
 from .fused_problems import DEVICE, SINGLE, needs_triton
 
 pytestmark = needs_triton
-
-
-@pytest.fixture(autouse=True)
-def _by_name(monkeypatch):
-    """Whether triton runs here was asked, and kept, before its interpreter was chosen."""
-    monkeypatch.setattr("rfa.ops.backends._missing", lambda name: BACKENDS[name].missing())
 
 
 def on_device(options):
