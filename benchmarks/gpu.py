@@ -73,11 +73,13 @@ PLAN = [
     Round(35, [["times"]]),
     Round(25, [["windows"]]),
     Round(30, [["step", "eager"]]),
-    Round(110, [["pairs", "warm"], ["fla", "warm"], ["small"], *(["step", "compiled", "warm", n] for n in PRESETS)]),
+    Round(110, [["pairs", "warm"], ["fla", "warm"], ["small"],
+                *(["step", "compiled", "warm", name] for name in PRESETS)]),
     Round(40, [["step", "graph"]]),
     Round(30, [["pairs"]]),
     Round(30, [["fla"]]),
     Round(90, [["small"]], SANITIZER),
+    Round(60, [["huge"]]),  # takes most of the memory
     Round(90, [["step", "compiled"]]),
 ]  # fmt: skip
 TESTS = Round(600, [["tests"]])

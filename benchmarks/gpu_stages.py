@@ -29,6 +29,7 @@ TINY, WARM = os.environ.get("GPU_TINY") == "1", "warm" in sys.argv
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 SHAPES = [(16, 8, 2048, 64), (64, 8, 512, 64), (4, 8, 8192, 64)] if not TINY else [(1, 2, 130, 16)]
 LONG, SMALL = ((1, 8, 32768, 64), (1, 8, 192, 64)) if not TINY else ((1, 2, 320, 16), (1, 2, 130, 16))
+HUGE = (33, 8, 131072, 64) if not TINY else (3, 2, 70, 16)
 STEP, SIZE = (16, 512), {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8, "vocab_size": 8192}
 if TINY:
     STEP, SIZE = (2, 66), {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 64}
@@ -126,14 +127,15 @@ def both(name: str, forward: Call, wanted: list[Tensor], cotangent: Tensor) -> d
 
 
 def of_layer(
-    name: str, shape: tuple[int, ...], label: str, irregular: bool = False, windows: bool = False, learned: bool = True
-) -> dict[str, Call]:
-    """The operator of a preset's layer, whose positions are known before, at its first dynamics."""
+    name: str, shape: tuple[int, ...], label: str, irregular: bool = False, windows: bool = False, learned: bool = True,
+    given: list[Tensor] | None = None,
+) -> dict[str, Call]:  # fmt: skip
+    """The operator of a preset's layer at its first dynamics, of random or given states at positions known before."""
     batch, heads, length, channels = shape
     torch.manual_seed(0)
     layer: Any = preset(name, hidden_size=heads * channels // 2, num_attention_heads=heads).build_attention()
     layer = layer.to("cuda").requires_grad_(learned)
-    *states, cotangent = random_states(shape)
+    *states, cotangent = random_states(shape) if given is None else given
     times = torch.linspace(0, 0.9 * length, length, dtype=FP64).square().div(length).to("cuda") if irregular else None
     positions = checked_positions(batch, length, length, cotangent.device, times)
     options = layer.options._replace(certified="auto" if windows else None)
@@ -239,6 +241,17 @@ def small() -> None:
     print("all calls returned", flush=True)
 
 
+def huge() -> None:
+    """More than 2^31 numbers in a tensor, and long sequences: the last sample is as it is alone, bit for bit."""
+    states = random_states(HUGE)
+    alone = [x.detach()[-1:].clone().requires_grad_(x.requires_grad) for x in states]
+    found, expected = (
+        of_layer("x2-riccati-alibi", each[0].shape, "x2", windows=True, learned=False, given=each)["x2 fwd+bwd"]()
+        for each in (states, alone)
+    )
+    note("huge", shape=HUGE, equal=all(torch.equal(x[-1:], y) for x, y in zip(found, expected, strict=True)))
+
+
 def fla() -> None:
     """FLA's forgetting attention, where it is installed."""
     try:
@@ -319,5 +332,5 @@ def step(way: str) -> None:
 
 
 if __name__ == "__main__":
-    stages = {each.__name__: each for each in (versions, check, times, windows, pairs, small, fla, step)}
+    stages = {each.__name__: each for each in (versions, check, times, windows, pairs, small, huge, fla, step)}
     stages[sys.argv[1]](*(x for x in sys.argv[2:3] if x != "warm"))
