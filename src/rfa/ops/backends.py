@@ -91,7 +91,7 @@ class Backend(NamedTuple):
         devices: device types, None for any.
         dtypes: None for any floating-point dtype.
         channels: head sizes 2 d, None for any.
-        whole: loads `serves` and `filter_attention`, which take a problem as it is; None where there is none.
+        whole: loads `serves` and `filter_attention`, which take states and a problem; None where there is none.
     """
 
     kernel: Callable[[], Kernel] | None
@@ -113,7 +113,7 @@ class Backend(NamedTuple):
         if self.kernel is None:
             return reference.filter_attention(query, key, value, problem)
         parameters, positions, options, _ = problem
-        if self.whole is not None and not transformed() and (module := self.whole()).serves(problem):
+        if self.whole is not None and not transformed() and (module := self.whole()).serves(query, problem):
             if cache is not None and options.certified:
                 kernel_prior(problem, cache)  # fills the cache's tables, by which it drops old keys
             estimate, log_sum = module.filter_attention(query, key, value, problem)

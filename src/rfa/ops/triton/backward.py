@@ -23,7 +23,6 @@ from .tiles import (
     SUMS,
     TABLES,
     TERMS,
-    TF32,
     WAVES,
     counted,
     lag_numbers,
@@ -271,7 +270,7 @@ def add_keys(
                 at_place = part * COLUMNS % FOLD + tl.arange(0, COLUMNS)
                 of_place = tl.load(functions + at_place[:, None] * (2 * TERMS) + term[None, :])
                 moments = product(rounded, of_place, FAST=FAST)
-                moments = product(polynomials, moments, FAST=FAST, PRECISION=TF32)
+                moments = product(polynomials, moments, FAST=FAST)
                 at = kind[:, None, None] * (TERMS * TERMS) + (term % TERMS)[None, :, None] * TERMS
                 at += effects + (distance - tile) * (FUNCTIONALS * TERMS * TERMS) + (term % TERMS)[None, None, :]
                 sums += (tl.load(at) * LN2) * moments[None, :, :]

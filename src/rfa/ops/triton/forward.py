@@ -15,8 +15,6 @@ from .tiles import (
     PAIRS,
     TABLES,
     TERMS,
-    TF32,
-    TF32X3,
     counted,
     lag_numbers,
     load_states,
@@ -69,8 +67,7 @@ def add_tile(
     if WAY == PAIRS:
         total += tl.sum(weight, 1)[:, None]
         # not in half precision: rounded weights times e would not be those that the gradients see
-        precision: tl.constexpr = TF32X3 if v.dtype == tl.float32 else TF32
-        estimate = product(weight * e, v.to(tl.float32), FAST=FAST, start=estimate, PRECISION=precision)
+        estimate = product(weight * e, v.to(tl.float32), FAST=FAST, start=estimate)
     else:  # the sum is that of the rounded weights: those of the estimate then sum to 1
         weight = weight.to(v.dtype)
         total = product(weight, tl.full([COLUMNS, 16], 1.0, v.dtype), FAST=FAST, start=total)

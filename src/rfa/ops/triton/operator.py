@@ -38,7 +38,7 @@ TILES: dict[str, dict[str, Any]] = {
     "query": {"ROWS": 64, "STAGES": 2, "EDGE_STAGES": 1, "num_warps": 4},
     "query without parameters": {"ROWS": 64, "STAGES": 3, "EDGE_STAGES": 1, "num_warps": 4, "maxnreg": 168},
 }
-LEAST_FACTOR = {torch.bfloat16: 2.0**-12, torch.float16: 2.0**-8, torch.float32: 1.0}
+LEAST_FACTOR = {torch.bfloat16: 2.0**-12, torch.float16: 2.0**-8}  # of a key within its tile
 LEARNED = ("process_noise", "key_noise", "query_noise", "noise_floor", "robustness", "inverse_temperature")
 # The arguments of a call. Tensors as in `KernelInputs` and `Parameters`. `riccati` and `in_bias` are the options of
 # these meanings. `keep` says that there will be a backward pass, and `prior` that it is asked for gradients of
@@ -153,8 +153,7 @@ class Plan:
     @cached_property
     def _shared(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Constants of all kernels, of those that visit pairs and of those that know the prior."""
-        folds = self.dtype != torch.float32 and (self.keys - self.queries) % FOLD == 0
-        every = {"FOLDS": folds, "FAST": self.fast}
+        every = {"FOLDS": (self.keys - self.queries) % FOLD == 0, "FAST": self.fast}
         pairs = {"CHANNELS": self.channels, "WIDTH": self.width, "GROUPS": self.groups}
         prior = {"FORM": (self.gate, self.riccati, self.in_bias), "HORIZON": self.horizon}
         turns = {"TURN": self.turn, "TURN_VALUES": self.turn and self.rotate_values}
@@ -382,15 +381,16 @@ class _Attention(torch.autograd.Function):
 # The public side: which problems are served, and a call
 
 
-def serves(problem: Problem) -> bool:
-    """Whether these kernels serve a problem: causal, Student-t, at uniform times, and few gradients.
+def serves(query: Tensor, problem: Problem) -> bool:
+    """Whether these kernels serve a problem: half precision, causal, Student-t, at uniform times, and few gradients.
 
-    Decay, frequencies and horizon have none.
+    Decay, frequencies and horizon have none. In float32 `T - c log2 g` would lose digits where c is large.
     """
     parameters, positions, options, riccati = problem
     fixed = (parameters.decay, parameters.frequency, parameters.horizon)
     return (
-        positions.uniform
+        query.dtype in LEAST_FACTOR
+        and positions.uniform
         and options.causal
         and options.weight == "student_t"
         and riccati is None

@@ -7,7 +7,7 @@ The lag is split at the tile's last key, `tau = m + n`: m belongs to the row, n 
     z = T(m + n) - c log2 g                 T = c log2(nu d Sigma~) - beta log2 Sigma,   c = beta (nu_s + 1)
 
 A tile is taken in one of three ways. FULL: all pairs count, and T is a product of rank 8. EDGE: some pairs count, and
-T is read for each pair. PAIRS: n is 0, and every number is read for each pair (heads too fast to fold, float32).
+T is read for each pair. PAIRS: n is 0, and every number is read for each pair (heads too fast to fold).
 """
 
 from typing import no_type_check
@@ -27,7 +27,7 @@ WAVES = tl.constexpr(16)  # sums of s times a constant, the distance in a tile, 
 FUNCTIONALS = tl.constexpr(8)  # parameters with an effect on T, log K and log(1 - K) among them
 SUMS = tl.constexpr(32)  # of a program of the query kernel: waves, functionals, four more
 HALF = tl.constexpr(32)  # keys or rows at once where numbers are read for each pair: they take registers
-TF32, TF32X3, IEEE = tl.constexpr("tf32"), tl.constexpr("tf32x3"), tl.constexpr("ieee")  # how float32 is multiplied
+TF32, IEEE = tl.constexpr("tf32"), tl.constexpr("ieee")  # how float32 is multiplied
 NONE = tl.constexpr(-1e30)  # a score of no weight that subtracts without NaN
 # of which a kernel compiles no variants: a compilation takes some 15 seconds
 COUNTS = [
@@ -48,7 +48,7 @@ def log2(x, FAST: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def product(a, b, FAST: tl.constexpr, start=None, PRECISION: tl.constexpr = TF32X3):
+def product(a, b, FAST: tl.constexpr, start=None, PRECISION: tl.constexpr = TF32):
     """`start + a b` in float32. Triton's interpreter multiplies bfloat16 wrongly, and sums in another order."""
     if FAST:
         return tl.dot(a, b, start, input_precision=PRECISION)

@@ -166,8 +166,8 @@ def test_a_look_at_values_is_seen() -> None:
 @pytest.mark.parametrize("step", ["learned", "precision"])
 def test_a_layer_waits_for_nothing(launches: list[str], step: Any) -> None:
     """Nor does decoding, which the lean kernels serve too: two launches a call."""
-    layer = RobustFilterAttention(CHANNELS * HEADS // 2, HEADS, step=step, backend="triton").to(DEVICE)
-    x = torch.randn(BATCH, 70, CHANNELS * HEADS // 2, device=DEVICE)
+    layer = RobustFilterAttention(CHANNELS * HEADS // 2, HEADS, step=step, backend="triton").to(DEVICE, torch.bfloat16)
+    x = torch.randn(BATCH, 70, CHANNELS * HEADS // 2, device=DEVICE, dtype=torch.bfloat16)
     with Operators():
         layer(x).sum().backward()
         launches.clear()
@@ -182,11 +182,13 @@ def test_a_layer_waits_for_nothing(launches: list[str], step: Any) -> None:
 def test_a_cache_gives_what_a_whole_sequence_does(prior: Any) -> None:
     """Token by token in the frame; with the Riccati prior the cache has tables too, by which it drops old keys."""
     torch.manual_seed(0)
-    layer = RobustFilterAttention(CHANNELS * HEADS // 2, HEADS, prior=prior, backend="triton").to(DEVICE)
-    x, cache = torch.randn(1, 9, CHANNELS * HEADS // 2, device=DEVICE), FilterCache()
+    layer = RobustFilterAttention(CHANNELS * HEADS // 2, HEADS, prior=prior, backend="triton").to(
+        DEVICE, torch.bfloat16
+    )
+    x, cache = torch.randn(1, 9, CHANNELS * HEADS // 2, device=DEVICE, dtype=torch.bfloat16), FilterCache()
     with torch.no_grad():
         parts = [layer(x[:, start:stop], past_key_values=cache) for start, stop in ((0, 7), (7, 8), (8, 9))]
-        torch.testing.assert_close(torch.cat(parts, dim=1), layer(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(torch.cat(parts, dim=1), layer(x), rtol=2e-2, atol=2e-2)
     assert (cache.layers[0].decoding.tables is None) == (prior == "lyapunov")
 
 
@@ -266,7 +268,7 @@ def test_fake_tensors(launches: list[str], dtype: torch.dtype, learned: bool) ->
 
 def test_several_cotangents_at_once() -> None:
     """As one after the other; and there is no second derivative."""
-    problem, given = located(parameters(), 20), states(20, torch.float32)
+    problem, given = located(parameters(), 20), states(20)
     out = located_filter_attention(*given, problem, backend="triton")
     assert isinstance(out, Tensor)
     leaves, cotangents = [*given, problem.parameters.robustness], torch.stack([out.detach(), -2 * out.detach()])
@@ -302,8 +304,8 @@ def few_calls() -> None:
 def one_graph() -> None:
     """A training step of a layer compiles into one graph, with the same loss and gradients."""
     torch.manual_seed(0)
-    layer = RobustFilterAttention(CHANNELS, HEADS, backend="triton").to(DEVICE)
-    x, target = torch.randn(2, 1, 20, CHANNELS, device=DEVICE)
+    layer = RobustFilterAttention(CHANNELS, HEADS, backend="triton").to(DEVICE, torch.bfloat16)
+    x, target = torch.randn(2, 1, 20, CHANNELS, device=DEVICE, dtype=torch.bfloat16)
 
     def loss(x: Tensor) -> Tensor:
         return (x + layer(x) - target).square().mean()
@@ -315,7 +317,7 @@ def one_graph() -> None:
         value.backward()
         found.append([value, *(p.grad for p in layer.parameters())])
     for eager, compiled in zip(*found, strict=True):
-        torch.testing.assert_close(eager, compiled, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(eager, compiled, rtol=2e-2, atol=1e-4)
 
 
 @pytest.mark.parametrize("check", ["few_calls", "one_graph"])
