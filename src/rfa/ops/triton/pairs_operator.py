@@ -59,11 +59,7 @@ class _Sizes(NamedTuple):
 
 def _sizes(inputs: KernelInputs) -> _Sizes:
     (batch, heads, queries, channels), (keys, width) = inputs.query.shape, inputs.value.shape[2:]
-    strides = [
-        0 if x is None or x.shape[dim] == 1 else x.stride(dim)
-        for x in (inputs.key_cos, inputs.query_cos)
-        for dim in (0, 1)
-    ]
+    phases = *_strides(inputs.key_cos), *_strides(inputs.query_cos)
     turn = inputs.key_cos is not None
     fixed = inputs.scalars.shape[0] == 7
     choices = {
@@ -73,9 +69,17 @@ def _sizes(inputs: KernelInputs) -> _Sizes:
         "FIXED": fixed, "FAST": inputs.query.is_cuda,
         "QUICK": inputs.query.is_cuda and inputs.query.dtype != torch.float32, "num_warps": 4,
     }  # fmt: skip
-    padded = (-(-length // BLOCK) * BLOCK for length in (queries, keys))
+    rows, columns = (-(-length // BLOCK) * BLOCK for length in (queries, keys))
     turn_values = turn and inputs.rotate_values
-    return _Sizes(batch, heads, queries, keys, *padded, tuple(strides), turn, turn_values, choices)
+    return _Sizes(batch, heads, queries, keys, rows, columns, phases, turn, turn_values, choices)
+
+
+def _strides(phases: Tensor | None) -> tuple[int, int]:
+    """Over samples and heads; 0 where all share the phases."""
+    if phases is None:
+        return 0, 0
+    batch, head = (0 if phases.shape[dim] == 1 else phases.stride(dim) for dim in (0, 1))
+    return batch, head
 
 
 def _blocks(inputs: KernelInputs, choices: dict[str, Any], *, forward: bool = False) -> tuple[int, int]:
@@ -186,7 +190,8 @@ def pairs_backward(
     inputs = KernelInputs(*arguments)
     sizes, nothing = _sizes(inputs), _nothing(inputs.scalars)
     if inputs.empty:
-        given = (inputs.query, inputs.key, inputs.value, *list(inputs)[PRIOR])
+        learned = inputs.tables, inputs.key_path, inputs.query_path, inputs.key_bias, inputs.scalars
+        given = (inputs.query, inputs.key, inputs.value, *learned)
         return tuple(nothing if x is None else x.new_zeros(x.shape) for x in given)
     batch, heads, queries, keys = sizes.batch, sizes.heads, sizes.queries, sizes.keys
     new, width = inputs.query.new_empty, inputs.value.shape[-1]
