@@ -72,12 +72,12 @@ def pair_numbers(
 @triton.jit
 @no_type_check
 def load_scalars(numbers, heads, head, largest, blocks, SCALED: tl.constexpr):
-    """c, the least `nu d Sigma~`, and powers of two: a scale of x beside s, and of s, and the latter's exponent.
+    """c, the least `nu d Sigma~`, and a power of two by which s is multiplied, with its exponent.
 
-    The last brings the largest number of dout near 2^6: float16 has few numbers below 2^-14.
+    It brings the largest number of dout near 2^6: float16 has few numbers below 2^-14.
     """
     least = tl.load(numbers + 2 * heads + head)
-    scale, score_scale, exponent = 1.0, 1.0, 0.0
+    score_scale, exponent = 1.0, 0.0
     if SCALED:
         block, most = tl.arange(0, FOLD), tl.zeros([FOLD], tl.float32)
         for start in range(0, blocks, FOLD):
@@ -85,8 +85,17 @@ def load_scalars(numbers, heads, head, largest, blocks, SCALED: tl.constexpr):
             most = tl.maximum(most, found)
         exponent = tl.minimum(6.0 - tl.ceil(tl.log2(tl.maximum(tl.max(most, 0), 1e-30))), 60.0)
         score_scale = tl.exp2(exponent)
-        scale = tl.exp2(tl.floor(tl.log2(least)))  # x is s over g, which is at least as large
-    return tl.load(numbers + heads + head), least, scale, score_scale, exponent
+    return tl.load(numbers + heads + head), least, score_scale, exponent
+
+
+@triton.jit
+@no_type_check
+def state_product(x, states, start, FAST: tl.constexpr):
+    """`start + x states`; x is `s / g`, of any size, which float16 cannot hold."""
+    if states.dtype == tl.float16:
+        return product(x, states.to(tl.float32), FAST=FAST, start=start)
+    else:
+        return product(x.to(states.dtype), states, FAST=FAST, start=start)
 
 
 @triton.jit
@@ -116,14 +125,14 @@ def add_rows(
         ROWS_AT=1, WAY=WAY, GROUPS=GROUPS, FAST=FAST,
     )  # fmt: skip
     of_value = product((w * g).to(do.dtype), do, FAST=FAST, start=of_value)
-    of_key = product((x * (scalars[2] * scalars[3])).to(q.dtype), q, FAST=FAST, start=of_key)
+    of_key = state_product(x, q, of_key, FAST=FAST)
     return of_key, of_value, of_number + tl.sum(x * e, 1)
 
 
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def key_kernel(
-    query, query_norm, key, value, key_number, gradient, delta, total, largest, tables, bits, terms, numbers, folds,
+    query, query_norm, key, value, key_number, gradient, delta, total, tables, bits, terms, numbers, folds,
     key_groups, query_groups, first_block, cos, sin, factors,
     key_gradient, value_gradient, sums,
     heads, queries, keys, row_length, key_length, length, blocks, row_blocks, phase_batch, phase_head,
@@ -141,10 +150,7 @@ def key_kernel(
     padded = pair * key_length + columns
     k, v = load_states(key, padded, CHANNELS=CHANNELS), load_states(value, padded, CHANNELS=WIDTH)
     number = tl.load(key_number + padded)
-    SCALED: tl.constexpr = query.dtype.element_ty == tl.float16
-    scalars = load_scalars(
-        numbers, heads, head, largest + pair * (row_length // 64), row_length // 64, SCALED=SCALED
-    )  # fmt: skip
+    scalars = tl.load(numbers + heads + head), tl.load(numbers + 2 * heads + head)
     of_key = columns, columns
     if GROUPS:
         of_key = columns, tl.load(key_groups + batch * keys + columns, mask=in_columns, other=-1)
@@ -200,7 +206,7 @@ def key_kernel(
         )  # fmt: skip
     of_key, of_value, of_number = state
     # `b = |k'|^2 / 4`: k' has the gradient of the product with the queries, and through b
-    of_key = -scalars[0] * (of_key / (scalars[2] * scalars[3]) + (0.5 * of_number)[:, None] * k.to(tl.float32))
+    of_key = -scalars[0] * (of_key + (0.5 * of_number)[:, None] * k.to(tl.float32))
     place = factors + head * 3 * FOLD + n
     factor = tl.load(place)[:, None]
     if TURN:
@@ -227,7 +233,7 @@ def add_keys(
     """The sums over keys for a block of rows, with those of one more tile. w, x and s come times the scale of s."""
     of_query, of_norm, of_power, of_phi, of_lag = state
     key, value, key_number, tables, bits = of_keys
-    power, least, scale, _, _ = scalars
+    power, least, _, _ = scalars
     columns = part * COLUMNS + tl.arange(0, COLUMNS)
     tile = part // (FOLD // COLUMNS)
     k, v = load_states(key, columns, CHANNELS=CHANNELS), load_states(value, columns, CHANNELS=WIDTH)
@@ -241,7 +247,7 @@ def add_keys(
         terms, length, ROWS_AT=0, WAY=WAY, GROUPS=GROUPS, FAST=FAST,
     )  # fmt: skip
     of_tile = tl.sum(x, 1)
-    of_query = product((x * (e * scale)).to(k.dtype), k, FAST=FAST, start=of_query)
+    of_query = state_product(x * e, k, of_query, FAST=FAST)
     if PRIOR:
         s, positions = x * g, of_rows[0]
         scores = tl.sum(s, 1)
@@ -280,9 +286,9 @@ def add_keys(
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def query_kernel(
-    query, query_norm, key, value, key_number, gradient, delta, total, largest, tables, bits, terms, numbers, folds,
-    key_groups, query_groups, first_block, cos, sin, waves, wave_rates, functions, polynomials, effects, pair_effects,
-    query_gradient, sums,
+    query, query_norm, key, value, key_number, gradient, delta, total, tables, bits, terms, numbers, folds,
+    key_groups, query_groups, first_block, largest, cos, sin, waves, wave_rates, functions, polynomials, effects,
+    pair_effects, query_gradient, sums,
     heads, queries, keys, row_length, key_length, length, row_blocks, distances, phase_batch, phase_head,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, FIRST: tl.constexpr,
     TURN: tl.constexpr, FOLDS: tl.constexpr, PRIOR: tl.constexpr, STAGES: tl.constexpr, EDGE_STAGES: tl.constexpr,
@@ -313,8 +319,8 @@ def query_kernel(
     if GROUPS:
         groups = tl.load(query_groups + batch * queries + rows, mask=in_rows, other=-2)
         key_groups += batch * keys
-    score_scale = scalars[3]
-    of_rows = positions, q_norm, tl.load(delta + padded), tl.load(total + padded) - scalars[4], groups
+    score_scale = scalars[2]
+    of_rows = positions, q_norm, tl.load(delta + padded), tl.load(total + padded) - scalars[3], groups
     tables += head * TABLES * length
     key, value = key + pair * key_length * CHANNELS, value + pair * key_length * WIDTH
     of_keys = key, value, key_number + pair * key_length, tables, bits + head * length * (2 * TERMS)
@@ -362,7 +368,7 @@ def query_kernel(
             CHANNELS=CHANNELS, WIDTH=WIDTH, COLUMNS=HALF, WAY=PAIRS, GROUPS=GROUPS, PRIOR=PRIOR, FAST=FAST,
         )  # fmt: skip
     of_query, of_norm, of_power, of_phi, of_lag = state
-    of_query = (-scalars[0] / score_scale) * (of_query / scalars[2] + (2.0 * of_norm)[:, None] * q.to(tl.float32))
+    of_query = (-scalars[0] / score_scale) * (of_query + (2.0 * of_norm)[:, None] * q.to(tl.float32))
     if TURN:
         cos += batch * phase_batch + head * phase_head
         sin += batch * phase_batch + head * phase_head

@@ -318,12 +318,12 @@ def filter_backward(
         stream = plan.stream()
         of_delta(stream, grad_out, out, low, log_sum, grad_log_sum, query_cos, query_sin, turned, delta, total, largest)
         shared = (
-            turned_query, query_norm, turned_key, turned_value, key_number, turned, delta, total, largest, tables, bits,
+            turned_query, query_norm, turned_key, turned_value, key_number, turned, delta, total, tables, bits,
             plan.constants[3], of_heads, folds, *groups, first_block,
         )  # fmt: skip
         of_keys(stream, *shared, key_cos, key_sin, factors, grad_key, grad_value, key_sums)
         of_queries(
-            stream, *shared, query_cos, query_sin, waves, rates, functions, polynomials, effects, pair_effects,
+            stream, *shared, largest, query_cos, query_sin, waves, rates, functions, polynomials, effects, pair_effects,
             grad_query, sums,
         )  # fmt: skip
         for launch in epilogue:

@@ -46,23 +46,42 @@ def load_head(
     fits = (mu >= 0.0) & (sigma2 >= 0.0) & (eta2 >= 0.0) & (gamma2 >= 0.0) & (floor >= 0.0) & (ahead >= 0.0)
     mu = tl.where(fits & (freedom > 0.0) & (beta > 0.0), mu, float("nan"))
     if FORM[RICCATI]:
-        log_gain, log_rest = steady_gain(mu, sigma2, eta2 + floor, keys)
+        y, _, _, _ = steady_ratio(mu, sigma2, eta2 + floor, tl.zeros([1], tl.float64) + 1.0)
+        log_gain, log_rest = steady_gain(y)
+        log_gain, log_rest = tl.sum(log_gain, 0).to(tl.float32), tl.sum(log_rest, 0).to(tl.float32)
+        log_gain = tl.where(keys < 2, 0.0, log_gain)  # a key that is alone has the gain 1
     return mu, sigma2, eta2, gamma2, floor, freedom, beta, ahead, modes, log_gain, log_rest
 
 
 @triton.jit
 @no_type_check
-def steady_gain(mu, sigma2, observed, keys):
-    """`log K` and `log(1 - K)` of the steady Kalman gain at steps of one: `x^2 + x (r (1 - F^2) - q) - q r = 0`."""
-    phi, _ = integrals(2.0 * mu, 1.0 + tl.zeros([1], tl.float32))
-    phi = tl.sum(phi, 0)
-    q, r = tl.maximum(sigma2 * phi, LEAST), tl.maximum(observed, LEAST)
-    half = 0.5 * (r * (2.0 * mu * phi) - q)
-    root = tl.sqrt(half * half + q * r)
-    x = tl.where(half > 0.0, q * r / (half + root), root - half)
-    x = tl.maximum(x, LEAST)
-    # a key that is alone has the gain 1
-    return tl.where(keys < 2, 0.0, -log1p(r / x)), -log1p(x / r)
+def steady_ratio(mu, sigma2, observed, interval):
+    """Of the steady Kalman gain K of intervals, in float64: `y = K / (1 - K)`, g, the root's half difference, and phi.
+
+    y is the root of `y^2 + y (c - g) - g = 0`, with g the noise of an interval over that of a reading and
+    `c = 1 - exp(-2 mu dt)`. A noise of zero counts as the smallest normal number.
+    """
+    mu, interval = mu.to(tl.float64), interval.to(tl.float64)
+    phi, _ = integrals(2.0 * mu, interval)
+    g = tl.maximum(sigma2.to(tl.float64), LEAST) * phi / tl.maximum(observed.to(tl.float64), LEAST)
+    half = 0.5 * (2.0 * mu * phi - g)
+    root = tl.sqrt(half * half + g)
+    return tl.where(half > 0.0, g / (half + root), root - half), g, root, phi
+
+
+@triton.jit
+@no_type_check
+def steady_gain(y):
+    """`log K` and `log(1 - K)` in nats, of `y = K / (1 - K)`."""
+    return -log1p(1.0 / y), -log1p(y)
+
+
+@triton.jit
+@no_type_check
+def steady_gradients(of_gain, of_rest, y, g, root):
+    """The gradients of g and of c, from those of `log K` and `log(1 - K)`."""
+    of_y = of_gain / (y * (1.0 + y)) - of_rest / (1.0 + y)
+    return of_y * (1.0 + y) / (2.0 * root), -of_y * y / (2.0 * root)
 
 
 @triton.jit
@@ -70,7 +89,7 @@ def steady_gain(mu, sigma2, observed, keys):
 def log1p(x):
     """In nats."""
     one = 1.0 + x
-    return tl.where(x > 1e4, tl.log(x), tl.log(one) + (x - (one - 1.0)) / one)
+    return tl.where(x > 1e15, tl.log(x), tl.log(one) + (x - (one - 1.0)) / one)
 
 
 @triton.jit
@@ -182,7 +201,7 @@ def epilogue_kernel(
         keys, modes, FORM=FORM, HORIZON=HORIZON,
     )  # fmt: skip
     mu, sigma2, eta2, gamma2, floor = of_head[0], of_head[1], of_head[2], of_head[3], of_head[4]
-    freedom, beta, log_gain, log_rest = of_head[5], of_head[6], of_head[9], of_head[10]
+    freedom, beta, log_rest = of_head[5], of_head[6], of_head[10]
     place = tl.arange(0, FOLD)
     index = tl.arange(0, SUMS)  # waves, functionals, four more
     kind = index - WAVES
@@ -251,16 +270,13 @@ def epilogue_kernel(
         of_power += tl.sum(through, 0) * BITS * tl.log2(least)
     gradient -= tl.where(kind == 4, beta * LN2 * of_power, tl.where(kind == 5, (freedom + 1.0) * LN2 * of_power, 0.0))
     if FORM[RICCATI]:
-        # by the root x: `x^2 + x (r p - q) - q r = 0` with `p = 1 - F^2`
-        phi, _ = integrals(2.0 * mu, 1.0 + tl.zeros([1], tl.float32))
-        phi = tl.sum(phi, 0)
-        q, r, p = sigma2 * phi, eta2 + floor, 2.0 * mu * phi
-        x = r * tl.exp(log_gain - log_rest)
-        of_gain = tl.sum(tl.where(kind == 6, gradient, 0.0), 0)
-        of_rest = tl.sum(tl.where(kind == 7, gradient, 0.0), 0)
-        slope = 1.0 / (2.0 * x + r * p - q)
-        of_x = of_gain * (1.0 / x - 1.0 / (x + r)) - of_rest / (x + r)
-        of_r = -of_gain / (x + r) + of_rest * (1.0 / r - 1.0 / (x + r)) + of_x * (q - x * p) * slope
-        gradient += tl.where(kind == 0, of_x * (x + r) * slope * phi, 0.0)
-        gradient += tl.where((kind == 1) | (kind == 3), of_r, 0.0)
+        y, g, root, phi = steady_ratio(mu, sigma2, eta2 + floor, tl.zeros([1], tl.float64) + 1.0)
+        of_gain = tl.sum(tl.where((kind == 6) & (keys > 1), gradient, 0.0), 0).to(tl.float64)
+        of_rest = tl.sum(tl.where(kind == 7, gradient, 0.0), 0).to(tl.float64)
+        of_g, _ = steady_gradients(of_gain, of_rest, y, g, root)
+        observed = tl.maximum((eta2 + floor).to(tl.float64), LEAST)
+        of_sigma = tl.where(sigma2 >= LEAST, tl.sum(of_g * phi / observed, 0), 0.0).to(tl.float32)
+        of_observed = tl.where(eta2 + floor >= LEAST, -tl.sum(of_g * g / observed, 0), 0.0).to(tl.float32)
+        gradient += tl.where(kind == 0, of_sigma, 0.0)
+        gradient += tl.where((kind == 1) | (kind == 3), of_observed, 0.0)
     tl.store(gradients + kind * heads + head, gradient, mask=(kind >= 0) & (kind < 6))
