@@ -150,7 +150,7 @@ def frame_gradients(
     z, logarithm, divisor, log_divisor, log_variance = frame_scores(
         dot, of_key, of_row, scalars, GATE=GATE, THIRD=THIRD, QUICK=QUICK
     )
-    weight = tl.exp2(z + (bias - log_sum))
+    weight = tl.exp2(z + ((bias - log_sum[0]) - log_sum[1]))
     s = weight * (decay * through - delta)
     scaled = coefficient * s
     share = scaled * tl.exp2(-logarithm)  # c s / g

@@ -256,7 +256,7 @@ def pair_gradients(
     z, evidence, residual, total = pair_score(
         dot, query_norm, key_norm, decay, bias, divisor, scalars, SCORE=SCORE, QUICK=QUICK,
     )  # fmt: skip
-    weight = tl.exp2(tl.where(seen, z - log_sum, NONE))
+    weight = tl.exp2(tl.where(seen, (z - log_sum[0]) - log_sum[1], NONE))
     s = weight * (decay * through - delta)
     of_decay = weight * through
     of_residual, of_variance, of_freedom, of_power, of_effective = s, s, s, s, s
@@ -285,6 +285,16 @@ def pair_gradients(
         weight * decay, s, of_residual, of_dot, decay, of_decay * decay, of_variance, of_coefficient, of_freedom,
         of_power, of_effective, added,
     )  # fmt: skip
+
+
+@triton.jit
+@no_type_check
+def load_log_sum(log_sum, at, AXIS: tl.constexpr):
+    """As two float32 with an axis more; infinity, which marks a row that takes no part, as infinity and 0."""
+    number = tl.load(log_sum + at)
+    high = number.to(tl.float32)
+    low = tl.where(high == float("inf"), 0.0, (number - high.to(tl.float64)).to(tl.float32))
+    return tl.expand_dims(high, AXIS), tl.expand_dims(low, AXIS)
 
 
 @triton.jit
@@ -396,7 +406,8 @@ def pairs_forward_kernel(
             spoiled += tl.sum(tl.where(seen, tl.load(value_mark + at)[None, :], 0.0), 1)
     some = total != 0.0  # NaN too
     total = tl.where(some, total, 1.0)
-    tl.store(log_sum + pair * queries + rows, tl.where(some, highest + tl.log2(total), float("-inf")), mask=in_rows)
+    logarithm = highest.to(tl.float64) + tl.log2(total).to(tl.float64)  # of scores that may be large
+    tl.store(log_sum + pair * queries + rows, tl.where(some, logarithm, float("-inf")), mask=in_rows)
     if TURN:
         cos += batch * phase_batch + head * phase_head
         sin += batch * phase_batch + head * phase_head

@@ -9,7 +9,17 @@ import triton
 import triton.language as tl
 
 from .frames import TILE, frame_gradients, load_frame, serves
-from .pairs import SCALARS, gradient_product, load_path, load_scalars, order_of, pair_gradients, product, worth
+from .pairs import (
+    SCALARS,
+    gradient_product,
+    load_log_sum,
+    load_path,
+    load_scalars,
+    order_of,
+    pair_gradients,
+    product,
+    worth,
+)
 from .tiles import COUNTS, LN2, turn_and_store
 
 
@@ -81,7 +91,7 @@ def pairs_query_kernel(
     in_rows, padded = rows < queries, pair * row_length + rows
     q = tl.load(query + padded[:, None] * CHANNELS + channel[None, :])
     do = tl.load(gradient + padded[:, None] * WIDTH + width[None, :])
-    q_norm, row_sum = tl.load(query_norm + padded)[:, None], tl.load(log_sum + padded)[:, None]
+    q_norm, row_sum = tl.load(query_norm + padded)[:, None], load_log_sum(log_sum, padded, AXIS=1)
     row_delta = tl.load(delta + padded)[:, None]
     own = load_path(
         query_path, path_batch * heads * queries, path_row * queries + rows[:, None], in_rows[:, None],
@@ -270,7 +280,7 @@ def pairs_key_kernel(
                 weight, s, residual, _, _, _, _, _ = frame_gradients(
                     product(frame_k, tl.trans(q), QUICK=QUICK, FAST=FAST),
                     product(frame_v, tl.trans(do), QUICK=QUICK, FAST=FAST), of_key, of_row,
-                    tl.load(log_sum + at)[None, :], tl.load(delta + at)[None, :], of_head,
+                    load_log_sum(log_sum, at, AXIS=0), tl.load(delta + at)[None, :], of_head,
                     GATE=GATE, THIRD=THIRD, PRIOR=False, QUICK=QUICK,
                 )  # fmt: skip
                 of_dots += gradient_product(residual * of_row[0], q, QUICK=QUICK, FAST=FAST)
@@ -294,8 +304,8 @@ def pairs_key_kernel(
             )  # fmt: skip
             weight, s, residual, dot, decay, by_decay, variance, _, _, _, _, _ = pair_gradients(
                 product(k, tl.trans(q), QUICK=QUICK, FAST=FAST), product(v, tl.trans(do), QUICK=QUICK, FAST=FAST),
-                tl.load(query_norm + at)[None, :], k_norm, tl.load(log_sum + at)[None, :], tl.load(delta + at)[None, :],
-                others, own, later, seen, bias, of_head,
+                tl.load(query_norm + at)[None, :], k_norm, load_log_sum(log_sum, at, AXIS=0),
+                tl.load(delta + at)[None, :], others, own, later, seen, bias, of_head,
                 SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, QUICK=QUICK,
             )  # fmt: skip
             if FRAME:

@@ -36,8 +36,8 @@ def fused_attention(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
     The known norms of keys are not used: a kernel needs those of the keys as rounded in the frame.
 
     Returns:
-        Estimates `(batch, heads, queries, value channels)` and `log2 sum_j 2^z` `(batch, heads, queries)`, both in
-        float32. A row that sees no key gives zeros and -inf.
+        Estimates `(batch, heads, queries, value channels)` and `log2 sum_j 2^z` `(batch, heads, queries)` in
+        float32 and float64. A row that sees no key gives zeros and -inf.
     """
     return _differentiable(*inputs._replace(rotate_values=inputs.key_cos is not None and inputs.rotate_values))
 
@@ -151,7 +151,7 @@ def pairs_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     sizes, query = _sizes(inputs), inputs.query
     shape = (sizes.batch, sizes.heads, sizes.queries)
     out = query.new_empty(*shape, inputs.value.shape[-1], dtype=torch.float32)
-    log_sum = query.new_empty(shape, dtype=torch.float32)
+    log_sum = query.new_empty(shape, dtype=torch.float64)
     if inputs.empty:
         return out.zero_(), log_sum.fill_(-torch.inf)
     rows, columns = _blocks(inputs, sizes.choices, forward=True)
@@ -172,7 +172,7 @@ def pairs_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
 @torch.library.register_fake("rfa::pairs_forward")
 def _(query, key, value, *others):
     out = query.new_empty(*query.shape[:3], value.shape[-1], dtype=torch.float32)
-    return out, query.new_empty(query.shape[:3], dtype=torch.float32)
+    return out, query.new_empty(query.shape[:3], dtype=torch.float64)
 
 
 _INCOMING = "Tensor grad_out, Tensor? grad_log_sum, Tensor out, Tensor log_sum, bool of_scalars, bool of_path"
@@ -206,7 +206,8 @@ def pairs_backward(
     sums = new(*(batch, heads, row_blocks, SCALARS.value) if of_scalars else (0,), dtype=double)
     kind = torch.bfloat16 if inputs.query.dtype == torch.bfloat16 else torch.float32  # float16 has too small a range
     turned = new(batch, heads, sizes.rows, width, dtype=kind)
-    delta, total = new(2, batch, heads, sizes.rows, dtype=torch.float32)
+    delta = new(batch, heads, sizes.rows, dtype=torch.float32)
+    total = new(batch, heads, sizes.rows, dtype=torch.float64)
     largest = new(batch, heads, sizes.rows // BLOCK, dtype=torch.float32)
     through = None if grad_log_sum is None else grad_log_sum.contiguous()
     of_pairs = _of_pairs(inputs)
