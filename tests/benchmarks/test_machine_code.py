@@ -212,6 +212,43 @@ for kind in ("whole", "pairs"):
 print(len(found))
 """
 
+OF_GROUPS = """
+import torch
+from gpu_code.launches import launches
+from rfa.ops.backends import BACKENDS
+from rfa.ops.positions import Positions
+from rfa.ops.problem import Options, Parameters, Problem
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.compiler import ASTSource
+
+def call():
+    query, key, value = (torch.empty(2, 1, 100, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    groups = torch.empty(2, 100, dtype=torch.int32)
+    times = torch.empty(2, 100, dtype=torch.float64)
+    parameters = Parameters(torch.empty(1), torch.empty(1, 8), *(torch.empty(1, requires_grad=True) for _ in range(6)))
+    problem = Problem(parameters, Positions(times, times, groups, groups), Options(prior="riccati"))
+    BACKENDS["triton"].run(query, key, value, problem)[0].sum().backward()
+
+backend = CUDABackend(GPUTarget("cuda", 90, 32))
+for launch in launches(call, 90):
+    options = backend.parse_options(launch.options)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    source = ASTSource(launch.function, launch.signature, launch.constants, launch.attributes)
+    known = backend.get_codegen_implementation(options), backend.get_module_map()
+    source.make_ir(backend.target, options, *known, context)
+    print(launch.name)
+"""
+
+
+@needs_triton
+def test_types_of_the_pairs_kernels_with_groups():
+    """A variable must keep its type from one trip of a loop to the next. The interpreter does not show it."""
+    assert {"pairs forward", "pairs key", "pairs query"} <= set(process("-c", OF_GROUPS).splitlines())
+
 
 @slow
 @needs_triton

@@ -24,7 +24,7 @@ from .dense import all_finite, finite, into_frame, of_finite, rotated, turned
 from .kernel import HALF_AND_SINGLE, TRITON_CHANNELS, Kernel, KernelInputs, kernel_inputs, rotation_tables
 from .positions import Positions
 from .prior import DecodingCache, SeparablePath, kernel_prior
-from .problem import Problem
+from .problem import Parameters, Problem
 from .transforms import (
     constant_for_compiler,
     forward_mode,
@@ -118,8 +118,7 @@ class Backend(NamedTuple):
                 kernel_prior(problem, cache)  # fills the cache's tables, by which it drops old keys
             estimate, log_sum = module.filter_attention(query, key, value, problem)
             if parameters.horizon is not None and options.rotate_values and not options.in_frame:
-                angle = parameters.frequency * parameters.horizon[:, None]
-                estimate = rotated(estimate, angle, torch.ones(query.shape[2], device=query.device)).to(query.dtype)
+                estimate = _turned_ahead(estimate, parameters).to(query.dtype)
             return estimate, log_sum * math.log(2) if options.log_precision else None
         kernel = self.kernel()
         casts = torch.is_autocast_enabled(query.device.type)  # the context costs a decoding step more than the question
@@ -131,7 +130,8 @@ class Backend(NamedTuple):
             if parameters.horizon is not None and isinstance(
                 prior, SeparablePath
             ):  # tables contain the horizon's decay
-                decay = torch.exp(-parameters.decay * parameters.horizon).to(torch.float32)[:, None, None]
+                elapsed = parameters.decay.to(torch.float32) * parameters.horizon
+                decay = torch.exp(-elapsed).to(torch.float32)[:, None, None]
                 query = query.to(torch.float32)
                 key, value = (of_finite(decay.mul, x.to(torch.float32)) for x in positions.without_absent(key, value))
                 key_norm = None if key_norm is None else key_norm * decay[..., 0].square()
@@ -152,10 +152,16 @@ class Backend(NamedTuple):
             )
             estimate, log_sum = attend(kernel, inputs, positions, frequency)
             if parameters.horizon is not None and frequency is not None and options.rotate_values:
-                angle = frequency * parameters.horizon[:, None]
-                estimate = rotated(estimate, angle, torch.ones(query.shape[2], device=query.device))
+                estimate = _turned_ahead(estimate, parameters)
         log_precision = (log_sum * math.log(2)).to(torch.float32) if options.log_precision else None
         return estimate.to(dtype), log_precision
+
+
+def _turned_ahead(estimate: Tensor, parameters: Parameters) -> Tensor:
+    """The estimate turned by the horizon, by angles in float32: half precision would round them."""
+    assert parameters.horizon is not None
+    angle = parameters.frequency.to(torch.float32) * parameters.horizon[:, None]
+    return rotated(estimate, angle, torch.ones(estimate.shape[2], device=estimate.device))
 
 
 def _cpu_kernel() -> Kernel:

@@ -9,7 +9,8 @@ With r the last of a tile's 64 keys, `e = exp(-(M_i - M_r))` and `f = exp(-(M_r 
 
 (with the Riccati prior `bias_j + (C_r - C_j) + (C_i - C_r)` is in the place of the last term), so that a pair takes a
 third of the instructions. It serves tiles whose keys all count, belong to one group, rise in time and lie close
-together, for blocks of later queries. V is without its factor sigma^2 in the numbers of keys.
+together, for blocks of later queries, in heads with a noise floor. V is without its factor sigma^2 in the numbers of
+keys.
 """
 
 from typing import no_type_check
@@ -19,7 +20,9 @@ import triton.language as tl
 
 from .tiles import BITS, LN2, log2
 
-LEAST = tl.constexpr(1.1754943508222875e-38)
+LEAST = tl.constexpr(1.1754943508222875e-38)  # of a variance: the smallest normal float32
+LEAST_FLOOR = tl.constexpr(1e-30)  # sigma_0^2 of a head: no variance is then as small as LEAST
+MOST_NORM = tl.constexpr(2.0**30)  # of |k|^2: k' stays within the range of float16
 NUMBERS = tl.constexpr(4)  # of a key: b, f, V(r, j) and, with the Riccati prior, the bias
 TILE = tl.constexpr(64)
 
@@ -133,7 +136,7 @@ def frame_scores(
     if THIRD:
         z += third
     else:
-        log_variance = log2(tl.maximum(variance, LEAST), FAST=QUICK)
+        log_variance = log2(variance, FAST=QUICK)
         z -= power * log_variance
     return z, logarithm, divisor, log_divisor, log_variance
 

@@ -19,11 +19,10 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .frames import TILE, frame_keys, frame_scores, halves, load_frame, serves
+from .frames import LEAST, LEAST_FLOOR, MOST_NORM, TILE, frame_keys, frame_scores, halves, load_frame, serves
 from .prologue import store_block, turned_block
 from .tiles import BITS, COUNTS, LN2, NONE, log2, turn_and_store
 
-LEAST = tl.constexpr(1.1754943508222875e-38)  # of a variance: the smallest normal float32
 LEAST_OF_EXPONENTIAL = tl.constexpr(1.9673781396807392e-24)  # as `least_effective_variance`
 SCALARS = tl.constexpr(8)  # c, W, eta^2, sigma_0^2, gamma^2, B, the factor of u, and one of no meaning
 
@@ -128,7 +127,9 @@ def pairs_states_kernel(
             if THIRD:
                 key_bias += row
             last = tl.minimum((program - query_programs + 1) * BLOCK, keys) - 1
+            _, freedom, eta2, floor, _, _, factor = load_scalars(scalars, head, heads, FIXED=True)
             counts = present & known & known_value & (group == tl.max(group, 0))
+            counts &= norm < tl.where(floor >= LEAST_FLOOR, MOST_NORM, 0.0)
             decay, added, third, served = frame_keys(
                 key_path + row, key_bias, path_batch * heads * keys, token, last, counts, limit, THIRD=THIRD,
             )  # fmt: skip
@@ -136,7 +137,6 @@ def pairs_states_kernel(
             number = 0.25 * store_block(real * twice, imaginary * twice, key_frame, place, HALF=CHANNELS // 2)
             store_block(real_value * once, imaginary_value * once, value_frame, place, HALF=WIDTH // 2)
             if GATE:
-                _, freedom, eta2, _, _, _, factor = load_scalars(scalars, head, heads, FIXED=True)
                 number += (factor * added + eta2 * decay * decay) / freedom
             part = pairs * key_length
             tl.store(numbers + place, number)
@@ -336,7 +336,7 @@ def pairs_forward_kernel(
     )  # fmt: skip
     of_head = load_scalars(scalars, head, heads, FIXED=FIXED)
     query_order = order_of(query_times, time_row * queries + rows, in_rows, -9223372036854775807)
-    groups, of_keys = rows, rows
+    groups = rows
     if GROUPS:
         groups = tl.load(query_groups + batch * queries + rows, mask=in_rows, other=-2)
     highest = tl.full([ROWS], NONE, tl.float32)
@@ -344,7 +344,7 @@ def pairs_forward_kernel(
     spoiled = tl.zeros([ROWS], tl.float32)  # NaN where a row sees a value that is not finite: its log sum is a number
     for start in range(0, keys, COLUMNS):
         columns = start + tl.arange(0, COLUMNS)
-        present = columns < keys
+        present, of_keys = columns < keys, columns
         if GROUPS:
             of_keys = tl.load(key_groups + batch * keys + columns, mask=present, other=-1)
             present &= of_keys >= 0

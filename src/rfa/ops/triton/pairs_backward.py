@@ -99,7 +99,7 @@ def pairs_query_kernel(
     )  # fmt: skip
     of_head = load_scalars(scalars, head, heads, FIXED=FIXED)
     query_order = order_of(query_times, time_row * queries + rows, in_rows, -9223372036854775807)
-    groups, of_keys = rows, rows
+    groups = rows
     if GROUPS:
         groups = tl.load(query_groups + batch * queries + rows, mask=in_rows, other=-2)
     of_dots, of_norm = tl.zeros([ROWS, CHANNELS], tl.float32), tl.zeros([ROWS], tl.float32)
@@ -109,7 +109,7 @@ def pairs_query_kernel(
     scalar, of_scalars = tl.arange(0, SCALARS), tl.zeros([SCALARS], tl.float64)
     for start in range(0, keys, COLUMNS):
         columns = start + tl.arange(0, COLUMNS)
-        present = columns < keys
+        present, of_keys = columns < keys, columns
         if GROUPS:
             of_keys = tl.load(key_groups + batch * keys + columns, mask=present, other=-1)
             present &= of_keys >= 0
@@ -228,7 +228,7 @@ def pairs_key_kernel(
     k = tl.load(key + padded[:, None] * CHANNELS + channel[None, :])
     v = tl.load(value + padded[:, None] * WIDTH + width[None, :])
     k_norm, present = tl.load(key_norm + padded)[:, None], in_columns
-    groups, of_rows = columns, columns
+    groups = columns
     if GROUPS:
         groups = tl.load(key_groups + batch * keys + columns, mask=in_columns, other=-1)
         present &= groups >= 0
@@ -254,7 +254,7 @@ def pairs_key_kernel(
         frame_v = tl.load(value_frame + padded[:, None] * WIDTH + width[None, :])
     for start in range(0, queries, ROWS):
         rows = start + tl.arange(0, ROWS)
-        in_rows = rows < queries
+        in_rows, of_rows = rows < queries, rows
         if GROUPS:
             of_rows = tl.load(query_groups + batch * queries + rows, mask=in_rows, other=-2)
         query_order = order_of(query_times, time_row * queries + rows, in_rows, -9223372036854775807)

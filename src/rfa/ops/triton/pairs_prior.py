@@ -16,11 +16,11 @@ from rfa.ops.prior import SeparablePath, separable_path
 from rfa.ops.problem import Problem
 from rfa.ops.transforms import operator, register_gradient, transformable, transformed
 
+from .frames import LEAST
 from .parameters import integrals
 from .tiles import BITS, COUNTS
 
 BLOCK = 512  # times of a step
-LEAST = tl.constexpr(1.1754943508222875e-38)
 TURN = tl.constexpr(6.283185307179586)
 
 
@@ -99,13 +99,13 @@ def interval_gain(times, index, keys, of_head):
     inside = index < keys
     later = tl.where(index == 0, tl.minimum(1, keys - 1), index)
     interval = tl.load(times + later, mask=inside, other=1.0) - tl.load(times + earlier, mask=inside, other=0.0)
-    phi, _ = integrals(2.0 * mu, interval)
-    q, r = tl.maximum(sigma2 * phi, LEAST), tl.maximum(eta2 + floor, LEAST)
+    known = keys > 1  # a key that is alone has the gain 1
+    phi, _ = integrals(2.0 * mu, tl.where(known, interval, 1.0))
+    q, r = tl.maximum(sigma2, LEAST) * phi, tl.maximum(eta2 + floor, LEAST)
     p = 2.0 * mu * phi
     half = 0.5 * (r * p - q)
     root = tl.sqrt(half * half + q * r)
-    x = tl.maximum(tl.where(half > 0.0, q * r / (half + root), root - half), LEAST)
-    known = keys > 1  # a key that is alone has the gain 1
+    x = tl.where(half > 0.0, q * r / (half + root), root - half)
     log_gain = tl.where(known, -log_more(r / x), 0.0)
     return x, q, r, p, phi, log_gain, tl.where(index > 0, -log_more(x / r), 0.0)
 
@@ -237,9 +237,12 @@ def path_gradient_kernel(
                 slope = 1.0 / (2.0 * x + r * p - q)
                 of_x = of_gain * (1.0 / x - 1.0 / (x + r)) - of_rest / (x + r)
                 of_noise = -of_gain / (x + r) + of_rest * (1.0 / r - 1.0 / (x + r)) + of_x * (q - x * p) * slope
+                # a variance that counts as LEAST has no gradient
                 total = tl.sum(tl.where(mask, of_noise, 0.0), 0)
+                total = tl.where(of_head[2] + of_head[4] >= LEAST, total, 0.0)
                 of_eta, of_floor = of_eta + total, of_floor + total
-                of_sigma += tl.sum(tl.where(mask, of_x * (x + r) * slope * phi, 0.0), 0)
+                total = tl.sum(tl.where(mask, of_x * (x + r) * slope * phi, 0.0), 0)
+                of_sigma += tl.where(of_head[1] >= LEAST, total, 0.0)
     result = gradients + head
     tl.store(result, of_sigma)
     tl.store(result + heads, of_eta)
@@ -301,9 +304,9 @@ def triton_path_backward(
     of_path: Tensor | None, of_query_path: Tensor | None, of_bias: Tensor | None, of_scalars: Tensor, key_path: Tensor,
     key_times: Tensor, *given: Any,
 ) -> Tensor:  # fmt: skip
-    """Gradients of sigma^2, eta^2, gamma^2, sigma_0^2, nu_s and beta_s, `(6, heads)`."""
+    """Gradients of sigma^2, eta^2, gamma^2, sigma_0^2, nu_s and beta_s, `(6, heads)` in float64."""
     (*parameters, modes, riccati, in_bias, exponential), (batch, keys) = given, key_times.shape
-    gradients = parameters[1].new_empty(6, parameters[0].shape[0])
+    gradients = of_scalars.new_empty(6, parameters[0].shape[0])
     of_paths = (x if x is None else x.contiguous() for x in (of_path, of_query_path, of_bias))
     with torch.cuda.device_of(key_times):
         path_gradient_kernel[(gradients.shape[1],)](
@@ -315,8 +318,8 @@ def triton_path_backward(
 
 
 @torch.library.register_fake("rfa::triton_path_backward")
-def _(of_path, of_query_path, of_bias, of_scalars, key_path, key_times, decay, process_noise, *others):
-    return process_noise.new_empty(6, decay.shape[0])
+def _(of_path, of_query_path, of_bias, of_scalars, *others):
+    return of_scalars.new_empty(6, of_scalars.shape[1])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -342,7 +345,8 @@ _once = transformable("triton", triton_path_backward, (2, 2, 1, 1, 2, None, *(0,
 def path(problem: Problem) -> SeparablePath:
     """The path of a call. Where M and u are fixed a seventh scalar is sigma^2, the factor of u."""
     parameters, positions, options, riccati = problem
-    learned = torch.is_grad_enabled() and any(x.requires_grad for x in (parameters.decay, positions.key_times))
+    of_path = parameters.decay, positions.key_times, positions.query_times
+    learned = torch.is_grad_enabled() and any(x.requires_grad for x in of_path)
     same = positions.query_times is positions.key_times
     of_intervals = options.prior == "riccati" and (positions.key_groups is not None or not same)
     given = parameters.horizon, parameters.noise, positions.clock, riccati

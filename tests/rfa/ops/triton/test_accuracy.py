@@ -4,8 +4,16 @@ import pytest
 import torch
 from cover import cover, some
 
-from ..problems import PRIORS, WEIGHTS, irregular_times, problem, uniform
-from .fused_problems import assert_accurate, needs_triton, one_head
+from ..problems import PRIORS, STATES, WEIGHTS, irregular_times, problem, uniform
+from .fused_problems import (
+    assert_accurate,
+    needs_triton,
+    one_head,
+    reference_attention,
+    rounded,
+    triton_attention,
+    with_gradients,
+)
 
 pytestmark = needs_triton
 pairs_operator = pytest.importorskip("rfa.ops.triton.pairs_operator")
@@ -60,6 +68,39 @@ def test_fixed_decay(monkeypatch, prior, weight, case):
         options["key_mask"] = mask(2, 2, LENGTH)
     inputs = one_head(1, batch=2, keys=LENGTH, queries=20 if case == "other queries" else None)
     assert_accurate(inputs, constant=("frequency", "decay"), **options)
+
+
+def test_query_times_alone_are_learned():
+    inputs = one_head(3, batch=1, keys=8, queries=3)
+    inputs["query_times"] = torch.tensor([1.3, 4.1, 9.2], dtype=torch.float64)
+    assert_accurate(inputs, constant=set(inputs) - {"query_times"}, times=irregular_times(0, 8))
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_parameters_in_half_precision(prior):
+    """They are read as they are, and their gradients are rounded once, as is the estimate turned by the horizon."""
+    inputs = rounded(one_head(3, batch=1, keys=8), torch.float32)
+    inputs["horizon"] = torch.tensor([1.3])
+    low = {n: x.bfloat16() for n, x in inputs.items() if n not in STATES}
+    wide = {n: x.float() for n, x in low.items()}
+    states = {n: inputs[n] for n in STATES}
+    times, fixed = irregular_times(0, 8), {"decay", "frequency", "horizon"}
+    cotangents = torch.ones(1, 1, 8, 16), torch.ones(1, 1, 8)
+    for left_out in ((), ("horizon",)):
+        found, expected = (
+            with_gradients(
+                triton_attention,
+                {n: x for n, x in {**states, **held}.items() if n not in left_out},
+                cotangents,
+                fixed,
+                times=times,
+                prior=prior,
+            )
+            for held in (low, wide)
+        )
+        torch.testing.assert_close(found["output"], expected["output"], rtol=1e-5, atol=1e-5)
+        for name in low.keys() - fixed:
+            torch.testing.assert_close(found[name], expected[name], rtol=2.0**-8, atol=1e-5)
 
 
 @cover(1, prior=PRIORS, irregular=[False, True])
@@ -129,6 +170,27 @@ def test_half_precision(causal, irregular, dtype):
     """70 keys: two blocks of each kernel's half-precision tiles."""
     times = irregular_times(5, 70) if irregular else None
     assert_accurate(one_head(9, batch=1, keys=70, modes=16), dtype=dtype, times=times, causal=causal)
+
+
+NOISES = ("process_noise", "key_noise", "query_noise", "noise_floor")
+
+
+@pytest.mark.parametrize(
+    ("prior", "none"), [("riccati", NOISES[:1]), ("lyapunov", (*NOISES[:2], "noise_floor")), ("riccati", NOISES)]
+)
+def test_noises_of_zero_in_half_precision(prior, none):
+    """A variance of zero counts as the least one and has no gradient, in tiles against their last key too."""
+    inputs = rounded(one_head(3, batch=1, keys=70), torch.bfloat16)
+    inputs["decay"] = inputs["decay"] / 40
+    inputs |= {name: inputs[name] * 0 for name in none}
+    cotangents = torch.ones(1, 1, 70, 16).cumsum(2).sin(), torch.ones(1, 1, 70)
+    given = cotangents, ("frequency", "decay")
+    options = {"times": irregular_times(0, 70) / 9, "prior": prior}
+    expected = with_gradients(reference_attention, {n: x.float() for n, x in inputs.items()}, *given, **options)
+    found = with_gradients(triton_attention, inputs, *given, **options)
+    for name, wanted in expected.items():
+        error = (found[name] - wanted).abs().max()
+        assert error <= 0.1 * wanted.abs().max() + 1e-2, name
 
 
 FRAMES = [
