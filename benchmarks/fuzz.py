@@ -10,7 +10,7 @@ must satisfy this rule (with 3 instead of 2 for gradients):
 The floor is the effect of rounding every intermediate number of the oracle once:
 - It rounds rotated states, E, Sigma, r, scores, weights, and the gradient of each of them.
 - It rounds the estimate too, because the backward pass subtracts the product of the estimate and its gradient from
-  every score of a row. It does not if one weight is nearly 1, because backends need more digits there.
+  every score of a row. Only Triton's is rounded if one weight is nearly 1: it has no second pass over the scores.
 - The largest of DRAWS draws counts. One draw rounds to nearest, so that scores can tie. The others round at random,
   with squared distances shifted down, not shifted, or shifted up by their rounding error.
 - A case that fails is tested again with MORE_DRAWS draws.
@@ -191,15 +191,16 @@ def faults(case: Case, backends: tuple[str, ...], draws: int = DRAWS, device: st
 
     (expected, grads), dense, wrong = computed(), {}, []
     paths = of_paths(exact, grads) if "decay" in grads and exact["query"].shape[2] else {}
-    floors: dict[float, dict[str, list[Tensor]]] = {}
+    floors: dict[tuple[float, bool], dict[str, list[Tensor]]] = {}
     dtype = case.inputs["query"].dtype
     for backend in ("reference", *backends):
         half = torch.finfo(dtype).eps / 2 if backend == "triton" and dtype != torch.float32 else 0.0
-        if half not in floors:
-            whole = half > 0 and case.whole
-            drawn = [computed(SINGLE, half, n, (0, -1, 0, 1)[n % 4], whole)[0] for n in range(draws)]
+        kind = half, backend == "triton"
+        if kind not in floors:
+            more = (half > 0 and case.whole, *[2.0] * (backend == "triton"))
+            drawn = [computed(SINGLE, half, n, (0, -1, 0, 1)[n % 4], *more)[0] for n in range(draws)]
             compared = min(drawn, key=len)
-            floors[half] = {name: [d[name] for d in drawn] for name in expected if name in compared}
+            floors[kind] = {name: [d[name] for d in drawn] for name in expected if name in compared}
         call = functools.partial(robust_filter_attention, return_log_precision=True, backend=backend)
         try:
             run = functools.partial(on_device, call, device if backend == "triton" else "cpu")
@@ -209,7 +210,7 @@ def faults(case: Case, backends: tuple[str, ...], draws: int = DRAWS, device: st
             continue
         for name, rows in let_through(case, *seeing).items():
             wrong.append(f"{backend} {name}: {rows} of {len(seeing[0])} rows that see poison hold numbers")
-        for name in floors[half]:
+        for name in floors[kind]:
             wanted = expected[name]
             largest = torch.finfo(
                 low[name].dtype if name in low else dtype if name == "estimate" else torch.float32
@@ -226,7 +227,7 @@ def faults(case: Case, backends: tuple[str, ...], draws: int = DRAWS, device: st
             if backend == "triton" and name == "horizon":
                 path = path * (SINGLE / 2.0**-51)
             error = held((actual - wanted).abs())
-            least = floor(case, name, wanted, [d[known] for d in floors[half][name]], path)
+            least = floor(case, name, wanted, [d[known] for d in floors[kind][name]], path)
             sizes, times = held(wanted.abs()), 2 if name in OUTPUTS else 3
             if backend == "reference":
                 summed = name not in (*OUTPUTS, *STATES)
@@ -237,10 +238,10 @@ def faults(case: Case, backends: tuple[str, ...], draws: int = DRAWS, device: st
             else:
                 base = dense.get(name, error)  # a failure of the reference is already reported
                 bounds = [times * own + FLOOR * small for own, small in zip(base, least, strict=True)]
-            for kind, got, bound, small, size in zip(Held._fields, error, bounds, least, sizes, strict=True):
+            for part, got, bound, small, size in zip(Held._fields, error, bounds, least, sizes, strict=True):
                 if not got <= bound:
                     wrong.append(
-                        f"{backend} {name}: {kind} {size:.1e}, error {got:.1e}, allowed {bound:.1e}, floor {small:.1e}"
+                        f"{backend} {name}: {part} {size:.1e}, error {got:.1e}, allowed {bound:.1e}, floor {small:.1e}"
                     )
     return wrong
 

@@ -61,10 +61,18 @@ class Oracle:
         has no gradient.
     """
 
-    def __init__(self, eps: float = 0.0, half: float = 0.0, seed: int = 0, farther: int = 0, whole: bool = False):
+    def __init__(
+        self,
+        eps: float = 0.0,
+        half: float = 0.0,
+        seed: int = 0,
+        farther: int = 0,
+        whole: bool = False,
+        sharp: float = SHARP,
+    ):
         self.eps, self.half = eps, max(half, eps)
         self.generator = torch.Generator().manual_seed(seed) if seed else None
-        self.farther, self.whole = farther, whole
+        self.farther, self.whole, self.sharp = farther, whole, sharp
         self.grads: dict[str, Tensor] = {}  # of each pair's E, Sigma and r, and of each step's measurement noise
 
     def rounded(self, x: Tensor, eps: float | None = None) -> Tensor:
@@ -165,12 +173,12 @@ class Oracle:
     def softmax(self, score: Tensor) -> Tensor:
         """The softmax over the last dimension. The backward pass uses `<dout, out>` of a rounded estimate.
 
-        If one weight is nearly 1, the product is exact.
+        If one weight is above `sharp`, the product is exact.
         """
         weights = score.softmax(-1)
         if not self.eps or not score.shape[-1]:
             return weights
-        flat = weights.detach().amax(-1, keepdim=True) <= SHARP
+        flat = weights.detach().amax(-1, keepdim=True) <= self.sharp
 
         def error() -> Tensor:
             return (self.half if self.whole else self.eps) * flat * self.product_size
