@@ -16,7 +16,7 @@ from .tiles import BITS, COUNTS, FOLD, IEEE, TABLES, TERMS, WAVES, product
 
 EACH = tl.constexpr(8)  # blocks of tokens of a program
 MOST_POWER = tl.constexpr(24.5)  # a larger c multiplies the rounding of g
-MOST_MISFIT = tl.constexpr(2.0**-9)  # of T, in bits
+MOST_MISFIT = tl.constexpr(2.0**-9)  # of T, in bits, or of c, of which gradients of parameters are multiples
 MOST_BITS = tl.constexpr(1000.0)  # of T within a tile
 
 
@@ -35,7 +35,11 @@ def head_folds(of_head, fit, functions, FORM: tl.constexpr, LEAST_FACTOR: tl.con
     near, _, _, _ = variances(of_head, n, FORM=FORM)
     far, near = tl.min(far, 0), tl.min(near, 0)
     power = beta * (freedom + 1.0)
-    good = (tl.exp(mu * -(FOLD - 1)) >= LEAST_FACTOR) & (power <= MOST_POWER) & (misfit <= MOST_MISFIT)
+    good = (
+        (tl.exp(mu * -(FOLD - 1)) >= LEAST_FACTOR)
+        & (power <= MOST_POWER)
+        & (misfit <= MOST_MISFIT * tl.minimum(power, 1.0))
+    )
     return good & (most <= MOST_BITS) & (tl.abs(far) * (1.0 + power) <= near * 8192.0) & (near > 1e-30)
 
 
