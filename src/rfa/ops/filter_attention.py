@@ -90,12 +90,12 @@ def robust_filter_attention(
             The visible keys, the rotation within r and the Riccati weights do not change.
         noise: parts of the process noise beside the white part sigma^2, fields `(heads, parts)`: V of
             `rfa.dynamics.time_dependent_variance` replaces `sigma^2 phi` (appendix E.5). With prior="lyapunov" only.
-            Where times are given only the reference serves it, in O(N^2) memory.
+            Where times are given, and in place of "triton", only the reference serves it, in O(N^2) memory.
         certified: eps, by which old keys may be left out: a query visits its newest keys first, and stops where all
             that are left weigh at most eps times the sum so far. The prior proves that before their content is seen.
             Then `|out - exact| <= 2 eps max |v|` beside rounding, and the log precision is at most eps too small. With
-            the "cpu" backend the cost grows linearly with a long sequence, and with "triton" too where no times,
-            masks or segments are given; "triton" visits all keys otherwise. "reference" masks such keys and saves
+            the "cpu" backend the cost grows linearly with a long sequence, and with "triton" too in half precision
+            without times, masks and segments; "triton" visits all keys otherwise. "reference" masks such keys and saves
             nothing. Gradients are those of what was computed; a NaN in a key that is left out may be missing in them.
             It needs prior="riccati" and causal=True. None or 0 visits all keys.
         return_log_precision: also return `log s_i = log sum_j exp(beta_s L_ij)` (appendix E.2).
@@ -104,8 +104,8 @@ def robust_filter_attention(
             derivatives are the reference's: the others raise.
         check_values: whether values of parameters and times are checked, as shapes and dtypes always are. None checks
             them on the CPU alone, because a GPU would have to finish its work first. Unchecked parameters out of range
-            give NaN where "triton" serves causal Student-t weights at uniform times; elsewhere NaN, or numbers without
-            meaning.
+            give NaN where "triton" serves causal Student-t weights in half precision at uniform times; elsewhere NaN,
+            or numbers without meaning.
 
     Returns:
         The filtered values `(batch, heads, queries, 2 dv)`, before the innovation step, in the query's dtype; and
