@@ -272,7 +272,7 @@ def epilogue_kernel(
     if FORM[RICCATI]:
         y, g, root, phi = steady_ratio(mu, sigma2, eta2 + floor, tl.zeros([1], tl.float64) + 1.0)
         of_gain = tl.sum(tl.where((kind == 6) & (keys > 1), gradient, 0.0), 0).to(tl.float64)
-        of_rest = tl.sum(tl.where(kind == 7, gradient, 0.0), 0).to(tl.float64)
+        of_rest = tl.sum(tl.where((kind == 7) & (keys > 1), gradient, 0.0), 0).to(tl.float64)
         of_g, _ = steady_gradients(of_gain, of_rest, y, g, root)
         observed = tl.maximum((eta2 + floor).to(tl.float64), LEAST)
         of_sigma = tl.where(sigma2 >= LEAST, tl.sum(of_g * phi / observed, 0), 0.0).to(tl.float32)
