@@ -66,7 +66,7 @@ class _PhaseGradient(torch.autograd.Function):
         if ctx.needs_input_grad[0]:  # in the precision of times: distant ones cancel down to lags
             of_frequency = ctx.sign * (slope.to(times.dtype) * times[..., None]).sum((0, 2)).to(frequency.dtype)
         if ctx.needs_input_grad[1]:
-            of_times = (slope @ frequency.to(slope.dtype)[:, :, None])[..., 0].sum_to_size(times.shape)
+            of_times = (slope * frequency.to(slope.dtype)[:, None]).sum(-1).sum_to_size(times.shape)  # no autocast
             of_times = ctx.sign * of_times.to(times.dtype)
         return of_frequency, of_times, None, *gradients
 

@@ -232,9 +232,7 @@ def pair_score(
                 precise = tl.log2(one_more) + (ratio - (one_more - 1.0)) * BITS / one_more
                 evidence = tl.where(near, tl.where(ratio > 0.0, precise, 0.0), evidence)
         else:
-            evidence = (total - divisor) / divisor
-            evidence = tl.where(total - divisor < divisor * 0.125, freedom * residual / divisor, evidence)
-            evidence = tl.maximum(evidence, 0.0, propagate_nan=tl.PropagateNan.ALL)
+            evidence = tl.maximum(freedom * residual / divisor, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return bias - coefficient * evidence, evidence, residual, total
 
 

@@ -1,7 +1,7 @@
 """The registered operators `rfa::pairs_forward` and `rfa::pairs_backward`, pair by pair for any times.
 
-Forward: states, forward kernel. Backward: delta, keys, queries. What surrounds them (the path of the prior and its
-gradients) is PyTorch.
+Forward: states, forward kernel. Backward: delta, keys, queries. The path of the prior comes from `pairs_prior`, from
+`ops/content.py` or from `ops/dot_product.py`, and its gradients go back there.
 """
 
 from typing import Any, NamedTuple

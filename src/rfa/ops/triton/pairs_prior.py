@@ -21,10 +21,10 @@ from .parameters import integrals
 from .tiles import BITS, COUNTS
 
 BLOCK = 512  # times of a step
-TURN = tl.constexpr(6.283185307179586)
+FULL_TURN = tl.constexpr(6.283185307179586)
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit(do_not_specialize=[*COUNTS, "length", "time_head"])
 @no_type_check
 def phases_kernel(
     frequency, times, cos, sin, heads, length, modes, blocks, time_batch, time_head,
@@ -37,8 +37,8 @@ def phases_kernel(
     mask = (token < length)[:, None] & (mode < modes)[None, :]
     time = tl.load(times + batch * time_batch + head * time_head + token, mask=token < length, other=0.0)
     rate = tl.load(frequency + head * modes + mode, mask=mode < modes, other=0.0).to(tl.float64)
-    turns = time.to(tl.float64)[:, None] * (rate / TURN)[None, :]
-    phase = ((turns - tl.floor(turns + 0.5)) * TURN).to(tl.float32)
+    turns = time.to(tl.float64)[:, None] * (rate / FULL_TURN)[None, :]
+    phase = ((turns - tl.floor(turns + 0.5)) * FULL_TURN).to(tl.float32)
     at = (pair * length + token)[:, None] * modes + mode[None, :]
     tl.store(cos + at, tl.cos(phase), mask=mask)
     tl.store(sin + at, tl.sin(phase), mask=mask)
@@ -294,6 +294,10 @@ def _(key_times, query_times, decay, *others):
     return _empty_path(key_times, decay.shape[0], queries, others[-3])
 
 
+def _empty_gradients(parameter: Tensor) -> Tensor:
+    return parameter.new_empty(6, parameter.shape[0], dtype=torch.promote_types(parameter.dtype, torch.float32))
+
+
 @operator(
     "triton_path_backward",
     f"(Tensor? of_path, Tensor? of_query_path, Tensor? of_bias, Tensor of_scalars, Tensor key_path, Tensor key_times, "
@@ -304,9 +308,9 @@ def triton_path_backward(
     of_path: Tensor | None, of_query_path: Tensor | None, of_bias: Tensor | None, of_scalars: Tensor, key_path: Tensor,
     key_times: Tensor, *given: Any,
 ) -> Tensor:  # fmt: skip
-    """Gradients of sigma^2, eta^2, gamma^2, sigma_0^2, nu_s and beta_s, `(6, heads)` in float64."""
+    """Gradients of sigma^2, eta^2, gamma^2, sigma_0^2, nu_s and beta_s, `(6, heads)` in at least float32."""
     (*parameters, modes, riccati, in_bias, exponential), (batch, keys) = given, key_times.shape
-    gradients = of_scalars.new_empty(6, parameters[0].shape[0])
+    gradients = _empty_gradients(parameters[1])
     of_paths = (x if x is None else x.contiguous() for x in (of_path, of_query_path, of_bias))
     with torch.cuda.device_of(key_times):
         path_gradient_kernel[(gradients.shape[1],)](
@@ -318,8 +322,8 @@ def triton_path_backward(
 
 
 @torch.library.register_fake("rfa::triton_path_backward")
-def _(of_path, of_query_path, of_bias, of_scalars, *others):
-    return of_scalars.new_empty(6, of_scalars.shape[1])
+def _(of_path, of_query_path, of_bias, of_scalars, key_path, key_times, decay, process_noise, *others):
+    return _empty_gradients(process_noise)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -32,7 +32,7 @@ NONE = tl.constexpr(-1e30)  # a score of no weight that subtracts without NaN
 # of which a kernel compiles no variants: a compilation takes some 15 seconds
 COUNTS = [
     *("heads", "queries", "keys", "batch", "modes", "row_blocks", "key_blocks", "blocks", "distances", "table_blocks"),
-    *("key_programs", "query_programs", "effect_blocks", "phase_batch", "phase_head"),
+    *("key_programs", "query_programs", "effect_blocks", "phase_batch", "phase_head", "path_batch", "time_batch"),
 ]
 
 

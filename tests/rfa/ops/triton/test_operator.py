@@ -84,7 +84,14 @@ class Launches(TorchDispatchMode):
 
     FREE = ("view", "expand", "t", "transpose", "select", "slice", "unsqueeze", "detach", "alias", "empty", "new_empty")
     FREE += ("as_strided", "permute", "squeeze", "unbind", "_unsafe_view", "is_same_size", "split_with_sizes")
-    FREE += ("empty_like", "broadcast_tensors", "numpy_T", "to", "contiguous")  # they copy by operators of their own
+    FREE += (
+        "empty_like",
+        "promote_types",
+        "broadcast_tensors",
+        "numpy_T",
+        "to",
+        "contiguous",
+    )  # they copy by operators of their own
 
     def __init__(self):
         super().__init__()
