@@ -180,12 +180,12 @@ NOISES = ("process_noise", "key_noise", "query_noise", "noise_floor")
 )
 def test_noises_of_zero_in_half_precision(prior, none):
     """A variance of zero counts as the least one and has no gradient, in tiles against their last key too."""
-    inputs = rounded(one_head(3, batch=1, keys=70), torch.bfloat16)
+    inputs = rounded(one_head(3, batch=1, keys=130), torch.bfloat16)
     inputs["decay"] = inputs["decay"] / 40
     inputs |= {name: inputs[name] * 0 for name in none}
-    cotangents = torch.ones(1, 1, 70, 16).cumsum(2).sin(), torch.ones(1, 1, 70)
+    cotangents = torch.ones(1, 1, 130, 16).cumsum(2).sin(), torch.ones(1, 1, 130)
     given = cotangents, ("frequency", "decay")
-    options = {"times": irregular_times(0, 70) / 9, "prior": prior}
+    options = {"times": irregular_times(0, 130) / 9, "prior": prior}
     expected = with_gradients(reference_attention, {n: x.float() for n, x in inputs.items()}, *given, **options)
     found = with_gradients(triton_attention, inputs, *given, **options)
     for name, wanted in expected.items():

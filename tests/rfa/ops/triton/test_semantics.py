@@ -8,6 +8,7 @@ from cover import slow, some
 from ..problems import irregular_times, problem
 from .fused_problems import (
     DEVICE,
+    HALF,
     errors,
     needs_triton,
     one_head,
@@ -125,3 +126,27 @@ def test_more_than_65536_tokens(irregular):
         **{n: x.double() for n, x in rounded(inputs, torch.bfloat16).items()}, times=times
     )
     assert float((actual.double() - expected).abs().max() / expected.abs().max()) < 2e-2
+
+
+def test_gradients_of_times_under_autocast():
+    """A backward pass within the context would multiply in half precision."""
+    inputs = {n: x.to(DEVICE) for n, x in rounded(problem(batch=1, keys=9, modes=8), torch.float32).items()}
+    found = []
+    for enabled in (False, True):
+        times = irregular_times(0, 9).to(DEVICE).requires_grad_()
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=enabled):
+            out, _ = triton_attention(**inputs, times=times)
+            out.square().sum().backward()
+        found.append(times.grad)
+    torch.testing.assert_close(*found)
+
+
+def test_keys_near_the_end_of_float16():
+    """Twice such a key is beyond its range, and a tile against its last key doubles them."""
+    inputs = one_head(3, batch=1, keys=130)
+    inputs["decay"] = inputs["decay"] / 40
+    inputs["key"] = inputs["key"] * 1e4
+    inputs["key"][0, 0, 5, 2] = 4e4
+    inputs["query"] = inputs["query"] * 1e4
+    found = errors(inputs, dtype=torch.float16, times=irregular_times(0, 130) / 9, constant=("frequency", "decay"))
+    assert max(found.values()) < HALF[torch.float16], found
