@@ -189,9 +189,7 @@ def _certified() -> str:
     from rfa.ops.backends import missing
     from rfa.ops.certified import allowed
 
-    found = [
-        name for name in ("cpu", "triton in half precision") if missing(name.split()[0]) is None
-    ]
+    found = [name for name in ("cpu", "triton in half precision") if missing(name.split()[0]) is None]
     if not found:
         return "none: only the backends cpu and triton leave keys out"
     single, half = (round(math.log2(allowed("auto", dtype) or 1)) for dtype in (torch.float32, torch.float16))
