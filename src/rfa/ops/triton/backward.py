@@ -16,6 +16,7 @@ from .tiles import (
     FULL,
     FUNCTIONALS,
     HALF,
+    IEEE,
     LN2,
     MOST_NORM,
     NONE,
@@ -275,8 +276,9 @@ def add_keys(
                 kind, term = tl.arange(0, FUNCTIONALS), tl.arange(0, 2 * TERMS)
                 at_place = part * COLUMNS % FOLD + tl.arange(0, COLUMNS)
                 of_place = tl.load(functions + at_place[:, None] * (2 * TERMS) + term[None, :])
-                moments = product(rounded, of_place, FAST=FAST)
-                moments = product(polynomials, moments, FAST=FAST)
+                rest = (s - rounded.to(tl.float32)).to(of_place.dtype)  # parameters' effects cancel over near lags
+                moments = product(rest, of_place, FAST=FAST, start=product(rounded, of_place, FAST=FAST))
+                moments = product(polynomials, moments, FAST=FAST, PRECISION=IEEE)
                 at = kind[:, None, None] * (TERMS * TERMS) + (term % TERMS)[None, :, None] * TERMS
                 at += effects + (distance - tile) * (FUNCTIONALS * TERMS * TERMS) + (term % TERMS)[None, None, :]
                 sums += (tl.load(at) * LN2) * moments[None, :, :]
