@@ -126,7 +126,9 @@ CLAIMS: dict[str, Sequence[Claim]] = {
         *_on_code("Real slow modes make RoPE better", "b1-rope real", "b1-rope", asked=(_NEAR, _FAR)),
         *_on_code("KERPLE is better than ALiBi", "c12-kerple", "b2-alibi", asked=(_NEAR, _FAR)),
         *(
-            Claim(f"{words} in the window after 1,250 steps", partial(context, *models), _CONTEXT)
+            Claim(  # trials of x2's rate were known a day before it was asked
+                f"{words} in the window after 1,250 steps", partial(context, *models), _CONTEXT, words.startswith("x2")
+            )
             for words, models in {
                 "x2 is better than RoPE": (f"{_X2_PLAIN}-quarter", "b1-rope quarter"),
                 "A forget gate makes RoPE better": (f"{_FOX}-quarter", "b1-rope quarter"),
