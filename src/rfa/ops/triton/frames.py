@@ -20,7 +20,6 @@ import triton.language as tl
 
 from .tiles import BITS, LN2, log2
 
-LEAST = tl.constexpr(1.1754943508222875e-38)  # of a variance: the smallest normal float32
 LEAST_FLOOR = tl.constexpr(1e-30)  # sigma_0^2 of a head: no variance is then as small as LEAST
 MOST_NORM = tl.constexpr(2.0**30)  # of |k|^2: k' stays within the range of float16
 NUMBERS = tl.constexpr(4)  # of a key: b, f, V(r, j) and, with the Riccati prior, the bias
@@ -34,6 +33,29 @@ def halves(path, at, mask):
     number = tl.load(path + at, mask=mask, other=0.0)
     high = number.to(tl.float32)
     return high, (number - high.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+@no_type_check
+def load_path(path, part, at, mask, VARIANCE: tl.constexpr, THIRD: tl.constexpr):
+    """M, u and C, two float32 each; zeros for those that are not asked for. `part` numbers lie between two of them."""
+    decay_high, decay_low = halves(path, at, mask)
+    high, low = decay_high, decay_low
+    third_high, third_low = decay_high, decay_low
+    if VARIANCE:
+        high, low = halves(path + part, at, mask)
+    if THIRD:
+        third_high, third_low = halves(path + 2 * part, at, mask)
+    return decay_high, decay_low, high, low, third_high, third_low
+
+
+@triton.jit
+@no_type_check
+def one_less_exponential(x, exponential):
+    """`1 - exp(-x)` for x >= 0, by Taylor's series where the subtraction would lose digits."""
+    series = 1.0 - x * (1.0 / 4.0) * (1.0 - x * (1.0 / 5.0) * (1.0 - x * (1.0 / 6.0) * (1.0 - x * (1.0 / 7.0))))
+    series = x * (1.0 - x * 0.5 * (1.0 - x * (1.0 / 3.0) * series))
+    return tl.where(x < 0.35, series, 1.0 - exponential)
 
 
 @triton.jit
@@ -58,7 +80,7 @@ def frame_keys(path, bias, part, at, last, counts, limit, THIRD: tl.constexpr):
     serves = (tl.min(counts.to(tl.int32), 0) > 0) & (tl.min(apart, 0) >= 0.0) & (tl.max(apart, 0) <= limit)
     decay = tl.where(serves, tl.exp2(apart * -BITS), 1.0)
     own = tl.load(path + part + at, mask=counts, other=0.0)
-    less = tl.where(apart < 0.01, 2.0 * apart * (1.0 - apart), 1.0 - decay * decay)
+    less = one_less_exponential(2.0 * apart, decay * decay)
     added = (tl.load(path + part + last) - own).to(tl.float32) + own.to(tl.float32) * less
     third = decay
     if THIRD:
@@ -77,8 +99,7 @@ def frame_rows(
     apart = tl.maximum((own[0] - last[0]) + (own[1] - last[1]), 0.0)
     decay = tl.exp2(apart * -BITS)
     square = decay * decay
-    less = tl.where(apart < 0.01, 2.0 * apart * (1.0 - apart), 1.0 - square)
-    added = (own[2] - last[2]) + (own[3] - last[3]) + last[2] * less
+    added = (own[2] - last[2]) + (own[3] - last[3]) + last[2] * one_less_exponential(2.0 * apart, square)
     rest = factor * added + floor
     inverse = 1.0 / freedom
     gain = q_norm + ((rest + gamma2) * inverse if GATE else inverse)
@@ -95,13 +116,7 @@ def load_frame(
     GATE: tl.constexpr, THIRD: tl.constexpr,
 ):  # fmt: skip
     """Of the keys from `start` on: `frame_rows` against their tile's last one, and their own numbers along an axis."""
-    at = path + (start // TILE * TILE + TILE - 1)
-    decay_high, decay_low = halves(at, 0, True)
-    high, low = halves(at, part, True)
-    third_high, third_low = high, low
-    if THIRD:
-        third_high, third_low = halves(at, 2 * part, True)
-    last = (decay_high, decay_low, high, low, third_high, third_low)
+    last = load_path(path, part, start // TILE * TILE + TILE - 1, True, VARIANCE=True, THIRD=THIRD)
     of_row = frame_rows(own, last, q_norm, scalars, GATE=GATE, THIRD=THIRD)
     at_key = numbers + start + tl.arange(0, COLUMNS)
     number, near, spread = tl.load(at_key), tl.load(at_key + stride), tl.load(at_key + 2 * stride)

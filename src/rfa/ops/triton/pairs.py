@@ -19,9 +19,19 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .frames import LEAST, LEAST_FLOOR, MOST_NORM, TILE, frame_keys, frame_scores, halves, load_frame, serves
+from .frames import (
+    LEAST_FLOOR,
+    MOST_NORM,
+    TILE,
+    frame_keys,
+    frame_scores,
+    load_frame,
+    load_path,
+    one_less_exponential,
+    serves,
+)
 from .prologue import store_block, turned_block
-from .tiles import BITS, COUNTS, LN2, NONE, log2, turn_and_store
+from .tiles import BITS, COUNTS, IEEE, LEAST, LN2, NONE, log2, product, turn_and_store
 
 LEAST_OF_EXPONENTIAL = tl.constexpr(1.9673781396807392e-24)  # as `least_effective_variance`
 SCALARS = tl.constexpr(8)  # c, W, eta^2, sigma_0^2, gamma^2, B, the factor of u, and one of no meaning
@@ -29,24 +39,19 @@ SCALARS = tl.constexpr(8)  # c, W, eta^2, sigma_0^2, gamma^2, B, the factor of u
 
 @triton.jit
 @no_type_check
-def product(a, b, QUICK: tl.constexpr, FAST: tl.constexpr):
-    """A matrix product in float32: half precisions on tensor cores, others in TF32 where QUICK, else exact.
-
-    Triton's interpreter multiplies bfloat16 wrongly.
-    """
-    if not FAST:
-        return tl.dot(a.to(tl.float64), b.to(tl.float64), out_dtype=tl.float64).to(tl.float32)
-    elif a.dtype == b.dtype and (not QUICK or a.dtype != tl.float32):
-        return tl.dot(a, b, input_precision="ieee")
+def pair_product(a, b, QUICK: tl.constexpr, FAST: tl.constexpr):
+    """A matrix product in float32: half precisions on tensor cores, others in TF32 where QUICK, else exact."""
+    if a.dtype == b.dtype and (not QUICK or a.dtype != tl.float32):
+        return product(a, b, FAST=FAST, PRECISION=IEEE)
     else:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="tf32")
+        return product(a.to(tl.float32), b.to(tl.float32), FAST=FAST)
 
 
 @triton.jit
 @no_type_check
 def gradient_product(a, b, QUICK: tl.constexpr, FAST: tl.constexpr):
     """The same where a may be rounded as b: not to float16, whose range is too small."""
-    return product(a.to(b.dtype) if b.dtype == tl.bfloat16 else a, b, QUICK=QUICK, FAST=FAST)
+    return pair_product(a.to(b.dtype) if b.dtype == tl.bfloat16 else a, b, QUICK=QUICK, FAST=FAST)
 
 
 @triton.jit
@@ -147,29 +152,6 @@ def pairs_states_kernel(
             time = (tl.where(time_batch == 1, 0, batch) * keys) + last
             newest = order_of(key_times, time, served, 9223372036854775807)
             tl.store(good + pair * key_programs + (program - query_programs), newest)
-
-
-@triton.jit
-@no_type_check
-def load_path(path, part, at, mask, VARIANCE: tl.constexpr, THIRD: tl.constexpr):
-    """M, u and C, two float32 each; zeros for those that are not asked for. `part` numbers lie between two of them."""
-    decay_high, decay_low = halves(path, at, mask)
-    high, low = decay_high, decay_low
-    third_high, third_low = decay_high, decay_low
-    if VARIANCE:
-        high, low = halves(path + part, at, mask)
-    if THIRD:
-        third_high, third_low = halves(path + 2 * part, at, mask)
-    return decay_high, decay_low, high, low, third_high, third_low
-
-
-@triton.jit
-@no_type_check
-def one_less_exponential(x, exponential):
-    """`1 - exp(-x)` for x >= 0, by Taylor's series where the subtraction would lose digits."""
-    series = 1.0 - x * (1.0 / 4.0) * (1.0 - x * (1.0 / 5.0) * (1.0 - x * (1.0 / 6.0) * (1.0 - x * (1.0 / 7.0))))
-    series = x * (1.0 - x * 0.5 * (1.0 - x * (1.0 / 3.0) * series))
-    return tl.where(x < 0.35, series, 1.0 - exponential)
 
 
 @triton.jit
@@ -308,6 +290,21 @@ def worth(query_order, key_order, query_groups, key_groups, CAUSAL: tl.constexpr
     return found
 
 
+@triton.jit
+@no_type_check
+def seen_pairs(
+    query_order, key_order, in_rows, present, query_groups, key_groups, CAUSAL: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Whether the query is as late as the key, and whether the pair takes part. All broadcast to the tile."""
+    later = query_order >= key_order
+    seen = present & in_rows
+    if CAUSAL:
+        seen &= later
+    if GROUPS:
+        seen &= query_groups == key_groups
+    return later, seen
+
+
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def pairs_forward_kernel(
@@ -360,25 +357,23 @@ def pairs_forward_kernel(
                 )  # fmt: skip
                 k = tl.load(key_frame + at[:, None] * CHANNELS + channel[None, :])
                 z, _, _, _, _ = frame_scores(
-                    product(q, tl.trans(k), QUICK=QUICK, FAST=FAST), of_key, of_row, of_head,
+                    pair_product(q, tl.trans(k), QUICK=QUICK, FAST=FAST), of_key, of_row, of_head,
                     GATE=GATE, THIRD=THIRD, QUICK=QUICK,
                 )  # fmt: skip
-                bias = of_row[4]
-                higher = tl.maximum(highest, tl.max(z + bias, 1))
-                weight = tl.exp2(z + (bias - higher[:, None]))
+                z += of_row[4]
+                higher = tl.maximum(highest, tl.max(z, 1))
+                weight = tl.exp2(z - higher[:, None])
                 rescale = tl.exp2(highest - higher)
                 v = tl.load(value_frame + at[:, None] * WIDTH + width[None, :])
                 total = total * rescale + tl.sum(weight, 1)
-                estimate = estimate * rescale[:, None] + product(weight * of_row[0], v, QUICK=QUICK, FAST=FAST)
+                estimate = estimate * rescale[:, None] + pair_product(weight * of_row[0], v, QUICK=QUICK, FAST=FAST)
                 highest = higher
         elif worth(query_order, key_order, groups, of_keys, CAUSAL=CAUSAL, GROUPS=GROUPS):
             k = tl.load(key + at[:, None] * CHANNELS + channel[None, :])
-            later = query_order[:, None] >= key_order[None, :]
-            seen = present[None, :] & in_rows[:, None]
-            if CAUSAL:
-                seen &= later
-            if GROUPS:
-                seen &= groups[:, None] == of_keys[None, :]
+            later, seen = seen_pairs(
+                query_order[:, None], key_order[None, :], in_rows[:, None], present[None, :], groups[:, None],
+                of_keys[None, :], CAUSAL=CAUSAL, GROUPS=GROUPS,
+            )  # fmt: skip
             others = load_path(
                 key_path, path_batch * heads * keys, path_row * keys + columns[None, :], present[None, :],
                 VARIANCE=SCORE != "dot_product", THIRD=THIRD,
@@ -390,7 +385,7 @@ def pairs_forward_kernel(
                 own, others, later, bias, of_head, SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, QUICK=QUICK,
             )  # fmt: skip
             z, _, _, _ = pair_score(
-                product(q, tl.trans(k), QUICK=QUICK, FAST=FAST), q_norm, tl.load(key_norm + at)[None, :], decay, b,
+                pair_product(q, tl.trans(k), QUICK=QUICK, FAST=FAST), q_norm, tl.load(key_norm + at)[None, :], decay, b,
                 divisor, of_head, SCORE=SCORE, QUICK=QUICK,
             )  # fmt: skip
             z = tl.where(seen, z, NONE)
@@ -399,7 +394,7 @@ def pairs_forward_kernel(
             rescale = tl.exp2(highest - higher)
             v = tl.load(value + at[:, None] * WIDTH + width[None, :])
             total = total * rescale + tl.sum(weight, 1)
-            estimate = estimate * rescale[:, None] + product(weight * decay, v, QUICK=QUICK, FAST=FAST)
+            estimate = estimate * rescale[:, None] + pair_product(weight * decay, v, QUICK=QUICK, FAST=FAST)
             highest = higher
             spoiled += tl.sum(tl.where(seen, tl.load(value_mark + at)[None, :], 0.0), 1)
     some = total != 0.0  # NaN too

@@ -8,16 +8,16 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .frames import TILE, frame_gradients, load_frame, serves
+from .frames import TILE, frame_gradients, load_frame, load_path, serves
 from .pairs import (
     SCALARS,
     gradient_product,
     load_log_sum,
-    load_path,
     load_scalars,
     order_of,
     pair_gradients,
-    product,
+    pair_product,
+    seen_pairs,
     worth,
 )
 from .tiles import COUNTS, LN2, turn_and_store
@@ -60,13 +60,20 @@ def path_gradients(of_decay, of_variance, decay, of_query, of_key, later, eta2, 
 
 @triton.jit
 @no_type_check
-def of_parts(scalar, coefficient, freedom, square, variance, effective):
-    """The sums over a tile for c, W, eta^2, sigma_0^2 and gamma^2, each in its place."""
+def sums_of(
+    scalar, coefficient, freedom, square, variance, effective, power, added, THIRD: tl.constexpr, FIXED: tl.constexpr
+):
+    """The sums over a tile for each scalar of a head, in its place."""
     parts = tl.where(scalar == 0, tl.sum(tl.sum(coefficient, 1), 0), 0.0)
     parts += tl.where(scalar == 1, tl.sum(tl.sum(freedom, 1), 0), 0.0)
     parts += tl.where(scalar == 2, tl.sum(tl.sum(square, 1), 0), 0.0)
     parts += tl.where(scalar == 3, tl.sum(tl.sum(variance, 1), 0), 0.0)
-    return parts + tl.where(scalar == 4, tl.sum(tl.sum(effective, 1), 0), 0.0)
+    parts += tl.where(scalar == 4, tl.sum(tl.sum(effective, 1), 0), 0.0)
+    if not THIRD:
+        parts += tl.where(scalar == 5, tl.sum(tl.sum(power, 1), 0), 0.0)
+    if FIXED:
+        parts += tl.where(scalar == 6, tl.sum(tl.sum(added, 1), 0), 0.0)
+    return parts.to(tl.float64)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -128,7 +135,8 @@ def pairs_query_kernel(
                 k = tl.load(key_frame + at[:, None] * CHANNELS + channel[None, :])
                 v = tl.load(value_frame + at[:, None] * WIDTH + width[None, :])
                 _, s, residual, variance, effective, coefficient, freedom, power = frame_gradients(
-                    product(q, tl.trans(k), QUICK=QUICK, FAST=FAST), product(do, tl.trans(v), QUICK=QUICK, FAST=FAST),
+                    pair_product(q, tl.trans(k), QUICK=QUICK, FAST=FAST),
+                pair_product(do, tl.trans(v), QUICK=QUICK, FAST=FAST),
                     of_key, of_row, row_sum, row_delta, of_head, GATE=GATE, THIRD=THIRD, PRIOR=PRIOR, QUICK=QUICK,
                 )  # fmt: skip
                 of_dots += gradient_product(residual * of_row[0], k, QUICK=QUICK, FAST=FAST)
@@ -138,20 +146,17 @@ def pairs_query_kernel(
                 if PRIOR:
                     square = variance * of_key[1] * of_key[1] * of_row[1]
                     added = variance * (of_row[5] + of_row[1] * of_key[2])
-                    parts = of_parts(scalar, coefficient, freedom, square, variance, effective)
-                    parts += tl.where(scalar == 6, tl.sum(tl.sum(added, 1), 0), 0.0)
-                    if not THIRD:
-                        parts += tl.where(scalar == 5, tl.sum(tl.sum(power, 1), 0), 0.0)
-                    of_scalars += parts.to(tl.float64)
+                    of_scalars += sums_of(
+                        scalar, coefficient, freedom, square, variance, effective, power, added,
+                        THIRD=THIRD, FIXED=True,
+                    )  # fmt: skip
         elif worth(query_order, key_order, groups, of_keys, CAUSAL=CAUSAL, GROUPS=GROUPS):
             k = tl.load(key + at[:, None] * CHANNELS + channel[None, :])
             v = tl.load(value + at[:, None] * WIDTH + width[None, :])
-            later = query_order[:, None] >= key_order[None, :]
-            seen = present[None, :] & in_rows[:, None]
-            if CAUSAL:
-                seen &= later
-            if GROUPS:
-                seen &= groups[:, None] == of_keys[None, :]
+            later, seen = seen_pairs(
+                query_order[:, None], key_order[None, :], in_rows[:, None], present[None, :], groups[:, None],
+                of_keys[None, :], CAUSAL=CAUSAL, GROUPS=GROUPS,
+            )  # fmt: skip
             others = load_path(
                 key_path, path_batch * heads * keys, path_row * keys + columns[None, :], present[None, :],
                 VARIANCE=SCORE != "dot_product", THIRD=THIRD,
@@ -160,7 +165,8 @@ def pairs_query_kernel(
             if THIRD:
                 bias = tl.load(key_bias + path_row * keys + columns, mask=present, other=0.0)[None, :]
             found = pair_gradients(
-                product(q, tl.trans(k), QUICK=QUICK, FAST=FAST), product(do, tl.trans(v), QUICK=QUICK, FAST=FAST),
+                pair_product(q, tl.trans(k), QUICK=QUICK, FAST=FAST),
+                pair_product(do, tl.trans(v), QUICK=QUICK, FAST=FAST),
                 q_norm, tl.load(key_norm + at)[None, :], row_sum, row_delta, own, others, later, seen, bias, of_head,
                 SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, QUICK=QUICK,
             )  # fmt: skip
@@ -178,14 +184,13 @@ def pairs_query_kernel(
             if PATH and THIRD:
                 of_third += tl.sum(signed_third(s, own, others).to(tl.float64), 1)
             if PRIOR:
-                parts = tl.where(scalar == 0, tl.sum(tl.sum(coefficient, 1), 0), 0.0)
-                if SCORE != "dot_product":
-                    parts = of_parts(scalar, coefficient, freedom, decay * decay * variance, variance, effective)
-                    if not THIRD:
-                        parts += tl.where(scalar == 5, tl.sum(tl.sum(power, 1), 0), 0.0)
-                    if FIXED:
-                        parts += tl.where(scalar == 6, tl.sum(tl.sum(variance * added, 1), 0), 0.0)
-                of_scalars += parts.to(tl.float64)
+                if SCORE == "dot_product":
+                    of_scalars += tl.where(scalar == 0, tl.sum(tl.sum(coefficient, 1), 0), 0.0).to(tl.float64)
+                else:
+                    of_scalars += sums_of(
+                        scalar, coefficient, freedom, decay * decay * variance, variance, effective, power,
+                        variance * added, THIRD=THIRD, FIXED=FIXED,
+                    )  # fmt: skip
     if SCORE != "dot_product":
         of_dots += (2.0 * of_norm)[:, None] * q.to(tl.float32)
     if TURN:
@@ -278,8 +283,8 @@ def pairs_key_kernel(
                 q = tl.load(query + at[:, None] * CHANNELS + channel[None, :])
                 do = tl.load(gradient + at[:, None] * WIDTH + width[None, :])
                 weight, s, residual, _, _, _, _, _ = frame_gradients(
-                    product(frame_k, tl.trans(q), QUICK=QUICK, FAST=FAST),
-                    product(frame_v, tl.trans(do), QUICK=QUICK, FAST=FAST), of_key, of_row,
+                    pair_product(frame_k, tl.trans(q), QUICK=QUICK, FAST=FAST),
+                    pair_product(frame_v, tl.trans(do), QUICK=QUICK, FAST=FAST), of_key, of_row,
                     load_log_sum(log_sum, at, AXIS=0), tl.load(delta + at)[None, :], of_head,
                     GATE=GATE, THIRD=THIRD, PRIOR=False, QUICK=QUICK,
                 )  # fmt: skip
@@ -292,18 +297,17 @@ def pairs_key_kernel(
         elif worth(query_order, key_order, of_rows, groups, CAUSAL=CAUSAL, GROUPS=GROUPS):
             q = tl.load(query + at[:, None] * CHANNELS + channel[None, :])
             do = tl.load(gradient + at[:, None] * WIDTH + width[None, :])
-            later = query_order[None, :] >= key_order[:, None]
-            seen = present[:, None] & in_rows[None, :]
-            if CAUSAL:
-                seen &= later
-            if GROUPS:
-                seen &= groups[:, None] == of_rows[None, :]
+            later, seen = seen_pairs(
+                query_order[None, :], key_order[:, None], in_rows[None, :], present[:, None], of_rows[None, :],
+                groups[:, None], CAUSAL=CAUSAL, GROUPS=GROUPS,
+            )  # fmt: skip
             others = load_path(
                 query_path, path_batch * heads * queries, path_row * queries + rows[None, :], in_rows[None, :],
                 VARIANCE=SCORE != "dot_product", THIRD=THIRD,
             )  # fmt: skip
             weight, s, residual, dot, decay, by_decay, variance, _, _, _, _, _ = pair_gradients(
-                product(k, tl.trans(q), QUICK=QUICK, FAST=FAST), product(v, tl.trans(do), QUICK=QUICK, FAST=FAST),
+                pair_product(k, tl.trans(q), QUICK=QUICK, FAST=FAST),
+                pair_product(v, tl.trans(do), QUICK=QUICK, FAST=FAST),
                 tl.load(query_norm + at)[None, :], k_norm, load_log_sum(log_sum, at, AXIS=0),
                 tl.load(delta + at)[None, :], others, own, later, seen, bias, of_head,
                 SCORE=SCORE, GATE=GATE, THIRD=THIRD, CAUSAL=CAUSAL, QUICK=QUICK,

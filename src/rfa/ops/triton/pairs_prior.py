@@ -16,9 +16,8 @@ from rfa.ops.prior import SeparablePath, separable_path
 from rfa.ops.problem import Problem
 from rfa.ops.transforms import operator, register_gradient, transformable, transformed
 
-from .frames import LEAST
-from .parameters import integrals
-from .tiles import BITS, COUNTS
+from .parameters import integrals, steady_gain, steady_gradient, steady_ratio
+from .tiles import BITS, COUNTS, LEAST
 
 BLOCK = 512  # times of a step
 FULL_TURN = tl.constexpr(6.283185307179586)
@@ -89,33 +88,16 @@ def load_parameters(
 @triton.jit
 @no_type_check
 def interval_gain(times, index, keys, of_head):
-    """Of the steady Kalman gain of each interval before a key: x, q, r, p, phi, log K and log(1 - K).
-
-    x is the root of `x^2 + x (r p - q) - q r = 0`, with q the noise of the interval, r that of a reading and
-    `p = 1 - exp(-2 mu dt)`. The first key takes the interval after it.
-    """
+    """`steady_ratio` of the interval before each key, log K and log(1 - K). The first key takes the one after it."""
     mu, sigma2, eta2, _, floor, _, _ = of_head
     earlier = tl.where(index == 0, 0, index - 1)
     inside = index < keys
     later = tl.where(index == 0, tl.minimum(1, keys - 1), index)
     interval = tl.load(times + later, mask=inside, other=1.0) - tl.load(times + earlier, mask=inside, other=0.0)
     known = keys > 1  # a key that is alone has the gain 1
-    phi, _ = integrals(2.0 * mu, tl.where(known, interval, 1.0))
-    q, r = tl.maximum(sigma2, LEAST) * phi, tl.maximum(eta2 + floor, LEAST)
-    p = 2.0 * mu * phi
-    half = 0.5 * (r * p - q)
-    root = tl.sqrt(half * half + q * r)
-    x = tl.where(half > 0.0, q * r / (half + root), root - half)
-    log_gain = tl.where(known, -log_more(r / x), 0.0)
-    return x, q, r, p, phi, log_gain, tl.where(index > 0, -log_more(x / r), 0.0)
-
-
-@triton.jit
-@no_type_check
-def log_more(x):
-    """`log(1 + x)`."""
-    one = 1.0 + x
-    return tl.where(x > 1e8, tl.log(x), tl.log(one) + (x - (one - 1.0)) / one)
+    y, g, root, phi = steady_ratio(mu, sigma2, eta2 + floor, tl.where(known, interval, 1.0))
+    log_gain, log_rest = steady_gain(y)
+    return y, g, root, phi, tl.where(known, log_gain, 0.0), tl.where(index > 0, log_rest, 0.0)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -157,7 +139,7 @@ def path_kernel(
             tl.store(query_path + at, decay_sum, mask=mask)
             tl.store(query_path + part + at, phi, mask=mask)
         if RICCATI:
-            _, _, _, _, _, log_gain, log_rest = interval_gain(key_times, index, keys, of_head)
+            _, _, _, _, log_gain, log_rest = interval_gain(key_times, index, keys, of_head)
             log_rest = tl.where(mask, log_rest, 0.0)
             third = (tl.cumsum(log_rest, 0) + total) * (beta * BITS)
             tl.store(key_path + 2 * part + at, third, mask=mask)
@@ -198,7 +180,7 @@ def path_gradient_kernel(
     of_head = load_parameters(
         decay, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature, head
     )  # fmt: skip
-    freedom, beta = of_head[5], of_head[6]
+    freedom, beta, observed = of_head[5], of_head[6], of_head[2] + of_head[4]
     at = of_scalars + head * head_stride
     coefficient, weight, of_eta = tl.load(at), tl.load(at + scalar_stride), tl.load(at + 2 * scalar_stride)
     of_floor, of_gamma = tl.load(at + 3 * scalar_stride), tl.load(at + 4 * scalar_stride)
@@ -222,7 +204,7 @@ def path_gradient_kernel(
                 index = (blocks - 1 - step) * BLOCK + place
                 mask = index < keys
                 at_key = long * (row * heads + head) + index
-                x, q, r, p, phi, log_gain, _ = interval_gain(key_times + long * row, index, keys, of_head)
+                y, g, root, phi, log_gain, _ = interval_gain(key_times + long * row, index, keys, of_head)
                 of_gain = tl.load(of_bias + at_key, mask=mask, other=0.0).to(tl.float64)
                 of_third = tl.load(of_path + 2 * part + at_key, mask=mask, other=0.0)
                 of_third += tl.load(of_query_path + 2 * part + at_key, mask=mask, other=0.0)
@@ -234,15 +216,11 @@ def path_gradient_kernel(
                 of_rest = carried + added - (tl.cumsum(of_third, 0) - of_third)
                 of_rest = tl.where(mask & (index > 0), of_rest, 0.0)
                 carried += added
-                slope = 1.0 / (2.0 * x + r * p - q)
-                of_x = of_gain * (1.0 / x - 1.0 / (x + r)) - of_rest / (x + r)
-                of_noise = -of_gain / (x + r) + of_rest * (1.0 / r - 1.0 / (x + r)) + of_x * (q - x * p) * slope
+                of_g = steady_gradient(of_gain, of_rest, y, root) / tl.maximum(observed, LEAST)
                 # a variance that counts as LEAST has no gradient
-                total = tl.sum(tl.where(mask, of_noise, 0.0), 0)
-                total = tl.where(of_head[2] + of_head[4] >= LEAST, total, 0.0)
-                of_eta, of_floor = of_eta + total, of_floor + total
-                total = tl.sum(tl.where(mask, of_x * (x + r) * slope * phi, 0.0), 0)
-                of_sigma += tl.where(of_head[1] >= LEAST, total, 0.0)
+                total = tl.where(observed >= LEAST, tl.sum(of_g * g, 0), 0.0)
+                of_eta, of_floor = of_eta - total, of_floor - total
+                of_sigma += tl.where(of_head[1] >= LEAST, tl.sum(of_g * phi, 0), 0.0)
     result = gradients + head
     tl.store(result, of_sigma)
     tl.store(result + heads, of_eta)

@@ -5,9 +5,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .tiles import BITS, COUNTS, FOLD, FUNCTIONALS, IEEE, LN2, SUMS, TERMS, WAVES, product
+from .tiles import BITS, COUNTS, FOLD, FUNCTIONALS, IEEE, LEAST, LN2, SUMS, TERMS, WAVES, product
 
-LEAST = tl.constexpr(1.1754943508222875e-38)  # a smaller variance counts as this and has no gradient
 LEAST_GAIN = tl.constexpr(2.0**-120)
 GATE, RICCATI, IN_BIAS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # the options of a form
 
@@ -56,7 +55,7 @@ def load_head(
 @triton.jit
 @no_type_check
 def steady_ratio(mu, sigma2, observed, interval):
-    """Of the steady Kalman gain K of intervals, in float64: `y = K / (1 - K)`, g, the root's half difference, and phi.
+    """Of the steady Kalman gain K of intervals, in float64: `y = K / (1 - K)`, g, the square root in y, and phi.
 
     y is the root of `y^2 + y (c - g) - g = 0`, with g the noise of an interval over that of a reading and
     `c = 1 - exp(-2 mu dt)`. A noise of zero counts as the smallest normal number.
@@ -78,10 +77,9 @@ def steady_gain(y):
 
 @triton.jit
 @no_type_check
-def steady_gradients(of_gain, of_rest, y, g, root):
-    """The gradients of g and of c, from those of `log K` and `log(1 - K)`."""
-    of_y = of_gain / (y * (1.0 + y)) - of_rest / (1.0 + y)
-    return of_y * (1.0 + y) / (2.0 * root), -of_y * y / (2.0 * root)
+def steady_gradient(of_gain, of_rest, y, root):
+    """The gradient of g, from those of `log K` and `log(1 - K)`: `dy / dg = (1 + y) / (2 root)`."""
+    return (of_gain / y - of_rest) / (2.0 * root)
 
 
 @triton.jit
@@ -273,7 +271,7 @@ def epilogue_kernel(
         y, g, root, phi = steady_ratio(mu, sigma2, eta2 + floor, tl.zeros([1], tl.float64) + 1.0)
         of_gain = tl.sum(tl.where((kind == 6) & (keys > 1), gradient, 0.0), 0).to(tl.float64)
         of_rest = tl.sum(tl.where((kind == 7) & (keys > 1), gradient, 0.0), 0).to(tl.float64)
-        of_g, _ = steady_gradients(of_gain, of_rest, y, g, root)
+        of_g = steady_gradient(of_gain, of_rest, y, root)
         observed = tl.maximum((eta2 + floor).to(tl.float64), LEAST)
         of_sigma = tl.where(sigma2 >= LEAST, tl.sum(of_g * phi / observed, 0), 0.0).to(tl.float32)
         of_observed = tl.where(eta2 + floor >= LEAST, -tl.sum(of_g * g / observed, 0), 0.0).to(tl.float32)

@@ -18,6 +18,7 @@ from triton.language.extra import libdevice
 
 FULL, EDGE, PAIRS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 BITS = tl.constexpr(1.4426950408889634)
+LEAST = tl.constexpr(1.1754943508222875e-38)  # a smaller variance counts as this and has no gradient
 LN2 = tl.constexpr(0.6931471805599453)
 TERMS = tl.constexpr(8)  # of the expansion of T within a tile
 FOLD = tl.constexpr(64)  # keys of a tile
