@@ -26,7 +26,7 @@ from . import prologue, tiles
 from .backward import key_kernel, query_kernel
 from .forward import forward_kernel, windows_kernel
 from .parameters import epilogue_kernel
-from .prologue import constant, delta_kernel, prologue_kernel
+from .prologue import constant, delta_kernel, phase_strides, prologue_kernel
 
 FOLD, TERMS, FUNCTIONALS, SUMS = (x.value for x in (tiles.FOLD, tiles.TERMS, tiles.FUNCTIONALS, tiles.SUMS))
 ROWS, EACH = 128, prologue.EACH.value  # rows of a call are padded to as many
@@ -91,9 +91,7 @@ class Plan:
         self.dtype, self.device, self.fast = query.dtype, query.device, query.is_cuda
         self.strides = (*query.stride(), *key.stride(), *value.stride())
         self.turn = key_cos is not None
-        self.key_phase, self.query_phase = (
-            [0 if x is None or x.shape[dim] == 1 else x.stride(dim) for dim in (0, 1)] for x in (key_cos, query_cos)
-        )
+        self.key_phase, self.query_phase = phase_strides(key_cos), phase_strides(query_cos)
         self.horizon, self.groups = horizon is not None, key_groups is not None
         pairs, distances = self.batch * self.heads, self.columns // FOLD
         self.states = _pieces(  # query, key, value, low

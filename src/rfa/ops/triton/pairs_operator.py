@@ -24,7 +24,7 @@ from rfa.ops.transforms import operator, refuse_forward_mode, transformable
 from .frames import NUMBERS, TILE
 from .pairs import SCALARS, pairs_forward_kernel, pairs_states_kernel
 from .pairs_backward import pairs_key_kernel, pairs_query_kernel
-from .prologue import delta_kernel
+from .prologue import delta_kernel, phase_strides
 
 BLOCK = TILE.value  # rows and keys of a call are padded to as many
 _FARTHEST = {torch.bfloat16: 8.3, torch.float16: 5.5}  # `mu dt` within a tile: states times exp(-it) keep their digits
@@ -59,7 +59,7 @@ class _Sizes(NamedTuple):
 
 def _sizes(inputs: KernelInputs) -> _Sizes:
     (batch, heads, queries, channels), (keys, width) = inputs.query.shape, inputs.value.shape[2:]
-    phases = *_strides(inputs.key_cos), *_strides(inputs.query_cos)
+    phases = *phase_strides(inputs.key_cos), *phase_strides(inputs.query_cos)
     turn = inputs.key_cos is not None
     fixed = inputs.scalars.shape[0] == 7
     choices = {
@@ -72,14 +72,6 @@ def _sizes(inputs: KernelInputs) -> _Sizes:
     rows, columns = (-(-length // BLOCK) * BLOCK for length in (queries, keys))
     turn_values = turn and inputs.rotate_values
     return _Sizes(batch, heads, queries, keys, rows, columns, phases, turn, turn_values, choices)
-
-
-def _strides(phases: Tensor | None) -> tuple[int, int]:
-    """Over samples and heads; 0 where all share the phases."""
-    if phases is None:
-        return 0, 0
-    batch, head = (0 if phases.shape[dim] == 1 else phases.stride(dim) for dim in (0, 1))
-    return batch, head
 
 
 def _blocks(inputs: KernelInputs, choices: dict[str, Any], *, forward: bool = False) -> tuple[int, int]:
@@ -208,7 +200,6 @@ def pairs_backward(
     turned = new(batch, heads, sizes.rows, width, dtype=kind)
     delta = new(batch, heads, sizes.rows, dtype=torch.float32)
     total = new(batch, heads, sizes.rows, dtype=torch.float64)
-    largest = new(batch, heads, sizes.rows // BLOCK, dtype=torch.float32)
     through = None if grad_log_sum is None else grad_log_sum.contiguous()
     of_pairs = _of_pairs(inputs)
     numbers = (heads, queries, keys, sizes.rows, sizes.columns)
@@ -217,7 +208,7 @@ def pairs_backward(
         states = _states(inputs, sizes, of_pairs)
         delta_kernel[(batch * heads * (sizes.rows // BLOCK),)](
             grad_out, out.contiguous(), None, log_sum.contiguous(), through, inputs.query_cos,
-            inputs.query_sin, turned, delta, total, largest, *grad_out.stride(), heads, queries, sizes.rows,
+            inputs.query_sin, turned, delta, total, None, *grad_out.stride(), heads, queries, sizes.rows,
             sizes.rows // BLOCK, *sizes.phases[2:], WIDTH=width, ROWS=BLOCK, TURN=sizes.turn_values,
             LOG_SUM=through is not None, LOW=False, num_warps=4,
         )  # fmt: skip

@@ -270,14 +270,23 @@ def delta_kernel(
     tl.store(delta + padded, inner)
     tl.store(total + padded, tl.where(known, logarithm, float("inf")))
     real, imaginary = tl.where(known[:, None], real, 0.0), tl.where(known[:, None], imaginary, 0.0)
-    most = tl.maximum(tl.max(tl.abs(real), 1), tl.max(tl.abs(imaginary), 1)).to(tl.float32)
-    tl.store(largest + pair * blocks + block, tl.max(most, 0))
+    if LOW:  # the lean kernels alone scale by it
+        most = tl.maximum(tl.max(tl.abs(real), 1), tl.max(tl.abs(imaginary), 1)).to(tl.float32)
+        tl.store(largest + pair * blocks + block, tl.max(most, 0))
     index = turned + padded[:, None] * WIDTH + mode[None, :]
     tl.store(index, real.to(turned.dtype.element_ty))
     tl.store(index + half, imaginary.to(turned.dtype.element_ty))
 
 
-# Constants of a device
+# Of the host: strides, and constants of a device
+
+
+def phase_strides(phases: torch.Tensor | None) -> tuple[int, int]:
+    """Of `(b, heads or 1, length, modes)` over samples and heads; 0 where all share the phases."""
+    if phases is None:
+        return 0, 0
+    batch, head = (0 if phases.shape[dim] == 1 else phases.stride(dim) for dim in (0, 1))
+    return batch, head
 
 
 @cache
