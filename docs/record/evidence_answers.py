@@ -7,6 +7,7 @@ A difference of a single seed is "within a seed" or "not tested".
 import functools
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +23,8 @@ from rfa_lab.report.measurements import (
     seed_noise,
 )
 from rfa_lab.report.records import accuracy_by_seed, is_learned, tokens_until
-from rfa_lab.report.runs import by_label
-from rfa_lab.report.statistics import WITHIN_A_SEED, Mean, mean_and_interval, verdict
+from rfa_lab.report.runs import by_label, perplexity_by_length
+from rfa_lab.report.statistics import WITHIN_A_SEED, Mean, mean_and_interval, pooled_difference, verdict
 from rfa_lab.results import read_record, read_results
 
 ROOT = Path(__file__).parents[2]
@@ -110,6 +111,36 @@ def text(model: str, against: str, length: int, protocol: str = "blocks", record
     over_seeds = answer(found.value - found.half, found.value + found.half)
     over_books = answer(low, high)
     return Answer(over_seeds if over_seeds == over_books else OPEN, number)
+
+
+def losses_by_model(record: str, length: int, protocol: str) -> dict[str, list[float]]:
+    """The loss of each seed in nats a token, by model, of the runs with the usual number of steps."""
+    groups = language(record)
+    usual = statistics.mode(run["spec"]["max_steps"] for of in groups.values() for run in of)
+    losses = {}
+    for label, runs in groups.items():
+        scored = [perplexity_by_length(run, protocol) for run in runs if run["spec"]["max_steps"] == usual]
+        if scored:
+            losses[label] = [math.log(found[length]) for found in scored if length in found]
+    return losses
+
+
+def pooled(model: str, against: str, length: int, protocol: str, record: str) -> Answer:
+    """As `text`, but over seeds by the variance that is pooled over the models of the record."""
+    mean, _ = pooled_difference(losses_by_model(record, length, protocol), model, against)
+    found, _ = compare(pairs_of(language(record)[model], language(record)[against]), length, protocol)
+    over_seeds = interval_of(mean)
+    answers = {answer(over_seeds.low, over_seeds.high)}
+    if found is not None and found.over_books is not None:
+        answers.add(answer(*found.over_books))
+    number = f"{signed(mean.value)} ± {mean.half or 0.0:.3f} nats"
+    return Answer(answers.pop() if len(answers) == 1 else OPEN, number)
+
+
+def interval_of(mean: Mean) -> Difference:
+    """A mean with the ends of its interval."""
+    half = mean.half
+    return Difference(mean.value) if half is None else Difference(mean.value, mean.value - half, mean.value + half)
 
 
 def _few(seeds: int) -> str:
@@ -226,25 +257,36 @@ def of_seeds(own: Mapping[int, float], other: Mapping[int, float], form: str, be
     return Answer(answer(found.value - found.half, found.value + found.half, below=below), number)
 
 
-def filters(aim: float, peers: Sequence[str], kinds: Sequence[str] = ()) -> Answer:
-    """Whether the error of `robust_estimate` over the best peer's is below an aim, in the worst kind of errors.
+def tuned_ratios(peers: Sequence[str], kinds: Sequence[str] = ()) -> dict[str, Difference]:
+    """The error of `robust_estimate` over the best peer's, by the kind of errors: means over seeds with intervals.
 
     Args:
-        aim: of the ratio.
         peers: names of filters; the one with the least error over all seeds is the best.
         kinds: of the errors; all by default.
     """
     lines = json.loads((BENCHMARKS / "filtering.json").read_text("utf-8"))["tracker"]
-    found: dict[str, Mean] = {}
+    found: dict[str, Difference] = {}
     for kind in dict.fromkeys(line["noise"] for line in lines):
         of = {line["estimator"]: line["errors"] for line in lines if line["noise"] == kind}
         best = min(peers, key=lambda name: sum(error**2 for error in of[name]))
         if not kinds or kind in kinds:
-            found[kind] = mean_and_interval([mine / its for mine, its in zip(of["rfa"], of[best], strict=True)])
+            ratios = [mine / its for mine, its in zip(of["rfa"], of[best], strict=True)]
+            found[kind] = interval_of(mean_and_interval(ratios))
+    return found
+
+
+def filters(aim: float, peers: Sequence[str], kinds: Sequence[str] = ()) -> Answer:
+    """Whether the error of `robust_estimate` over the best peer's is below an aim, in the worst kind of errors.
+
+    The arguments but `aim` are those of `tuned_ratios`.
+    """
+    found = tuned_ratios(peers, kinds)
     kind, most = max(found.items(), key=lambda item: item[1].value)
-    half = most.half or 0.0
-    number = f"{most.value:.3f} ± {half:.3f}" + (f", the worst of {len(found)} ({kind})" if len(found) > 1 else "")
-    return Answer(answer(most.value - half, most.value + half, aim), number)
+    assert most.low is not None
+    assert most.high is not None  # of 20 seeds
+    number = f"{most.value:.3f} ± {(most.high - most.low) / 2:.3f}"
+    number += f", the worst of {len(found)} ({kind})" if len(found) > 1 else ""
+    return Answer(answer(most.low, most.high, aim), number)
 
 
 def cost(aim: float, file: str) -> Answer:

@@ -1,4 +1,4 @@
-"""The table and the figure of docs/record/evidence.md, from the records: `python docs/record/evidence_record.py`."""
+"""The claims of docs/record/evidence.md and their table, from the records. `evidence.py` writes the page."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from evidence_answers import NOT_TESTED, Answer, copied, cost, errors, filters, learnt, recalled, text
-from evidence_figure import drawing
 
 from rfa.files import write_text_whole
-from rfa.forecasting.style import save
 from rfa_lab.report.layout import replace_between
 
 PAGE = Path(__file__).with_name("evidence.md")
-FIGURE = Path(__file__).parents[1] / "figures" / "evidence.png"
-_BEGIN, _END = "<!-- answers: docs/record/evidence_record.py -->", "<!-- end of answers -->"
+_BEGIN, _END = "<!-- answers: docs/record/evidence.py -->", "<!-- end of answers -->"
 _WOLF, _TUNED = "wolf", ("WoLF", "variational")
 _X2, _X4, _FOX = "x2-riccati-alibi", "x4-content-riccati no-innovation", "c4-fox rope"
 _X5_PLAIN, _X6_PLAIN, _X7 = "x5-content-clock no-innovation", "x6-content-dynamics no-innovation", "x7-gated-roper"
@@ -114,6 +111,8 @@ CLAIMS: dict[str, Sequence[Claim]] = {
         *_on_code("x2 is better than m2", _X2_PLAIN, "m2-sc-rfa", asked=()),
         *_on_code("x2 is better than ALiBi", _X2_PLAIN, "b2-alibi", asked=(_FAR,)),
         *_on_code("x2 is better than the forget gate", _X2_PLAIN, _FOX, asked=()),
+        *_on_code("x2 is better than the normalised forget gate", _X2_PLAIN, f"{_FOX}-normalised", asked=(_NEAR, _FAR)),
+        *_on_code("Normalised states make the forget gate better", f"{_FOX}-normalised", _FOX, asked=(_NEAR, _FAR)),
         *_on_code("x5 is better than ALiBi", _X5_PLAIN, "b2-alibi", asked=()),
         *_on_code("x5 is better than the forget gate", _X5_PLAIN, _FOX, asked=()),
         *_on_code("A forget gate makes RoPE better", _FOX, "b1-rope", asked=(_NEAR,)),
@@ -277,6 +276,6 @@ def written(page: str) -> str:
     return replace_between(page, _BEGIN, _END, f"\n{table()}\n")
 
 
-if __name__ == "__main__":
+def write() -> None:
+    """Write the table into the page."""
     write_text_whole(PAGE, written(PAGE.read_text(encoding="utf-8")))
-    save(drawing(), FIGURE)

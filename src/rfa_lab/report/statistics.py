@@ -1,4 +1,4 @@
-"""Means over seeds with t intervals, and paired differences of log perplexity.
+"""Means over seeds with t intervals, and paired and pooled differences.
 
 A difference has two intervals: a t interval over seeds, and a bootstrap interval over books. If one of them holds 0,
 the difference is open. A difference of a single seed has no interval over seeds. It is compared with the noise of
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
+from scipy.special import fdtri, ndtri, stdtrit
 
 from .layout import NumberCell
 
@@ -51,6 +51,70 @@ def mean_and_interval(values: Sequence[float]) -> Mean:
         quantile = stdtrit(count - 1, (1 + LEVEL) / 2)
         half = float(quantile * np.std(values, ddof=1)) / math.sqrt(count)
     return Mean(float(np.mean(values)), half)
+
+
+class Spread(NamedTuple):
+    """The variance of a model's seeds, and its degrees of freedom."""
+
+    variance: float
+    freedom: float
+
+
+_APART = 0.001  # the chance that the F test sets a model apart whose variance is that of the others
+
+
+def pooled_spreads(models: Mapping[str, Sequence[float]]) -> dict[str, Spread]:
+    """The spread of each model's values over seeds: one for all models, but for those that are apart.
+
+    The pooled variance is `sum_m (n_m - 1) s_m^2 / sum_m (n_m - 1)`. A model is apart, with a variance of its own, if
+    its variance is so much larger than the pooled one of the others that an F test refuses it at 0.1 %. The largest is
+    tried first. Models of a single seed have the pooled spread.
+
+    Raises:
+        ValueError: if no model has two values.
+    """
+    own = {name: Spread(float(np.var(of, ddof=1)), len(of) - 1.0) for name, of in models.items() if len(of) > 1}
+    if not own:
+        raise ValueError("models: got one seed of each, expected two or more of one of them")
+    kept = dict(own)
+    while len(kept) > 1:
+        name = max(kept, key=lambda each: kept[each].variance)
+        largest, others = kept[name], _pool([of for each, of in kept.items() if each != name])
+        if largest.variance <= others.variance * fdtri(largest.freedom, others.freedom, 1 - _APART):
+            break
+        del kept[name]
+    pool = _pool([*kept.values()])
+    return {name: own[name] if name in own.keys() - kept.keys() else pool for name in models}
+
+
+def _pool(spreads: Sequence[Spread]) -> Spread:
+    freedom = sum(each.freedom for each in spreads)
+    return Spread(sum(each.freedom * each.variance for each in spreads) / freedom, freedom)
+
+
+def pooled_mean(models: Mapping[str, Sequence[float]], model: str) -> Mean:
+    """A model's mean over seeds with half of its 95 % t interval by `pooled_spreads`."""
+    spread, values = pooled_spreads(models)[model], models[model]
+    half = float(stdtrit(spread.freedom, (1 + LEVEL) / 2)) * math.sqrt(spread.variance / len(values))
+    return Mean(float(np.mean(values)), half)
+
+
+def pooled_difference(models: Mapping[str, Sequence[float]], model: str, baseline: str) -> tuple[Mean, float]:
+    """The difference of two models' means with half of its 95 % t interval, and the degrees of freedom.
+
+    Both have the spreads of `pooled_spreads`. The degrees of freedom are those of the pooled spread where both have it;
+    else they are those of Welch and Satterthwaite.
+    """
+    spreads = pooled_spreads(models)
+    sides = [(spreads[name], len(models[name])) for name in (model, baseline)]
+    parts = [spread.variance / count for spread, count in sides]
+    if sides[0][0] == sides[1][0]:
+        freedom = sides[0][0].freedom
+    else:
+        each = (part**2 / spread.freedom for part, (spread, _) in zip(parts, sides, strict=True))
+        freedom = sum(parts) ** 2 / sum(each)
+    half = float(stdtrit(freedom, (1 + LEVEL) / 2)) * math.sqrt(sum(parts))
+    return Mean(float(np.mean(models[model]) - np.mean(models[baseline])), half), freedom
 
 
 def interval_cell(values: Sequence[float], digits: int = 2, **form: Any) -> NumberCell | None:

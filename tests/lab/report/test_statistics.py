@@ -7,7 +7,15 @@ import pytest
 import scipy.stats
 
 from rfa_lab.report.measurements import seed_noise
-from rfa_lab.report.statistics import Difference, mean_and_interval, paired_difference, proportion_interval, verdict
+from rfa_lab.report.statistics import (
+    Difference,
+    mean_and_interval,
+    paired_difference,
+    pooled_difference,
+    pooled_spreads,
+    proportion_interval,
+    verdict,
+)
 
 from .results import result
 
@@ -22,6 +30,34 @@ def test_mean_and_interval_are_scipys(values):
     found = scipy.stats.ttest_1samp(values, 0).confidence_interval(0.95)
     assert (mean.value - mean.half, mean.value + mean.half) == pytest.approx((found.low, found.high), rel=1e-12)
     assert mean_and_interval(values[:1]) == (values[0], None)
+
+
+def test_a_pooled_difference_is_scipys_t_test():
+    """Of two models. A third one of one seed has their spread, and widens nothing."""
+    one, two = [1.0, 1.2, 1.1], [2.0, 2.3]
+    found = scipy.stats.ttest_ind(one, two).confidence_interval(0.95)
+    for models in ({"one": one, "two": two}, {"one": one, "two": two, "single": [5.0]}):
+        (value, half), freedom = pooled_difference(models, "one", "two")
+        assert freedom == 3
+        assert (value - half, value + half) == pytest.approx((found.low, found.high), rel=1e-12)
+    _, single = pooled_difference({"one": one, "two": two, "single": [5.0]}, "single", "two")[0]
+    spread = math.sqrt((2 * np.var(one, ddof=1) + np.var(two, ddof=1)) / 3)
+    assert single == pytest.approx(scipy.stats.t.ppf(0.975, 3) * spread * math.sqrt(1 + 1 / 2))
+
+
+def test_a_model_whose_seeds_differ_more_is_apart():
+    """With its own variance, as in Welch's test; the others are pooled without it."""
+    models = {name: [0.0, 0.1, 0.2] for name in "abcdef"} | {"wild": [0.0, 3.0, 6.0]}
+    spreads = pooled_spreads(models)
+    assert spreads["wild"] == pytest.approx((9.0, 2))
+    assert all(spreads[name] == pytest.approx((0.01, 12)) for name in "abcdef")
+    (value, half), freedom = pooled_difference(models, "wild", "a")
+    parts = (9.0 / 3, 0.01 / 3)
+    assert freedom == pytest.approx(sum(parts) ** 2 / (parts[0] ** 2 / 2 + parts[1] ** 2 / 12))
+    assert (value, half) == pytest.approx((2.9, scipy.stats.t.ppf(0.975, freedom) * math.sqrt(sum(parts))))
+    assert pooled_spreads({"a": [0.0, 0.1, 0.2], "b": [0.0, 0.2, 0.4]})["b"].freedom == 4  # an F of 4 is no proof
+    with pytest.raises(ValueError, match="one seed of each"):
+        pooled_spreads({"a": [1.0], "b": [2.0]})
 
 
 @pytest.mark.parametrize("right", [0, 1, 7, 64])
