@@ -135,6 +135,7 @@ def test_the_six_answers_are_those_of_the_records():
     for path in module.PAGES:
         page = path.read_text("utf-8")
         assert module.written(page) == page, "run python docs/record/evidence.py"
+        assert [sentence for sentence in module.sentences()[path.name] if sentence not in page] == []
     assert len((DOCS / "evidence.md").read_text("utf-8").split()) <= 1200
 
 

@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 RECORDS, BENCHMARKS = ROOT / "results", ROOT / "benchmarks" / "results"
 HOLDS, OPEN, REFUTED, NOT_TESTED = "holds", "open", "refuted", "not tested"
 _MINUS = "\N{MINUS SIGN}"
+PARTS = ("filter", "forecast")  # of a record of series
 Labelled = dict[str, list[Any]]
 Cells = Sequence[tuple[str, str]]  # column and part
 
@@ -193,7 +194,7 @@ def errors(
     model: str,
     against: str,
     *,
-    parts: Sequence[str] = ("filter", "forecast"),
+    parts: Sequence[str] = PARTS,
     columns: Sequence[str] = (),
     aim: float = 1.0,
     worst: bool = False,

@@ -5,6 +5,7 @@ from functools import partial
 
 import matplotlib.pyplot as plt
 from evidence_answers import (
+    PARTS,
     Difference,
     cells_of,
     interval_of,
@@ -102,7 +103,7 @@ def over_length() -> Figure:
 @styled
 def of_series() -> Figure:
     """The squared error of networks over that of the network with `rfa`, on an oscillator, all columns."""
-    cells = cells_of(series("oscillator"), ("filter", "forecast"), ())
+    cells = cells_of(series("oscillator"), PARTS, ())
     found = {name: ratio("oscillator", label, "x2 no innovation", cells) for name, label in OF_SERIES.items()}
     return _points(found, "squared error / that of rfa", line=1.0)
 
@@ -110,15 +111,13 @@ def of_series() -> Figure:
 @styled
 def of_robust_weight() -> Figure:
     """The squared error with the robust weight over that with dot products, by the wrong readings of the test."""
-    columns: Sequence[str] = list(
-        dict.fromkeys(cell for cell, _ in cells_of(series("contamination"), ("forecast",), ()))
-    )
+    columns: Sequence[str] = list(dict.fromkeys(cell for cell, _ in cells_of(series("contamination"), PARTS, ())))
     found = {
         column: ratio(
             "contamination",
             "student-t",
             "dot product",
-            cells_of(series("contamination"), ("filter", "forecast"), (column,)),
+            cells_of(series("contamination"), PARTS, (column,)),
         )
         for column in columns
     }
