@@ -247,6 +247,11 @@ def series_tokens(
     return SeriesTokens(features, positions, place[:, :length], place[:, first:], scale)
 
 
+def time_frequencies(count: int, typical_gap: float, span: float) -> list[float]:
+    """So many frequencies in geometric steps, from one radian per typical gap to one per span."""
+    return [(typical_gap / span) ** (k / max(1, count - 1)) for k in range(count)]
+
+
 def logarithmic_beyond(x: Float[Tensor, "..."], linear: float = LINEAR_UP_TO) -> Float[Tensor, "..."]:
     """`x` up to `|x| = linear`, and `linear (1 + log(|x| / linear))` with its sign beyond; its slope is continuous."""
     size = x.abs()

@@ -18,7 +18,7 @@ from rfa.ops.transforms import readable, values_at_hand
 
 from .decoder import RFABlock, RFAPreTrainedModel
 from .packing import NO_COLUMNS
-from .series_tokens import ReadingRows, Scale, WindowScaling, checked_readings, series_tokens
+from .series_tokens import ReadingRows, Scale, WindowScaling, checked_readings, series_tokens, time_frequencies
 from .time_series_config import RFATimeSeriesConfig
 
 FIRST_DEGREES, LEAST_DEGREES = 5.0, 2.0  # of freedom, at the start and at least
@@ -79,10 +79,7 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         super().__init__(config)
         features = 2 * (config.channels + 1 + config.time_features)
         # a list, so that saving, loading and the meta device leave it alone
-        self.time_frequencies = [
-            (config.typical_gap / config.span) ** (k / max(1, config.time_features - 1))
-            for k in range(config.time_features)
-        ]
+        self.time_frequencies = time_frequencies(config.time_features, config.typical_gap, config.span)
         self.scaling = WindowScaling(config.location or [], config.spread or [], config.scaling)
         self.embedding = NormalLinear(features, config.hidden_size, deviation=(features * config.hidden_size) ** -0.5)
         self.add_blocks(config)

@@ -11,28 +11,14 @@ from rfa_lab.results import RESULT_FORMAT
 from rfa_lab.training import RunFolder
 from rfa_lab.training.callbacks import read_metrics
 
+from .rates import TRIAL_PART, needed_rates, possible_rates
 from .recipe import PlannedRun, Recipe
 from .runner import versions_of
 
-# The choice of a learning rate: each model tries the rates of its recipe, and the best one serves all its seeds
-
 DIVERGED = "diverged"  # the entry of run.json that says why a trial has no loss, or a run no result
-_BUDGET = 3  # a trial has one part of so many
-_BEYOND = 2  # rates at most that are tried beyond each end of the list
-_LEAST = 1e-12  # the least rate of a `TrainingSpec`
 _ONLY_EVALUATED = {"window": "flat", "yarn": "rope"}  # they act beyond the training length, and are trained as these
 
-
-def possible_rates(rates: Sequence[float]) -> tuple[float, ...]:
-    """The rates of a recipe and those that may be tried beyond its ends. A single rate stays alone."""
-    if len(rates) < 2:
-        return tuple(rates)
-    ascending = sorted(rates)
-    ends = ((ascending[0], ascending[1]), (ascending[-1], ascending[-2]))
-    beyond = (end * (end / inner) ** power for end, inner in ends for power in range(1, _BEYOND + 1))
-    rounded = (float(f"{rate:.6g}") for rate in beyond)  # 0.012, not 0.012000000000000002
-    outside = (rate for rate in rounded if rate < ascending[0] or rate > ascending[-1])
-    return (*rates, *(rate for rate in outside if _LEAST <= rate < 1))
+# The trials of learning rates
 
 
 def trials_by_run(recipe: Recipe) -> dict[str, tuple[PlannedRun, ...]]:
@@ -55,31 +41,17 @@ def trials_by_run(recipe: Recipe) -> dict[str, tuple[PlannedRun, ...]]:
 def needed_trials(
     trials: Sequence[PlannedRun], rates: Sequence[float], losses: Mapping[float, float]
 ) -> tuple[PlannedRun, ...]:
-    """The trials of a run that must be finished before its rate is chosen, as far as the losses of finished ones tell.
-
-    Those of the recipe's rates, and while the best of these is at an end, the next one beyond it.
-    """
+    """The trials of `needed_rates`: those that must be finished before the rate of a run is chosen."""
     by_rate = {trial.spec.learning_rate: trial for trial in trials}
-    possible, wanted = sorted(by_rate), set(rates) & by_rate.keys()
-    while wanted and wanted <= losses.keys():
-        best = min((rate for rate in by_rate if rate in wanted), key=lambda rate: losses[rate])
-        least, largest, beyond = possible.index(min(wanted)), possible.index(max(wanted)), set[float]()
-        if best == min(wanted) or math.isinf(losses[best]):
-            beyond |= set(possible[max(least - 1, 0) : least])
-        if best == max(wanted) and math.isfinite(losses[best]):
-            beyond |= set(possible[largest + 1 : largest + 2])
-        if not beyond:
-            break
-        wanted |= beyond
-    return tuple(trial for rate, trial in by_rate.items() if rate in wanted)
+    return tuple(by_rate[rate] for rate in needed_rates(tuple(by_rate), rates, losses))
 
 
 def _trial(run: PlannedRun, rate: float) -> PlannedRun:
     spec = replace(run.spec, learning_rate=rate)
     if spec.max_steps is not None:
-        spec = replace(spec, max_steps=max(1, spec.max_steps // _BUDGET))
+        spec = replace(spec, max_steps=max(1, spec.max_steps // TRIAL_PART))
     else:
-        spec = replace(spec, epochs=spec.epochs / _BUDGET)
+        spec = replace(spec, epochs=spec.epochs / TRIAL_PART)
     return replace(run, spec=spec, trial=True)
 
 

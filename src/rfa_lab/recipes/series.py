@@ -18,6 +18,7 @@ from rfa_lab.data.simulated_series import SimulatedSetting
 from rfa_lab.training.callbacks import Diverged
 from rfa_lab.training.series import SeriesTraining
 
+from .rates import TRIAL_PART, needed_rates, possible_rates
 from .reading import (
     BaseRecipe,
     Network,
@@ -119,8 +120,8 @@ class SeriesRecipe(BaseRecipe):
     Args:
         setting: of the series to learn from.
         training: of each network; its seed is the run's.
-        rates: learning rates. The first seed of each network tries all of them with a third of the steps. The best one
-            serves all its seeds.
+        rates: learning rates. The first seed of each network tries all of them with a third of the steps, and the next
+            one beyond while the best is at an end. The best one serves all its seeds.
         filters: that know the model of the process.
         models: networks.
         seeds: of the networks.
@@ -244,7 +245,7 @@ class SeriesRuns(UnsavedRuns[SeriesRecipe, SeriesRun]):
         return lambda setting: score(predict, setting, recipe.evaluation.series), {**names, **made}
 
     def _trained_network(self, run: SeriesRun, report: StageProgress) -> tuple[nn.Module, dict[str, Any]]:
-        """The network of a run, and what its result says of the training. The first seed tries all rates.
+        """The network of a run, and what its result says of the training. The first seed tries the rates.
 
         Where training diverges, a trial has lost.
         """
@@ -262,18 +263,20 @@ class SeriesRuns(UnsavedRuns[SeriesRecipe, SeriesRun]):
             loss = validation_loss(network, setting, _SAMPLE)
             return network, losses, loss if math.isfinite(loss) else None, None
 
-        tried: dict[float, float | None] = {}
-        if first is None and len(recipe.rates) > 1:
-            tried = {rate: made(rate, max(1, steps // 3), f"{run.name}, rate {rate:g}")[2] for rate in recipe.rates}
-        finite = {rate: loss for rate, loss in tried.items() if loss is not None}
-        best = min(finite, key=finite.__getitem__, default=recipe.rates[0])
+        tried: dict[float, float] = {}
+        possible = possible_rates(recipe.rates) if first is None and len(recipe.rates) > 1 else ()
+        while left := [rate for rate in needed_rates(possible, recipe.rates, tried) if rate not in tried]:
+            for rate in left:
+                loss = made(rate, max(1, steps // TRIAL_PART), f"{run.name}, rate {rate:g}")[2]
+                tried[rate] = math.inf if loss is None else loss
+        best = min(tried, key=tried.__getitem__, default=recipe.rates[0])
         rate = best if first is None else first["learning_rate"]
         network, losses, validation, fault = made(rate, steps, run.name)
         return network, {
             "parameters": sum(p.numel() for p in network.parameters()),
             "losses": losses[:: max(1, len(losses) // 50)],
             "learning_rate": rate,
-            "trials": {str(one): loss for one, loss in tried.items()},
+            "trials": {str(one): loss if math.isfinite(loss) else None for one, loss in tried.items()},
             "validation": validation,
             "fault": fault,
         }

@@ -137,7 +137,7 @@ def check_network(name: str, fields: Mapping[str, Any], setting: Setting) -> Non
 def _control(name: str, fields: Mapping[str, Any], setting: Setting, scaled: RFATimeSeriesConfig) -> nn.Module:
     """A control network. It takes the scales of a configuration."""
     if name == "gru-d":
-        known = {entry: getattr(scaled, entry) for entry in ("typical_gap", "location", "spread")}
+        known = {entry: getattr(scaled, entry) for entry in ("typical_gap", "span", "location", "spread")}
     else:
         expected = "another one: it needs a table, with readings on a grid"
         require(isinstance(setting, TableSetting), "preset", name, expected)

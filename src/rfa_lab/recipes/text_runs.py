@@ -20,6 +20,7 @@ from rfa_lab.results import read_result, write_result
 from rfa_lab.training import TRAINED_ON, RunFolder, resume, train, trial_step
 from rfa_lab.training.callbacks import Diverged
 
+from .rates import possible_rates
 from .reading import RecipeError
 from .recipe import PlannedRun, Recipe
 from .run_result import (
@@ -27,7 +28,6 @@ from .run_result import (
     losses_of,
     make_result,
     needed_trials,
-    possible_rates,
     trial_loss,
     trials_by_run,
     with_best_rate,

@@ -12,7 +12,8 @@ from scripts import with_tests
 from training.runs import MODEL
 
 from rfa_lab.recipes import Recipe, load_recipe, run_recipe, states
-from rfa_lab.recipes.run_result import needed_trials, possible_rates, trials_by_run
+from rfa_lab.recipes.rates import possible_rates
+from rfa_lab.recipes.run_result import needed_trials, trials_by_run
 from rfa_lab.results import read_result, unfinished_runs
 from rfa_lab.training import RunFolder, TrainingSpec, train, trainer
 

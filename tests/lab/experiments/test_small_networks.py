@@ -1,12 +1,14 @@
 """Recipes of series and of recall: running, resuming, reports, and the command."""
 
 import json
+import math
 import time
 
 import pytest
 
 from rfa_lab.recipes import load_recipe, recall, run_recipe
 from rfa_lab.recipes import series as recipe_of_series
+from rfa_lab.recipes.rates import needed_rates, possible_rates
 from rfa_lab.recipes.series_contestants import FILTERS, build_network, network_predictor, score
 from rfa_lab.report.records import SCORES
 from rfa_lab.results import Planned, write_planned
@@ -89,10 +91,36 @@ def test_series_run_resume_and_write_tables(rfa, series, tmp_path):
     dirty = {name: found[f"{name}-seed0"]["scores"]["dirtier"]["filter"]["mse"] for name in FILTERS}
     robust = max(dirty[name] for name in FILTERS if name != "kalman")
     assert robust < dirty["kalman"] / 3  # errors of thirty standard deviations
-    assert set(first["trials"]) == {"0.001", "0.03"}
+    losses = {float(rate): loss for rate, loss in first["trials"].items()}
+    assert {*losses} == {*needed_rates(possible_rates([1e-3, 3e-2]), [1e-3, 3e-2], losses)}
     assert first["learning_rate"] == second["learning_rate"] == float(min(first["trials"], key=first["trials"].get))
     assert second["trials"] == {}
     assert (out / "report" / "series.md").read_text().count("| x2 | 2 |") == 8
+
+
+@pytest.mark.parametrize(
+    ("best", "trials", "chosen"),
+    [
+        (5e-3, [1e-3, 3e-2, 3.33333e-5], 1e-3),
+        (8e-3, [1e-3, 3e-2, 0.9], 3e-2),
+        (0.8, [1e-3, 3e-2, 0.9], 0.9),
+        (1e-5, [1e-3, 3e-2, 3.33333e-5, 1.11111e-6], 3.33333e-5),
+    ],
+)
+def test_a_best_rate_of_series_at_an_end_is_looked_for_beyond_it(series, tmp_path, monkeypatch, best, trials, chosen):
+    """Losses are made up, as distances of the rate from the best one."""
+    made = []
+
+    def train(network, setting, training, progress):
+        made.append((training.steps, training.learning_rate))
+        return [0.0]
+
+    monkeypatch.setattr(recipe_of_series, "train_network", train)
+    monkeypatch.setattr(recipe_of_series, "validation_loss", lambda *_: abs(math.log(made[-1][1] / best)))
+    series.write_text(SERIES.replace("steps: 2", "steps: 6"))
+    assert run_recipe(load_recipe(series), tmp_path, only=["x2-*"]).done == ("x2-seed0", "x2-seed3")
+    assert made == [*((2, rate) for rate in trials), (6, chosen), (6, chosen)]
+    assert list(results(tmp_path)["x2-seed0"]["trials"]) == [str(rate) for rate in trials]
 
 
 def test_folders_of_other_recipes_and_damaged_lists(rfa, small, tmp_path):
@@ -209,7 +237,7 @@ def test_a_rate_with_which_training_of_series_diverges_loses(small, tmp_path):
     assert set(found["scores"]["trained"]["filter"]) >= SCORES.keys()
 
 
-@pytest.mark.parametrize("rates", ["[0.5]", "[0.4, 0.5]"])
+@pytest.mark.parametrize("rates", ["[0.5]", "[0.5, 0.55]"])
 def test_a_run_of_series_that_diverges_is_recorded_and_the_others_go_on(rfa, small, tmp_path, rates):
     recipe, out = diverging(small, rates), tmp_path / "out"
     for _ in range(2):  # a later call finds it recorded

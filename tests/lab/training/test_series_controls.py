@@ -1,5 +1,6 @@
 """Networks for comparison: what an output may see, and each against its formula on plain loops."""
 
+import itertools
 import math
 
 import pytest
@@ -7,14 +8,15 @@ import torch
 import torch.nn.functional as F
 
 from rfa.models.series_tokens import logarithmic_beyond
-from rfa_lab.training.series_controls import DLinear, GatedDecay, SeasonalNaive
+from rfa_lab.training.series_controls import DLinear, GatedDecay, SeasonalMean, SeasonalNaive
 
 SEEN, HORIZON, CHANNELS = 30, 8, 2
 
 
-def gru(channels=1):
+def gru(channels=1, time_features=0):
     torch.manual_seed(0)
-    return GatedDecay(channels, 0.5, [0.3] * channels, [1.5] * channels, hidden_size=8)
+    known = {"location": [0.3] * channels, "spread": [1.5] * channels, "span": 4.5}
+    return GatedDecay(channels, 0.5, **known, hidden_size=8, time_features=time_features)
 
 
 def readings(channels=1, length=7):
@@ -23,8 +25,9 @@ def readings(channels=1, length=7):
     return times, torch.randn(2, length, channels, generator=generator, dtype=torch.float64)
 
 
-def test_gru_d_is_its_formula():
-    network, (times, values) = gru(2), readings(2)
+@pytest.mark.parametrize("time_features", [0, 3])
+def test_gru_d_is_its_formula(time_features):
+    network, (times, values) = gru(2, time_features), readings(2)
     values[:, 2, 1] = values[:, 5] = math.nan
     found = network(times, values)
     with torch.no_grad():
@@ -39,7 +42,9 @@ def test_gru_d_is_its_formula():
                 x = logarithmic_beyond(x).float()
                 kept = torch.exp(-F.relu(network.value_decay * delta + network.value_bias)) * last
                 gap = 1.0 if before is None else float((times[series, row] - before) / 0.5) + 0.05
-                inputs = torch.cat([torch.where(seen, x, kept), seen.float(), torch.tensor([math.log(gap)])])[None]
+                angle = (times[series, row] - times[series, 0]) / 0.5 / torch.tensor([1, 3, 9])[:time_features]
+                entered = [torch.where(seen, x, kept), seen, torch.tensor([math.log(gap)]), angle.sin(), angle.cos()]
+                inputs = torch.cat([part.float() for part in entered])[None]
                 state_here = network.cell(inputs, state * torch.exp(-F.relu(network.state_decay(delta))))
                 expected = scale.location[0, row] + scale.spread[0, row] * network.head(state_here)[0, :2]
                 torch.testing.assert_close(found.location[series, row], expected, atol=1e-5, rtol=1e-5)
@@ -77,6 +82,19 @@ def test_the_seasonal_naive_forecast_is_the_last_season():
     assert network(times[:, kept], values[:, kept]).location[:, -HORIZON].equal(values[:, SEEN - 1])
 
 
+@pytest.mark.parametrize("width", [0, 2])
+def test_the_seasonal_mean_is_over_values_of_about_the_same_phase(width):
+    times, values = grid()
+    values[:, 4:9, 0] = values[0, :SEEN, 1] = math.nan
+    found = SeasonalMean(CHANNELS, SEEN, HORIZON, period=7, width=width)(times, values).location
+    for series, step, channel in itertools.product(range(3), range(HORIZON), range(CHANNELS)):
+        seen = {row: float(x) for row, x in enumerate(values[series, :SEEN, channel]) if not math.isnan(x)}
+        near = [x for row, x in seen.items() if any((SEEN + step - row + k) % 7 == 0 for k in range(-width, width + 1))]
+        mean = sum(seen.values()) / max(1, len(seen))
+        expected = (sum(near) + mean) / (len(near) + 1)
+        assert float(found[series, SEEN + step, channel]) == pytest.approx(expected, abs=1e-12)
+
+
 def test_dlinear_is_two_maps_of_the_filled_values():
     times, values = grid()
     network = DLinear(CHANNELS, SEEN, HORIZON, kernel=5)
@@ -104,6 +122,7 @@ def test_outputs_may_be_some_of_the_rows():
     [
         (lambda: DLinear(1, SEEN, HORIZON, kernel=4), "^kernel: got 4"),
         (lambda: SeasonalNaive(1, SEEN, HORIZON, period=31), "^period: got 31"),
+        (lambda: SeasonalMean(1, SEEN, HORIZON, period=7, width=4), "^width: got 4"),
         (lambda: DLinear(1, SEEN, HORIZON)(torch.tensor([[0.5]]), torch.zeros(1, 1, 1)), "^times: got 'times between"),
         (lambda: DLinear(1, SEEN, HORIZON)(torch.tensor([[38.0]]), torch.zeros(1, 1, 1)), "^times: got 38"),
     ],
