@@ -102,22 +102,31 @@ def _labels_at(
     return torch.full_like(tokens, NOT_ASKED).scatter_(1, asked, answers)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AssociativeRecall(SyntheticTask):
-    """Multi-query associative recall (Arora et al. 2023, Zoology, arXiv:2312.04927).
+class Statements(NamedTuple):
+    """What a sequence states of its pairs. Keys and values are numbered from 0.
 
-    A sequence begins with statements, a key and its value each. Then each key is asked once, among filler: its label is
-    its value. With `repeats` each pair is stated so many times, in random order, and with `corrupted` some statements
-    have another key of the sequence. A key whose value is not stated more often than any other is not asked.
+    Fields:
+        said: the pair whose key stands in each statement.
+        stated: the value in each statement.
+        answers: the true value of each pair; -100 for a pair that is not asked.
+    """
+
+    said: Int[Tensor, "batch statements"]
+    stated: Int[Tensor, "batch statements"]
+    answers: Int[Tensor, "batch pairs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTask(SyntheticTask):
+    """A sequence begins with statements, a key and a value each. Then each key is asked once, among filler.
 
     Args:
-        pairs: keys of a sequence, all different. Pairs times values is at most a million.
+        pairs: keys of a sequence, all different.
         keys, values, filler: numbers of their tokens, which have their ids in this order; two values at least.
-        repeats: statements of each pair.
-        corrupted: share of the statements whose key is replaced at random.
+        repeats: statements of each pair, in random order among those of the other pairs.
 
     Raises:
-        ValueError: for a size or a share out of range.
+        ValueError: for a size out of range.
     """
 
     pairs: int = 8
@@ -125,16 +134,11 @@ class AssociativeRecall(SyntheticTask):
     values: int = 64
     filler: int = 32
     repeats: int = 1
-    corrupted: float = 0.0
 
     def __post_init__(self) -> None:
         _check_sizes(self, "pairs", "keys", "filler", "repeats")
         _check_sizes(self, "values", least=2)
         require(self.pairs <= self.keys, "pairs", self.pairs, f"at most keys, {self.keys}")
-        many = _MOST_COUNTS // self.pairs
-        require(self.values <= many, "values", self.values, f"at most {many} with {self.pairs} pairs")
-        require(0 <= self.corrupted < 1, "corrupted", self.corrupted, "a share from 0, below 1")
-        require(not self.corrupted or self.pairs > 1, "pairs", self.pairs, "at least 2 where keys are corrupted")
 
     @property
     def sizes(self) -> TaskSizes:
@@ -151,20 +155,100 @@ class AssociativeRecall(SyntheticTask):
         values = torch.randint(self.values, (batch, self.pairs), generator=generator)
         statements = self.pairs * self.repeats
         order = _distinct(batch, statements, statements, generator) % self.pairs  # the pair of each statement
-        wrong = torch.rand(batch, statements, generator=generator) < self.corrupted
-        others = torch.randint(1, max(self.pairs, 2), (batch, statements), generator=generator)
-        said = torch.where(wrong, (order + others) % self.pairs, order)  # the pair whose key is in the statement
-        stated = values.gather(1, order)
-        counts = torch.zeros(batch, self.pairs * self.values, dtype=torch.long)
-        counts.scatter_add_(1, said * self.values + stated, torch.ones_like(said))
-        counts = counts.view(batch, self.pairs, self.values)
-        own = counts.gather(2, values[..., None])
-        known = (counts.scatter(2, values[..., None], 0) < own).all(-1)  # the true value is ahead of all others
+        said, stated, answers = self._statements(values, order, generator)
         tokens = self.keys + self.values + torch.randint(self.filler, (batch, length), generator=generator)
         tokens[:, : self._stated] = torch.stack([keys.gather(1, said), self.keys + stated], -1).flatten(1)
         asked = self._stated + _distinct(batch, self.pairs, length - self._stated, generator)
         tokens.scatter_(1, asked, keys)
-        return SyntheticBatch(tokens, _labels_at(tokens, asked, torch.where(known, self.keys + values, NOT_ASKED)))
+        return SyntheticBatch(tokens, _labels_at(tokens, asked, torch.where(answers < 0, answers, self.keys + answers)))
+
+    @abstractmethod
+    def _statements(
+        self,
+        values: Int[Tensor, "batch pairs"],
+        order: Int[Tensor, "batch statements"],
+        generator: torch.Generator,
+    ) -> Statements:
+        """What is said of pairs with these values, each statement of the pair that `order` names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssociativeRecall(PairTask):
+    """Multi-query associative recall (Arora et al. 2023, Zoology, arXiv:2312.04927).
+
+    The label of a key is its value. With `repeats` each pair is stated so many times, and with `corrupted` some
+    statements have another key of the sequence. A key whose value is not stated more often than any other is not asked.
+
+    Args:
+        pairs, keys, values, filler, repeats: as of `PairTask`. Pairs times values is at most a million.
+        corrupted: share of the statements whose key is replaced at random.
+
+    Raises:
+        ValueError: for a size or a share out of range.
+    """
+
+    corrupted: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        many = _MOST_COUNTS // self.pairs
+        require(self.values <= many, "values", self.values, f"at most {many} with {self.pairs} pairs")
+        require(0 <= self.corrupted < 1, "corrupted", self.corrupted, "a share from 0, below 1")
+        require(not self.corrupted or self.pairs > 1, "pairs", self.pairs, "at least 2 where keys are corrupted")
+
+    def _statements(self, values: Tensor, order: Tensor, generator: torch.Generator) -> Statements:
+        wrong = torch.rand(order.shape, generator=generator) < self.corrupted
+        others = torch.randint(1, max(self.pairs, 2), order.shape, generator=generator)
+        said, stated = torch.where(wrong, (order + others) % self.pairs, order), values.gather(1, order)
+        counts = torch.zeros(len(values), self.pairs * self.values, dtype=torch.long)
+        counts.scatter_add_(1, said * self.values + stated, torch.ones_like(said))
+        counts = counts.view(len(values), self.pairs, self.values)
+        own = counts.gather(2, values[..., None])
+        known = (counts.scatter(2, values[..., None], 0) < own).all(-1)  # the true value is ahead of all others
+        return Statements(said, stated, torch.where(known, values, NOT_ASKED))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyRecall(PairTask):
+    """Recall of values that are read with errors: the label of a key is the true value, of which no reading need be it.
+
+    Values lie on a circle: an error of 1 makes the last one the first. Errors are `spread` times a Student-t variable,
+    rounded.
+
+    Args:
+        pairs, keys, values, filler, repeats: as of `PairTask`; each statement has a reading of its own.
+        spread: of the errors, in values.
+        freedom: degrees of freedom of the errors. With few of them tails are heavy.
+
+    Raises:
+        ValueError: for a size or a number out of range.
+    """
+
+    spread: float = 1.0
+    freedom: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_sizes(self, "freedom")
+        require(0 <= self.spread <= _MOST, "spread", self.spread, f"a number from 0 to {_MOST}")
+
+    def _statements(self, values: Tensor, order: Tensor, generator: torch.Generator) -> Statements:
+        shape = (*order.shape, self.freedom + 1)
+        normal = torch.randn(shape, generator=generator, dtype=torch.float64)
+        student = normal[..., 0] / normal[..., 1:].square().mean(-1).sqrt()
+        # beyond a circle's errors all places are alike, and a float of any size is no integer
+        errors = (self.spread * student).remainder(self.values).round().long()
+        return Statements(order, (values.gather(1, order) + errors) % self.values, values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaleRecall(PairTask):
+    """Recall of keys that are bound again: each statement has a value of its own, and a key's last one holds."""
+
+    def _statements(self, values: Tensor, order: Tensor, generator: torch.Generator) -> Statements:
+        stated = torch.randint(self.values, order.shape, generator=generator)
+        last = torch.stack([(order == pair).long().cumsum(1).argmax(1) for pair in range(self.pairs)], 1)
+        return Statements(order, stated, stated.gather(1, last))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,5 +473,7 @@ TASKS: MappingProxyType[str, type[SyntheticTask]] = MappingProxyType(
         "flip_flop": FlipFlop,
         "word": GroupWord,
         "timed_recall": TimedRecall,
+        "noisy_recall": NoisyRecall,
+        "stale_recall": StaleRecall,
     }
 )

@@ -38,23 +38,30 @@ _SIZES = {name: checked_fields(kind) for name, kind in TASKS.items()}
 
 
 class RecallTask(NamedTuple):
-    """A task with a name for readers."""
+    """A task with a name for readers, and the task of its test, which is the same unless a recipe says otherwise."""
 
     label: str
     task: SyntheticTask
+    tested: SyntheticTask
 
 
 class _TaskName(Section):
     task: Annotated[str, one_of(TASKS)]
     label: Label = Field(default_factory=lambda given: given.get("task", ""))
+    test: dict[str, Any] = Field(default={})
 
 
 def _task(given: Any) -> RecallTask:
     if not isinstance(given, dict):
         raise ValueError(f"got {given!r:.80}, expected a mapping")
-    named = _TaskName.model_validate({name: given[name] for name in ("task", "label") if name in given})
-    sizes = _SIZES[named.task]({name: value for name, value in given.items() if name not in ("task", "label")})
-    return RecallTask(named.label, TASKS[named.task](**sizes))
+    named = _TaskName.model_validate({name: given[name] for name in _TaskName.model_fields if name in given})
+    kind, check = TASKS[named.task], _SIZES[named.task]
+    sizes = check({name: value for name, value in given.items() if name not in _TaskName.model_fields})
+    found = RecallTask(named.label, kind(**sizes), kind(**{**sizes, **check(named.test)}))
+    learnt, tested = found.task.vocabulary, found.tested.vocabulary
+    if learnt != tested:
+        raise ValueError(f"test: got {tested} tokens, expected {learnt} as in training")
+    return found
 
 
 class RecallModel(Network):
@@ -62,11 +69,13 @@ class RecallModel(Network):
 
     Args:
         one_group: whether the parameters of the SDE are trained as all others.
+        learning_rate: its own; None for that of all models.
         tasks: the labels of its tasks; None for all.
     """
 
     preset: Annotated[str, one_of(PRESETS)]
     one_group: bool = False
+    learning_rate: Annotated[float, Field(gt=0, lt=1)] | None = None
     tasks: list[str] | None = None
 
     def config(self, vocabulary: int, length: int) -> RFAConfig:
@@ -103,7 +112,7 @@ class RecallRecipe(BaseRecipe):
     Args:
         training: of each model; its seed is the run's.
         evaluation: of each model.
-        tasks: that the models learn.
+        tasks: that the models learn. The key `test` of a task has what differs in the sequences of its test.
         model: fields of the configuration of all models.
         models: that learn them.
         seeds: of the weights and the sequences.
@@ -126,6 +135,7 @@ class RecallRecipe(BaseRecipe):
         def check(task: RecallTask) -> None:
             for length in lengths:
                 task.task.check_length(length)
+                task.tested.check_length(length)
 
         check_each(enumerate(tasks), check)
         check_names(task.label for task in tasks)
@@ -174,7 +184,8 @@ class RecallRecipe(BaseRecipe):
 
     def training_of(self, run: RecallRun) -> TaskTraining:
         """The training of a run."""
-        return replace(self.training, seed=run.seed, one_group=run.model.one_group)
+        rate = self.training.learning_rate if run.model.learning_rate is None else run.model.learning_rate
+        return replace(self.training, seed=run.seed, one_group=run.model.one_group, learning_rate=rate)
 
 
 _TEST_SEED = 20_260_000  # of the sequences that all models and seeds are tested on
@@ -187,9 +198,10 @@ class RecallRuns(UnsavedRuns[RecallRecipe, RecallRun]):
 
     def spec(self, run: RecallRun) -> dict[str, Any]:
         """All that a result depends on."""
-        task, evaluation = run.task.task, self.recipe.evaluation
+        task, tested, evaluation = run.task.task, run.task.tested, self.recipe.evaluation
         return {
-            "task": {"kind": type(task).__name__, **asdict(task)},  # type: ignore[call-overload]
+            "task": _entry_of(task),
+            **({} if tested == task else {"test": _entry_of(tested)}),
             "preset": run.model.preset,
             "model": run.model.model,
             "training": asdict(self.recipe.training_of(run)),
@@ -215,7 +227,7 @@ class RecallRuns(UnsavedRuns[RecallRecipe, RecallRun]):
 
         def score(length: int) -> dict[str, Any]:
             generator = torch.Generator().manual_seed(_TEST_SEED)
-            return _entries(task_score(model, task.sample(recipe.evaluation.sequences, length, generator)))
+            return _entries(task_score(model, run.task.tested.sample(recipe.evaluation.sequences, length, generator)))
 
         tokens = training.batch_size * training.length
         return score, {
@@ -227,6 +239,10 @@ class RecallRuns(UnsavedRuns[RecallRecipe, RecallRun]):
             "curve": [{"step": step, "tokens": step * tokens, **_entries(score)} for step, score in curve.items()],
             "fault": fault,
         }
+
+
+def _entry_of(task: SyntheticTask) -> dict[str, Any]:
+    return {"kind": type(task).__name__, **asdict(task)}  # type: ignore[call-overload]
 
 
 def _entries(score: TaskScore) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
-from scipy.stats import binom
+from scipy.stats import binom, chisquare, t
 
 from rfa_lab.data.synthetic import (
     TASKS,
@@ -13,6 +14,8 @@ from rfa_lab.data.synthetic import (
     GappedCopy,
     GappedInduction,
     GroupWord,
+    NoisyRecall,
+    StaleRecall,
     TimedRecall,
 )
 from rfa_lab.data.synthetic import even_permutations as permutations
@@ -32,6 +35,13 @@ def recalled(task, tokens, times):
         if ranked and (len(ranked) == 1 or ranked[0][1] > ranked[1][1]):
             answers[place] = ranked[0][0]
     return answers
+
+
+def bound_last(task, tokens, times):
+    """The value that stood after a key the last time that anything did."""
+    statements = 2 * task.pairs * task.repeats
+    said = dict(zip(tokens[:statements:2], tokens[1:statements:2], strict=True))
+    return [NOTHING] * statements + [said.get(token, NOTHING) for token in tokens[statements:]]
 
 
 def copied(task, tokens, times):
@@ -92,6 +102,9 @@ CASES = [
     (AssociativeRecall(), 200, recalled),
     (AssociativeRecall(pairs=1, keys=1, values=3, filler=1), 3, recalled),
     (AssociativeRecall(pairs=5, keys=5), 16, recalled),
+    (NoisyRecall(repeats=3, spread=0), 64, recalled),
+    (StaleRecall(pairs=4, repeats=5), 64, bound_last),
+    (StaleRecall(), 64, recalled),
     (GappedCopy(), 64, copied),
     (GappedCopy(symbols=3, alphabet=3, filler=1), 6, copied),
     (GappedInduction(), 65, induced),
@@ -107,7 +120,7 @@ CASES = [
 SHORT = [
     AssociativeRecall(values=4), GappedCopy(symbols=2, alphabet=4), GappedInduction(symbols=2, alphabet=4),
     AssociativeRecall(pairs=2, keys=4, values=4, repeats=3, corrupted=0.3), FlipFlop(), GroupWord(),
-    GroupWord(group="a5"), TimedRecall(values=4),
+    GroupWord(group="a5"), TimedRecall(values=4), NoisyRecall(values=4, repeats=3), StaleRecall(values=4, repeats=3),
 ]  # fmt: skip
 
 
@@ -152,6 +165,28 @@ def test_the_share_of_corrupted_keys_is_the_one_asked_for():
         wrong += sum(found.total() - max(found.values()) for found in keys_of.values())
     low, high = binom(25 * 72, 0.2).interval(0.9999)  # a false majority of 9 has a chance of 1e-5 a pair
     assert low <= wrong <= high
+
+
+@pytest.mark.parametrize(("spread", "freedom"), [(1.0, 1), (0.5, 3)])
+def test_readings_are_off_by_the_tails_asked_for(spread, freedom):
+    """Each key is read so many times, and the errors of its readings have the shares of a rounded t distribution."""
+    task = NoisyRecall(pairs=3, keys=5, values=21, repeats=7, spread=spread, freedom=freedom)
+    batch, errors = draw(task, 500, 60), []
+    for tokens, labels in zip(batch.tokens.tolist(), batch.labels.tolist(), strict=True):
+        (true,) = [{token: label for token, label in zip(tokens, labels, strict=True) if label != NOTHING}]
+        assert Counter(tokens[:42:2]) == dict.fromkeys(true, 7)
+        errors += [(value - true[key]) % 21 for key, value in zip(tokens[:42:2], tokens[1:42:2], strict=True)]
+    around = np.arange(-100 * 21 - 10, 100 * 21 + 11)  # as many of each place; a hundred turns hold 99.9 % of the first
+    shares = np.diff(t.cdf(np.append(around - 0.5, around[-1] + 0.5) / spread, freedom)).reshape(-1, 21).sum(0)
+    expected = np.roll(shares, -10) / shares.sum() * len(errors)
+    assert chisquare(np.bincount(errors, minlength=21), expected).pvalue > 1e-4
+
+
+def test_a_key_that_is_bound_again_has_other_values():
+    task = StaleRecall(pairs=2, keys=4, values=1000, repeats=4)
+    for tokens in draw(task, 100, 20).tokens.tolist():
+        assert sorted(Counter(tokens[:16:2]).values()) == [4, 4]
+        assert len(set(tokens[1:16:2])) > 6  # of eight, two are equal once in 36 sequences
 
 
 @pytest.mark.parametrize("task", SHORT, ids=str)
@@ -217,6 +252,8 @@ def test_a_seed_gives_the_same_sequences():
         (lambda: AssociativeRecall(pairs=2000, keys=2000, values=501), "values: got 501, expected at most 500 with"),
         (lambda: AssociativeRecall(corrupted=1.0), "corrupted: got 1.0, expected a share"),
         (lambda: AssociativeRecall(pairs=1, corrupted=0.5), "pairs: got 1, expected at least 2"),
+        (lambda: NoisyRecall(spread=-1.0), "spread: got -1.0, expected a number from 0"),
+        (lambda: NoisyRecall(freedom=0), "freedom: got 0, expected at least 1"),
         (lambda: GappedCopy(symbols=1), "symbols: got 1, expected at least 2"),
         (lambda: FlipFlop(write=0.7, read=0.5), "read: got 0.5, expected at most 0.3"),
         (lambda: GroupWord(group="s3"), "group: got 's3', expected one of parity, a5"),

@@ -1,11 +1,13 @@
 """Recipes: what they hold, and everything that is wrong with one at once."""
 
+import math
 from pathlib import Path
 
 import pytest
+import torch
 from training.runs import MODEL, command
 
-from rfa.models import PRESETS
+from rfa.models import PRESETS, RFAForCausalLM
 from rfa.models.presets import PLAIN_NAMES
 from rfa_lab.recipes import RecipeError, load_recipe
 
@@ -218,6 +220,10 @@ def test_faults_of_series(tmp_path, old, new, message):
         ("pairs: 2", "pairs: 2, repeats: 5", "tasks[0]: length: got 16, expected at"),
         ("lag: 3.5", "lag: 30.0", "tasks[1]: length: got 16, expected at least 34 tokens"),
         ("pairs: 2", "pairs: two", "tasks[0]: pairs: got 'two', expected a whole number"),
+        ("pairs: 2", "pairs: 2, test: {keys: 5}", "tasks[0]: test: got 11 tokens, expected 10 as in training"),
+        ("pairs: 2", "pairs: 2, test: {repeats: 5}", "tasks[0]: length: got 16, expected at least 22 tokens"),
+        ("pairs: 2", "pairs: 2, test: {pears: 5}", "tasks[0]: pears: unknown key"),
+        ("one_group: true", "learning_rate: 2", "models[1]: learning_rate: got 2"),
         ("task: recall", "task: recal", "tasks[0]: task: got 'recal', expected one of recall, copy"),
         ("{task: recall, pairs", "{3: 4, pairs", "tasks[0]: task: missing"),
         ("label: by time", "label: recall", "tasks: recall: named"),
@@ -263,15 +269,33 @@ def test_the_command_says_all_of_it(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_recipes(path):
     read = load_recipe(path)
-    kind = path.stem.partition("-")[0]
+    kind = {"robust": "recall"}.get(found := path.stem.partition("-")[0], found)
     assert (read.name, read.kind) == (path.stem, kind if kind in ("series", "recall") else "text")
     assert len({run.name for run in read.runs}) == len(read.runs)
     if read.kind == "text":
         assert {run.spec.length for run in read.runs} == {min(read.evaluation.lengths)}
     if read.kind == "recall":
-        assert {run.seed for run in read.runs[: len(read.runs) // 3]} == {0}
+        assert {run.seed for run in read.runs[: len(read.runs) // len(read.seeds)]} == {0}
         for run in read.runs:
             assert read.config_of(run).vocab_size == run.task.task.vocabulary
+
+
+def test_the_weights_differ_in_nothing_else():
+    """With the temperature of dot products the exponential weight computes what they do; Student-t's has its fields."""
+    read = load_recipe(SHIPPED / "robust-weight.yaml")
+    student, exponential, product = (RFAForCausalLM(read.config_of(run)).eval() for run in read.runs[:3])
+    fields = [vars(model.config.attention) for model in (student, exponential)]
+    assert {name for name in fields[0] if fields[0][name] != fields[1][name]} == {"score"}
+    extra = {"raw_robustness", "raw_inverse_temperature"}
+    names = set(dict(exponential.named_parameters())) - set(dict(product.named_parameters()))
+    assert {name.rpartition(".")[2] for name in names} == extra
+    assert set(dict(student.named_parameters())) == set(dict(exponential.named_parameters()))
+    exponential.load_state_dict(dict(product.named_parameters()), strict=False)
+    for layer in exponential.model.layers:  # a score is 4 s^2 cos / nu here, and sqrt(32) s^2 cos there
+        layer.attention.dynamics.raw_robustness.data.fill_(math.log(math.expm1(4 / 32**0.5)))
+    tokens = torch.arange(48)[None] % read.config_of(read.runs[0]).vocab_size
+    first, second = (model(tokens).logits for model in (exponential, product))
+    assert (first - second).abs().max() < 1e-4 < (first - student(tokens).logits).abs().max()
 
 
 def test_the_small_record_has_every_preset():

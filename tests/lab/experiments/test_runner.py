@@ -271,14 +271,15 @@ def test_a_stored_record_is_that_of_its_recipe(name):
     assert read_planned(record)["runs"] == [run.name for run in recipe.runs]
 
 
-@pytest.mark.parametrize("name", [path.stem for path in sorted(RECIPES.glob("series-*.yaml"))] + ["recall"])
+@pytest.mark.parametrize(
+    "name", [path.stem for path in sorted(RECIPES.glob("series-*.yaml"))] + ["recall", "robust-weight"]
+)
 def test_a_stored_record_of_small_networks_is_that_of_its_recipe(name):
-    record, kind = RECIPES.parent / "results" / name, name.partition("-")[0]
-    recipe = load_recipe(RECIPES / f"{name}.yaml")
+    record, recipe = RECIPES.parent / "results" / name, load_recipe(RECIPES / f"{name}.yaml")
     done = runs_of(recipe, record).results()
     assert sorted(done) == sorted(path.stem for path in (record / "results").glob("*.json"))
     planned = read_planned(record)
-    assert (planned["kind"], planned["runs"]) == (kind, [run.name for run in recipe.runs])
+    assert (planned["kind"], planned["runs"]) == (recipe.kind, [run.name for run in recipe.runs])
 
 
 # What runs fail on: said before any of them where that can be known, else one run fails alone

@@ -68,6 +68,27 @@ def test_recall_runs_resumes_and_writes_tables(rfa, small, tmp_path):
     assert run["curve"] != found["recall-m2-plain-seed0"]["curve"]
 
 
+def test_models_are_tested_on_what_the_task_says(small, tmp_path):
+    """A model that learns the same is the same, and is scored on other sequences; a model may have its own rate."""
+    text = RECALL.replace("{preset: b1-rope}", "{preset: b1-rope, tasks: [recall, wrong, right]}")
+    task = "{task: recall, label: wrong, pairs: 2, keys: 4, values: 4, filler: 2, test: {repeats: 2, corrupted: 0.5}}"
+    right = task.replace("wrong", "right").replace("repeats: 2, corrupted: 0.5", "corrupted: 0.0")
+    small.write_text(text.replace("tasks:\n", f"tasks:\n  - {task}\n  - {right}\n", 1))
+    load_recipe(small)
+    run_recipe(load_recipe(small), tmp_path, only=["*b1-rope-seed0"])
+    plain, wrong, right = (results(tmp_path)[f"{name}-b1-rope-seed0"] for name in ("recall", "wrong", "right"))
+    assert wrong["curve"] == plain["curve"] == right["curve"]
+    assert wrong["tests"]["16"] != plain["tests"]["16"] == right["tests"]["16"]
+    assert wrong["spec"]["test"] == {**wrong["spec"]["task"], "repeats": 2, "corrupted": 0.5}
+    assert "test" not in plain["spec"]
+    assert wrong["tests"]["16"]["questions"] < 12 == plain["tests"]["16"]["questions"]
+    small.write_text(RECALL.replace("{preset: b1-rope}", "{preset: b1-rope, learning_rate: 1e-2}"))
+    run_recipe(load_recipe(small), tmp_path / "fast", only=["recall-*-seed0"])
+    fast = results(tmp_path / "fast")
+    assert [one["spec"]["training"]["learning_rate"] for one in fast.values()] == [1e-2, 2e-3]
+    assert fast["recall-b1-rope-seed0"]["curve"] != plain["curve"]
+
+
 def test_series_run_resume_and_write_tables(rfa, series, tmp_path):
     out = tmp_path / "out"
     status, said, _ = rfa("experiment", series, "--out", out, "--dry-run")
