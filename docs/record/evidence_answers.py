@@ -88,9 +88,9 @@ def series(name: str) -> list[dict[str, Any]]:
 
 
 @functools.cache
-def recall() -> list[dict[str, Any]]:
-    """The results of the record of recall; none where there is no record."""
-    return read_record(RECORDS / "recall", "recall") if (RECORDS / "recall").is_dir() else []
+def recall(record: str = "recall") -> list[dict[str, Any]]:
+    """The results of a record of recall; none where there is no record."""
+    return read_record(RECORDS / record, "recall") if (RECORDS / record).is_dir() else []
 
 
 def text(model: str, against: str, length: int, protocol: str = "blocks", record: str = "novels-small") -> Answer:
@@ -212,14 +212,20 @@ def errors(
     return Answer(answer(found.low, found.high, aim), number)
 
 
-def recall_of(task: str, model: str) -> list[dict[str, Any]]:
+def recall_of(task: str, model: str, record: str = "recall") -> list[dict[str, Any]]:
     """The results of a model in a task of recall, one a seed."""
-    return [one for one in recall() if (one["task"], one["label"]) == (task, model)]
+    return [one for one in recall(record) if (one["task"], one["label"]) == (task, model)]
 
 
 def accuracies(task: str, model: str, length: int) -> dict[int, float]:
     """The accuracy in a task at a length, by seed."""
     return accuracy_by_seed(recall_of(task, model), length)
+
+
+def weighed(task: str, weight: str, against: str, length: int) -> Answer:
+    """Whether a weight answers more questions than another where nothing else differs."""
+    own, other = (accuracy_by_seed(recall_of(task, label, "robust-weight"), length) for label in (weight, against))
+    return of_seeds(own, other, "{:.3f}", below=False)
 
 
 def recalled(task: str, model: str, against: str, length: int) -> Answer:

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from evidence_answers import NOT_TESTED, Answer, copied, cost, errors, filters, learnt, recalled, text
+from evidence_answers import NOT_TESTED, Answer, copied, cost, errors, filters, learnt, recalled, text, weighed
 
 from rfa.files import write_text_whole
 from rfa_lab.report.layout import replace_between
@@ -69,6 +69,15 @@ def _in_recall(words: str, task: str, model: str, against: str, *, length: int =
     return Claim(words, partial(recalled, task, model, against, length), _RECALL, later)
 
 
+def _weights(where: str, task: str) -> list[Claim]:
+    """Claims about Student-t and the other weights in a setting where nothing else differs, at the trained length."""
+    words = {"the exponential weight": "exponential", "a dot product": "dot product"}
+    return [
+        Claim(f"Student-t is better than {other}{where}", partial(weighed, task, "student-t", label, 48), _WEIGHTS)
+        for other, label in words.items()
+    ]
+
+
 def _clock(words: str, model: str, against: str) -> list[Claim]:
     """A claim about a content clock in associative recall, and the same in every other task."""
     others = {
@@ -92,6 +101,7 @@ _PRIOR = f"{_DETAILS}the-priors-slope-helps"
 _CONTROLS = f"{_DETAILS}inside-the-theory-not-distinguishable-from-the-best-controls"
 _SERIES, _ROBUST = "series-record.md", "series-record.md#where-does-the-robust-weight-earn-its-place"
 _FILTERS, _RECALL, _SPEED = "filters.md", "recall.md", "performance.md"
+_WEIGHTS = f"{_RECALL}#the-robust-weight"
 _TITLES = {
     _TEXT: "text",
     "replication-details.md": "text",
@@ -249,6 +259,12 @@ CLAIMS: dict[str, Sequence[Claim]] = {
             _RECALL,
             later=True,
         ),
+    ),
+    "The robust weight where nothing else differs (share of right answers, five seeds)": (
+        *_weights(", keys corrupted in the test alone", "corrupted in the test"),
+        *_weights(", keys corrupted in training too", "corrupted"),
+        *_weights(", readings with errors of heavy tails", "heavy tails"),
+        *_weights(" where a later statement of a key holds", "stale keys"),
     ),
     "Cost": (
         Claim("A training step takes less than twice RoPE's, on a CPU", partial(cost, 2.0, "bench.jsonl"), _SPEED),

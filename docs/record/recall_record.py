@@ -1,8 +1,12 @@
-"""The tables and the figure of docs/record/recall.md, from results/recall: `python docs/record/recall_record.py`."""
+"""The tables and the figure of docs/record/recall.md: `python docs/record/recall_record.py`.
+
+They are from results/recall, and those of the robust weight from results/robust-weight.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +25,14 @@ from rfa_lab.report.records import (
     tasks_of,
     tested_lengths,
 )
-from rfa_lab.report.statistics import Mean, mean_and_interval
+from rfa_lab.report.statistics import Mean, interval_cell, mean_and_interval
 from rfa_lab.results import read_record
 
 PAGE = Path(__file__).with_name("recall.md")
 FIGURE = Path(__file__).parents[1] / "figures" / "recall.png"
 RECORD = Path(__file__).parents[2] / "results" / "recall"
 RECIPE = Path(__file__).parents[2] / "recipes" / "recall.yaml"
+WEIGHTS, WEIGHTS_RECIPE = RECORD.with_name("robust-weight"), RECIPE.with_name("robust-weight.yaml")
 _UNKNOWN = "Not run yet."
 _ROPE, _GATE, _X2 = "b1-rope", "c4-fox rope", "x2-riccati-alibi no-innovation"
 _X5 = "x5-content-clock no-innovation"
@@ -88,11 +93,27 @@ def differences(results: Sequence[Mapping[str, Any]], length: int) -> Table:
     return Table("differences", "", ("what differs", *tasks), tuple(rows))
 
 
-def _difference(values: Sequence[float]) -> Cell:
+def weights(results: Sequence[Mapping[str, Any]]) -> Table:
+    """The accuracy of each weight by setting and length, and the differences of each two on the same seeds."""
+    lengths = {length: accuracies_by_task(results, length) for length in tested_lengths(results)}
+    labels = list(dict.fromkeys(result["label"] for result in results))
+    pairs = list(combinations(labels, 2))
+    rows: list[tuple[Cell, ...]] = []
+    for task in tasks_of(results):
+        for length, accuracies in lengths.items():
+            of = {label: accuracies[label].get(task, {}) for label in labels}
+            shares = [interval_cell([*of[label].values()], 3) for label in labels]
+            less = [_difference([of[a][seed] - of[b][seed] for seed in of[a] if seed in of[b]], 3) for a, b in pairs]
+            rows.append((task, str(length), *shares, *less))
+    columns = ("setting", "tokens", *labels, *(f"{a} less {b}" for a, b in pairs))
+    return Table("weights", "", columns, tuple(rows))
+
+
+def _difference(values: Sequence[float], digits: int | None = None) -> Cell:
     if not values:
         return None
     mean = mean_and_interval(values)
-    return NumberCell(mean.value, mean.half, digits=digits_of(values), best=_decided(mean))
+    return NumberCell(mean.value, mean.half, digits=digits or digits_of(values), best=_decided(mean))
 
 
 def digits_of(differences: Sequence[float]) -> int:
@@ -107,9 +128,9 @@ def _decided(mean: Mean) -> bool:
     return mean.half is not None and abs(mean.value) > mean.half
 
 
-def state(record: Path) -> str:
-    """How many runs of the recipe are done, of which seeds, and what made them."""
-    planned = load_recipe(RECIPE).runs
+def state(record: Path, recipe: Path = RECIPE) -> str:
+    """How many runs of a recipe are done, of which seeds, and what made them."""
+    planned = load_recipe(recipe).runs
     results = read_record(record, "recall") if record.is_dir() else []
     if not results:
         return f"No run of {len(planned)} is done."
@@ -138,7 +159,10 @@ def written(page: str, record: Path = RECORD) -> str:
     if record.is_dir():
         tables_of = tables(record).items()
         texts |= {mark: markdown(replace(table, caption="", notes=())) for mark, table in tables_of}
-    for mark, text in {**texts, "state": state(record)}.items():
+    if WEIGHTS.is_dir():
+        texts["robust weight"] = markdown(weights(read_record(WEIGHTS, "recall")))
+    texts |= {"state": state(record), "state of the robust weight": state(WEIGHTS, WEIGHTS_RECIPE)}
+    for mark, text in texts.items():
         begin, end = f"<!-- {mark}: docs/record/recall_record.py -->", f"<!-- end of {mark} -->"
         page = replace_between(page, begin, end, f"\n{text.strip()}\n")
     return page

@@ -8,9 +8,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, PlainValidator, ValidationInfo, field_validator, model_validator
+from torch import nn
 from typing_extensions import Self
 
 from rfa.models import PRESETS, RFAConfig, RFAForCausalLM, preset
+from rfa.nn.dynamics import softplus_inverse
 from rfa.progress import Stage, StageProgress
 from rfa_lab.data.synthetic import TASKS, SyntheticTask
 from rfa_lab.training.callbacks import Diverged
@@ -70,12 +72,14 @@ class RecallModel(Network):
     Args:
         one_group: whether the parameters of the SDE are trained as all others.
         learning_rate: its own; None for that of all models.
+        start: numbers that all layers learn and that begin elsewhere than the preset's, such as `robustness: 0.8`.
         tasks: the labels of its tasks; None for all.
     """
 
     preset: Annotated[str, one_of(PRESETS)]
     one_group: bool = False
     learning_rate: Annotated[float, Field(gt=0, lt=1)] | None = None
+    start: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})
     tasks: list[str] | None = None
 
     def config(self, vocabulary: int, length: int) -> RFAConfig:
@@ -83,6 +87,17 @@ class RecallModel(Network):
         if of_a_run := [field for field in _OF_A_RUN if field in self.model]:
             raise ValueError(f"model: {of_a_run[0]}: not here, expected other fields of RFAConfig")
         return preset(self.preset, vocab_size=vocabulary, train_length=length, **self.model)
+
+    def build(self, vocabulary: int, length: int) -> RFAForCausalLM:
+        """A new model for a task. Raises `ValueError` for a start of what no layer learns."""
+        model = RFAForCausalLM(self.config(vocabulary, length))
+        for name, value in self.start.items():
+            held = [raw for known, raw in model.named_parameters() if known.endswith(f".raw_{name}")]
+            if not held:
+                raise ValueError(f"start: {name}: got a name that no layer of {self.preset} learns")
+            for raw in held:
+                nn.init.constant_(raw, softplus_inverse(torch.tensor(value)).item())
+        return model
 
 
 class RecallEvaluation(Section):
@@ -152,7 +167,7 @@ class RecallRecipe(BaseRecipe):
                 if label not in known:
                     raise ValueError(f"tasks: got {label!r:.80}, expected some of {', '.join(known)}")
             model = model.model_copy(update={"model": {**info.data.get("model", {}), **model.model}})
-            model.config(vocabulary=2, length=2)
+            model.build(vocabulary=2, length=2)
             return model
 
         return check_each(enumerate(models), whole)
@@ -204,6 +219,7 @@ class RecallRuns(UnsavedRuns[RecallRecipe, RecallRun]):
             **({} if tested == task else {"test": _entry_of(tested)}),
             "preset": run.model.preset,
             "model": run.model.model,
+            **({"start": run.model.start} if run.model.start else {}),
             "training": asdict(self.recipe.training_of(run)),
             "lengths": evaluation.lengths,
             "sequences": evaluation.sequences,
@@ -217,7 +233,7 @@ class RecallRuns(UnsavedRuns[RecallRecipe, RecallRun]):
         """Train a model on its task."""
         recipe, task, training = self.recipe, run.task.task, self.recipe.training_of(run)
         torch.manual_seed(run.seed)
-        model = RFAForCausalLM(recipe.config_of(run))
+        model = run.model.build(task.vocabulary, training.length)
         curve: dict[int, TaskScore] = {}
         fault = None
         try:

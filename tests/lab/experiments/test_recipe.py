@@ -1,13 +1,12 @@
 """Recipes: what they hold, and everything that is wrong with one at once."""
 
-import math
 from pathlib import Path
 
 import pytest
 import torch
 from training.runs import MODEL, command
 
-from rfa.models import PRESETS, RFAForCausalLM
+from rfa.models import PRESETS
 from rfa.models.presets import PLAIN_NAMES
 from rfa_lab.recipes import RecipeError, load_recipe
 
@@ -224,6 +223,7 @@ def test_faults_of_series(tmp_path, old, new, message):
         ("pairs: 2", "pairs: 2, test: {repeats: 5}", "tasks[0]: length: got 16, expected at least 22 tokens"),
         ("pairs: 2", "pairs: 2, test: {pears: 5}", "tasks[0]: pears: unknown key"),
         ("one_group: true", "learning_rate: 2", "models[1]: learning_rate: got 2"),
+        ("one_group: true", "start: {hope: 2.0}", "models[1]: start: hope: got a name that no layer"),
         ("task: recall", "task: recal", "tasks[0]: task: got 'recal', expected one of recall, copy"),
         ("{task: recall, pairs", "{3: 4, pairs", "tasks[0]: task: missing"),
         ("label: by time", "label: recall", "tasks: recall: named"),
@@ -281,21 +281,22 @@ def test_shipped_recipes(path):
 
 
 def test_the_weights_differ_in_nothing_else():
-    """With the temperature of dot products the exponential weight computes what they do; Student-t's has its fields."""
+    """With the weights of the dot product the exponential weight computes the same; Student-t does not."""
     read = load_recipe(SHIPPED / "robust-weight.yaml")
-    student, exponential, product = (RFAForCausalLM(read.config_of(run)).eval() for run in read.runs[:3])
+    models = (run.model.build(run.task.task.vocabulary, 48).eval() for run in read.runs[:3])
+    student, exponential, product = models
     fields = [vars(model.config.attention) for model in (student, exponential)]
     assert {name for name in fields[0] if fields[0][name] != fields[1][name]} == {"score"}
-    extra = {"raw_robustness", "raw_inverse_temperature"}
-    names = set(dict(exponential.named_parameters())) - set(dict(product.named_parameters()))
-    assert {name.rpartition(".")[2] for name in names} == extra
-    assert set(dict(student.named_parameters())) == set(dict(exponential.named_parameters()))
-    exponential.load_state_dict(dict(product.named_parameters()), strict=False)
-    for layer in exponential.model.layers:  # a score is 4 s^2 cos / nu here, and sqrt(32) s^2 cos there
-        layer.attention.dynamics.raw_robustness.data.fill_(math.log(math.expm1(4 / 32**0.5)))
+    learned = [dict(model.named_parameters()) for model in (student, exponential, product)]
+    extra = {name.rpartition(".")[2] for name in learned[1].keys() - learned[2].keys()}
+    assert extra == {"raw_robustness", "raw_inverse_temperature"}
+    assert learned[0].keys() == learned[1].keys() > learned[2].keys()
+    features = {name: value for name, value in learned[2].items() if "raw_scale" not in name}
+    exponential.load_state_dict(features, strict=False)
+    student.load_state_dict(features, strict=False)
     tokens = torch.arange(48)[None] % read.config_of(read.runs[0]).vocab_size
     first, second = (model(tokens).logits for model in (exponential, product))
-    assert (first - second).abs().max() < 1e-4 < (first - student(tokens).logits).abs().max()
+    assert (first - second).abs().max() < 1e-3 < (first - student(tokens).logits).abs().max()
 
 
 def test_the_small_record_has_every_preset():
