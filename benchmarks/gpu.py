@@ -18,6 +18,7 @@ and call `run` with carry [".gpu_run"], kind "nvidia-h100-x1", timeout_s 595 and
     PYTHONPATH=/tmp/site:src python3 benchmarks/gpu.py --out $OUT --limit 570 2>&1 | tee $OUT/log.txt
 
 For the first three minutes alone: timeout_s 215, --limit 190. Keep results.jsonl in benchmarks/results.
+What comes next on a GPU is training: benchmarks/gpu_training.sh.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 <out>/results/<run>.json     one result file for each run, whole
 <out>/recipe.json            the recipe's name, title and runs, so that a report can name missing runs
-<out>/.claims/<run>.lock     locked by the process that makes the run, until that process ends
+<out>/.claims/<run>.lock     locked by the process that makes the run or the trigram, until that process ends
 """
 
 import os
@@ -10,6 +10,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -114,6 +115,10 @@ class Runs(ABC, Generic[RecipeType, RunType]):
     def path(self, run: RunType) -> Path:
         """The path of a run's result."""
         return self.out / "results" / f"{run.name}.json"
+
+    def claimed(self, name: str) -> AbstractContextManager[bool]:
+        """Whether this process alone makes what has the name, as `rfa.files.held`."""
+        return held(self.out / ".claims" / f"{name}.lock")
 
     def results(self) -> dict[str, Mapping[str, Any]]:
         """All results of the recipe, by the run's name.
@@ -351,7 +356,7 @@ def _advance(
 
 def _claim(runs: Runs[Any, Any], run: Any, limit: TimeLimit) -> bool:
     """Make a run unless another process makes it. Whether it is finished."""
-    with held(runs.out / ".claims" / f"{run.name}.lock") as mine:
+    with runs.claimed(run.name) as mine:
         if mine and runs.finished(run) is None:
             runs.make(run, limit)
         return mine

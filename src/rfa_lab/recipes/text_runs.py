@@ -102,7 +102,9 @@ class TextRuns(Runs[Recipe, PlannedRun]):
             text = self._check_text(waiting, limit)
             self._check_machine(waiting, limit)
             if trigram.is_missing() or trigram.is_of_another_text(text):
-                trigram.write(text)
+                with self.claimed(trigram.path.stem) as mine:  # the other processes begin to train
+                    if mine:
+                        trigram.write(text)
 
     def make(self, run: PlannedRun, limit: TimeLimit) -> None:
         """Train or resume a run, evaluate it, write the result, and delete the model unless the recipe keeps it.

@@ -273,7 +273,8 @@ def trial_step(spec: TrainingSpec, device: torch.device | None = None) -> None:
         RuntimeError: for a loss or a gradient that is not finite, a kernel that cannot be compiled, or a device without
             enough memory. Triton raises exceptions of its own.
     """
-    device = device or torch.accelerator.current_accelerator() or torch.device("cpu")
+    there = torch.accelerator.is_available()  # a build for CUDA names an accelerator that is not there
+    device = device or (torch.accelerator.current_accelerator() if there else None) or torch.device("cpu")
     with torch.random.fork_rng(devices=[]), tensor_float_32():
         torch.manual_seed(0)
         model: nn.Module = RFAForCausalLM(spec.model_config(_VOCABULARY, num_hidden_layers=1))

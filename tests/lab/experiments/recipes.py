@@ -1,5 +1,9 @@
 """Recipes of seconds, and a stand-in for the evaluation, which has tests of its own."""
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +62,23 @@ def stand_in(folder, *, lengths, protocols, by_position=False, passkey=False, at
         "fingerprint": "test",
         "environment": {"rfa": "elsewhere"},
     }
+
+
+@contextmanager
+def claimed_elsewhere(out: Path, name: str) -> Iterator[None]:
+    """Another process claims a run, and is killed at the end."""
+    lock = out / ".claims" / f"{name}.lock"
+    program = (
+        "import sys, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); "
+        "print(flush=True); sys.stdin.read()"
+    )
+    lock.parent.mkdir(parents=True)
+    with subprocess.Popen(
+        [sys.executable, "-c", program, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        yield
+        process.kill()
 
 
 SERIES = """

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from contextlib import contextmanager
 from itertools import pairwise
@@ -20,7 +19,7 @@ from rfa_lab.recipes.run_result import dynamics_over_training, trials_by_run
 from rfa_lab.results import read_planned, read_result
 from rfa_lab.training import RunFolder, Stopped
 
-from .recipes import NAMES, TWO_PRESETS, recipe, write_recipe
+from .recipes import NAMES, TWO_PRESETS, claimed_elsewhere, recipe, write_recipe
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 
@@ -135,19 +134,9 @@ def test_a_text_that_changed_between_runs(tmp_path, out, evaluated):
 
 def test_a_claim_and_a_dead_one(tmp_path, out, evaluated):
     planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
-    lock = out / ".claims" / f"{NAMES[0]}.lock"
-    program = (
-        "import sys, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); "
-        "print(flush=True); sys.stdin.read()"
-    )
-    lock.parent.mkdir(parents=True)
-    with subprocess.Popen(
-        [sys.executable, "-c", program, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        process.stdout.readline()
+    with claimed_elsewhere(out, NAMES[0]):
         outcome = run_recipe(planned, out)
         assert (outcome.done, outcome.claimed) == ((NAMES[1],), (NAMES[0],))
-        process.kill()
     assert run_recipe(planned, out).done == tuple(NAMES[:2])
     assert evaluated == [NAMES[1], NAMES[0]]
 

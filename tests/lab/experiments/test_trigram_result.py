@@ -11,7 +11,7 @@ from rfa_lab.recipes.trigram_result import RecipeTrigram
 from rfa_lab.results import read_result, read_results, read_trigram
 from rfa_lab.training import seen_blocks
 
-from .recipes import NAMES, recipe, write_recipe
+from .recipes import NAMES, claimed_elsewhere, recipe, write_recipe
 
 
 def test_the_trigram_of_a_recipe(tmp_path):
@@ -55,6 +55,15 @@ def test_it_is_made_for_a_record_that_has_none_and_only_then(tmp_path, out, eval
     run_recipe(planned, out, only=[NAMES[0]])
     assert path.read_bytes() == before
     assert evaluated == NAMES[:1]
+
+
+def test_one_process_makes_it_while_the_others_train(tmp_path, out, evaluated):
+    planned = load_recipe(write_recipe(tmp_path))
+    with claimed_elsewhere(out, "trigram"):
+        assert run_recipe(planned, out, only=[NAMES[0]]).done == (NAMES[0],)
+        assert not (out / "results" / "trigram.json").exists()
+    run_recipe(planned, out, only=[NAMES[0]])
+    assert (out / "results" / "trigram.json").is_file()
 
 
 def test_one_of_another_text_or_evaluation_is_made_anew(tmp_path, out):

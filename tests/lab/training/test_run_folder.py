@@ -169,6 +169,8 @@ def test_a_run_that_another_process_finished_meanwhile(stopped, monkeypatch):
 
 def test_a_step_that_is_no_number_is_found(monkeypatch):
     spec = TrainingSpec(preset="m2-sc-rfa", model=MODEL, length=8, tokenizer="bytes")
+    # as a build for CUDA on a machine without a GPU
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     trial_step(spec)
     trial_step(replace(spec, bf16=True), torch.device("cpu"))
     monkeypatch.setattr(filter_attention, "located_filter_attention", lambda query, *_, **__: query * torch.nan)
