@@ -1,6 +1,7 @@
 """Documents that people read: their examples run, their links lead somewhere, their tables are the record's."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -13,7 +14,9 @@ import torch
 from scripts import ROOT, script
 
 from rfa_lab.recipes import load_recipe
+from rfa_lab.recipes.rates import needed_rates, possible_rates
 from rfa_lab.report.records import write_recall_report, write_series_report
+from rfa_lab.results import read_record
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
@@ -44,6 +47,20 @@ def test_the_tables_of_series_are_those_of_the_record():
     page = module.PAGE.read_text(encoding="utf-8")
     assert module.written(page) == page, "run python docs/record/series_record.py"
     assert "SUMMARY" not in page
+
+
+@pytest.mark.parametrize("name", ["series-etth1"])
+def test_rates_of_series_were_looked_for_beyond_the_ends(name):
+    runs = [run for run in read_record(ROOT / "results" / name, "series") if "learning_rate" in run]
+    first = {run["label"]: run for run in runs if run["seed"] == 0}
+    assert len(first) > 10
+    for run in runs:
+        assert run["learning_rate"] == first[run["label"]]["learning_rate"], run["run"]
+    for run in first.values():
+        losses = {float(rate): math.inf if loss is None else loss for rate, loss in run["trials"].items()}
+        rates = run["spec"]["training"]["learning_rate"]
+        assert {*needed_rates(possible_rates(rates), rates, losses)} == losses.keys(), run["run"]
+        assert run["learning_rate"] == min(losses, key=losses.__getitem__), run["run"]
 
 
 def test_the_tables_of_recall_are_those_of_the_record(tmp_path):
