@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rfa.checks import check_range, require
 from rfa.dynamics import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
-from rfa.nn import Attention, ContentFilterAttention, RobustFilterAttention, alibi_slopes
+from rfa.nn import Attention, ContentFilterAttention, RobustFilterAttention
 from rfa.nn.checks import (
     check_backend,
     check_certified,
@@ -170,13 +170,9 @@ class DecayRates(CheckedFields):
         return spectral_decay(partitioned_frequencies(heads, modes, base), damping, self.zero_heads)
 
 
-def ascending_slopes(heads: int) -> Float[Tensor, " heads"]:
-    """ALiBi's slopes in ascending order, because head 0 of a filter is the slowest."""
-    return alibi_slopes(heads).sort().values
-
-
 _PARTITIONED, _SPECTRAL = FrequencyBank(), DecayRates()
-_ARGUMENTS = {"score": "weight", "learn_frequencies": "learn_frequency"}  # of layers, where a field has another name
+# of layers, where a field has another name
+_ARGUMENTS = {"score": "weight", "learn_frequencies": "learn_frequency", "initial_slopes": "slopes"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -325,7 +321,7 @@ class StateSpaceConfig(AttentionConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FilterAttentionConfig(StateSpaceConfig):
-    """Robust filter attention. The defaults are `m2-sc-rfa`.
+    """Robust filter attention. The defaults are the preset `rfa`; `prior="lyapunov", innovation=True` is `m2-sc-rfa`.
 
     Args:
         clock: "times", the given times; or "content": each token says how fast the time of each head passes until the
@@ -333,7 +329,8 @@ class FilterAttentionConfig(StateSpaceConfig):
         gated_heads: share of the heads that have such a clock, the last ones. The others have the given times.
         score: the robust weight of a residual, "student_t" or "exponential".
         prior: the term of the lag in the score: "lyapunov", "riccati" or "flat".
-        initial_slopes: "alibi" to start a Riccati prior at ALiBi's slopes; None for its own start.
+        initial_slopes: a Riccati prior starts at ALiBi's slopes ("alibi") or at those of `steady_state` (None). Other
+            priors have no slopes, so that it is None with them.
         gate: divide the squared residual by its variance.
         query_noise_in_bias: add the query's noise in the additive prior too, as in the released code.
         horizon: time that is added to each lag at the start, in tokens; None for no horizon.
@@ -348,9 +345,10 @@ class FilterAttentionConfig(StateSpaceConfig):
     kind: ClassVar[str] = "filter"
     chosen_by: ClassVar[Mapping[str, str]] = {"aggregation": "consensus"}
 
+    innovation: bool = False
     score: Weight = "student_t"
-    prior: LayerPrior = "lyapunov"
-    initial_slopes: Literal["alibi"] | None = None
+    prior: LayerPrior = "riccati"
+    initial_slopes: Literal["alibi"] | None = "alibi"
     gate: bool = True
     query_noise_in_bias: bool = False
     horizon: float | None = None
@@ -363,8 +361,8 @@ class FilterAttentionConfig(StateSpaceConfig):
         super().__post_init__()
         check_dynamics(self.prior, self.steady_state, self.noise, self.horizon, self.learn_horizon)
         check_noises(self.prior, self.learn_noise_floor, self.process_noise_as)
-        slopes = self.initial_slopes
-        require(self.prior == "riccati" or slopes is None, "initial_slopes", slopes, "prior='riccati' with it")
+        if self.prior != "riccati":
+            object.__setattr__(self, "initial_slopes", None)
         check_filter({**vars(self), "aggregation": "consensus"})
         moves = self.prior != "flat" or self.frequencies.kind != "none" or self.decay.kind != "none"
         require(moves or self.clock == "times", "clock", self.clock, "'times' where nothing depends on the lag")
@@ -380,13 +378,8 @@ class FilterAttentionConfig(StateSpaceConfig):
     def without_effect(self) -> set[str]:
         """Flat names of the fields without effect. A flat prior has no variance, and initial slopes set their own."""
         unread = super().without_effect() | (set() if self.clock == "content" else {"gated_heads"})
+        unread |= set() if self.prior == "riccati" else {"initial_slopes"}
         return unread | {"steady_state"} if self.prior == "flat" or self.initial_slopes is not None else unread
-
-    def arguments(self, hidden_size: int, heads: int, train_length: int) -> dict[str, Any]:
-        """The arguments of the layer."""
-        given = super().arguments(hidden_size, heads, train_length)
-        given["slopes"] = None if given.pop("initial_slopes") is None else ascending_slopes(heads)
-        return given
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -416,7 +409,8 @@ class RoutingAttentionConfig(StateSpaceConfig):
 
     def arguments(self, hidden_size: int, heads: int, train_length: int) -> dict[str, Any]:
         """The arguments of the layer."""
-        return {**super().arguments(hidden_size, heads, train_length), "aggregation": "routing"}
+        of_layer = super().arguments(hidden_size, heads, train_length)
+        return {**of_layer, "aggregation": "routing", "prior": "lyapunov"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

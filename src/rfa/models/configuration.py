@@ -194,7 +194,7 @@ def _check_version(given: object) -> None:
 @with_value_errors
 @strict
 class RFAConfig(DecoderConfig):
-    """The configuration of the language model. The defaults are `m2-sc-rfa` at the paper's size.
+    """The configuration of the language model. The defaults are the preset `rfa` at the paper's size.
 
     Sizes have the names that transformers uses.
 

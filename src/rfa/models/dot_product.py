@@ -11,10 +11,10 @@ from torch import Tensor
 from rfa.checks import require
 from rfa.nn import Attention, DotProductAttention, Yarn, alibi_slopes
 from rfa.nn.checks import check_channel_gates, check_turned_values, unbounded_products
-from rfa.nn.dot_product_attention import Gates
+from rfa.nn.dot_product_attention import Gates, ascending_slopes
 from rfa.nn.state_options import Clock
 
-from .attention import AttentionConfig, DecayRates, FrequencyBank, ascending_slopes
+from .attention import AttentionConfig, DecayRates, FrequencyBank
 
 _ROPE, _NO_DECAY = FrequencyBank(kind="rope"), DecayRates(kind="none", zero_heads=0)
 

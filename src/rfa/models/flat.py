@@ -42,9 +42,11 @@ def flatten(part: CheckedFields) -> dict[str, Any]:
     return flat
 
 
-_OF_KINDS = (DotProductAttentionConfig, RoutingAttentionConfig, FilterAttentionConfig)  # the last one's values count
-# values of flat names that are not given
-DEFAULTS = {"dynamics": "head", **{name: value for kind in _OF_KINDS for name, value in flatten(kind()).items()}}
+# Values of flat names that a file does not have: flat files are of a time when m2 was the default. So they are neutral
+# too for the names that a kind of attention does not have. The last kind's values count.
+_M2 = FilterAttentionConfig(prior="lyapunov", innovation=True)
+_OF_KINDS = (DotProductAttentionConfig(), RoutingAttentionConfig(), _M2)
+DEFAULTS = {"dynamics": "head", **{name: value for each in _OF_KINDS for name, value in flatten(each).items()}}
 FLAT_NAMES = frozenset(DEFAULTS)
 
 
@@ -52,13 +54,14 @@ def change(attention: AttentionConfig | None, changes: Mapping[str, Any]) -> Att
     """An attention with other values of some fields. The values can select another kind of attention.
 
     Args:
-        attention: the attention to change; None for the defaults.
+        attention: the attention to change; None for the defaults of the kind that the changes select.
         changes: new values by flat names.
 
     Raises:
         ValueError: for a name that the kind does not have, or values that do not fit together.
     """
-    flat = {**DEFAULTS, **({} if attention is None else flatten(attention)), **changes}
+    start = _kind({**DEFAULTS, **changes})() if attention is None else attention
+    flat = {**DEFAULTS, **flatten(start), **changes}
     kind = _kind(flat)
     if isinstance(attention, DotProductAttentionConfig) and kind is FilterAttentionConfig:
         flat = {**flat, "initial_slopes": _start_of_dot_products(attention.prior), **changes}

@@ -1,4 +1,4 @@
-"""The presets: the models of the paper (section 3, appendix F.2) and further controls, one expression for each."""
+"""The presets: the default, the paper's models (section 3, appendix F.2) and controls, one expression for each."""
 
 from types import MappingProxyType
 from typing import Any
@@ -10,20 +10,19 @@ from .flat import FLAT_NAMES
 
 _NO_ROTATION, _PARTITIONED = FrequencyBank(kind="none"), FrequencyBank(kind="partitioned")
 _DECAYED = DecayRates(damping=0.05, zero_heads=0)
-# fields that several presets share; the first is an ablation of m2 and keeps its innovation step
+# fields that several presets share; RoPER is an ablation of m2 and keeps its innovation step
+_M2: dict[str, Any] = {"prior": "lyapunov", "innovation": True}
 _ROPER: dict[str, Any] = {"frequencies": _PARTITIONED, "rotate_values": True, "innovation": True}
 _GATED_ROPER: dict[str, Any] = {"prior": "forget_gate", "rotate_values": True}
-_X2: dict[str, Any] = {"prior": "riccati", "initial_slopes": "alibi"}
+_X2: dict[str, Any] = {"prior": "riccati"}
 
 # plain names of presets, and their names in the record
-PLAIN_NAMES = MappingProxyType(
-    {"rope": "b1-rope", "alibi": "b2-alibi", "sc-rfa": "m2-sc-rfa", "riccati": "x2-riccati-alibi"}
-)
+PLAIN_NAMES = MappingProxyType({"sc-rfa": "m2-sc-rfa", "rope": "b1-rope", "alibi": "b2-alibi"})
 
 
 def _m2(summary: str, **fields: Any) -> tuple[str, AttentionConfig]:
     """The summary and the attention of `m2-sc-rfa` with other fields."""
-    return summary, FilterAttentionConfig(**fields)
+    return summary, FilterAttentionConfig(**_M2 | fields)
 
 
 def _dot_product(summary: str, **fields: Any) -> tuple[str, AttentionConfig]:
@@ -31,7 +30,9 @@ def _dot_product(summary: str, **fields: Any) -> tuple[str, AttentionConfig]:
     return summary, DotProductAttentionConfig(**fields)
 
 
+_RFA = FilterAttentionConfig()
 _PRESETS: dict[str, tuple[str, AttentionConfig]] = {
+    "rfa": ("the default: weights of a Kalman filter, started at ALiBi's slopes; x2 without the innovation step", _RFA),
     "forget-gate": _dot_product(
         "dot product with RoPE, a forget gate and normalised queries and keys",
         prior="forget_gate",
@@ -59,7 +60,7 @@ _PRESETS: dict[str, tuple[str, AttentionConfig]] = {
     "b1-rope-as-released": _dot_product(
         "b1 with the rotary map of the paper's released code", frequencies=FrequencyBank(kind="as_released")
     ),
-    "x1-riccati": _m2("m2 with the Riccati prior", prior="riccati"),
+    "x1-riccati": _m2("m2 with the Riccati prior", prior="riccati", initial_slopes=None),
     "x2-riccati-alibi": _m2("x1 started at ALiBi's slopes", **_X2),
     "x3-rotation-riccati": _dot_product(
         "m2.6 with learned Riccati slopes, started at ALiBi's", **_ROPER, prior="riccati"
@@ -98,8 +99,7 @@ _PRESETS: dict[str, tuple[str, AttentionConfig]] = {
     "c12-kerple": _dot_product("dot product with KERPLE's logarithmic bias", frequencies=_NO_ROTATION, prior="kerple"),
 }
 PRESETS: MappingProxyType[str, AttentionConfig] = MappingProxyType(
-    {plain: _PRESETS[name][1] for plain, name in PLAIN_NAMES.items()}
-    | {name: attention for name, (_, attention) in _PRESETS.items()}
+    {name: _PRESETS[PLAIN_NAMES.get(name, name)][1] for name in ("rfa", *PLAIN_NAMES, *_PRESETS)}
 )
 
 _OF_CLASSIFIERS = ("num_labels", "id2label", "label2id", "problem_type", "classifier_dropout")  # transformers' fields
@@ -111,7 +111,7 @@ def describe(name: str) -> str:
 
 
 def preset(name: str, /, **overrides: Any) -> RFAConfig:
-    """The configuration of a model of the paper.
+    """The configuration of a named model: `rfa` is the default, `sc-rfa` the paper's.
 
     Args:
         name: one of `PRESETS`.

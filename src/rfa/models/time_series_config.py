@@ -67,7 +67,7 @@ class RFATimeSeriesConfig(DecoderConfig):
     refuses_idle_fields = True
 
     channels: int = 1
-    preset: str = "x2-riccati-alibi"
+    preset: str = "rfa"
     typical_gap: float | int = 1.0
     span: float | int = 128.0
     location: list[float | int] | None = None

@@ -45,6 +45,11 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
     return torch.cat([slopes, between[: heads - power]])
 
 
+def ascending_slopes(heads: int) -> Float[Tensor, " heads"]:
+    """ALiBi's slopes in ascending order, because head 0 of a filter is the slowest."""
+    return alibi_slopes(heads).sort().values
+
+
 def rotate_as_released(x: Tensor, frequency: Tensor, times: Tensor) -> Tensor:
     """The map of the paper's released RoPE code.
 

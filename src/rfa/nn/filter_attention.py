@@ -18,7 +18,7 @@ from rfa.ops.transforms import transformed
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
 from .checks import check_choice, check_filter, check_routing
-from .dot_product_attention import alibi_slopes
+from .dot_product_attention import ascending_slopes
 from .dynamics import NOISE_PARTS, HeadDynamics, LayerPrior, Noise, ProcessNoiseAs, bank
 from .projections import finite_where_absent
 
@@ -30,8 +30,8 @@ SourcePrior = Literal["uniform", "exponential"]
 class RobustFilterAttention(Attention):
     """Projections, the operator, the innovation step; the block around it adds the residual.
 
-    The defaults are SC-RFA (preset `m2-sc-rfa`): the partitioned frequency bank with damping 0.05 and two heads
-    that do not decay.
+    The defaults are the preset `rfa`: the Riccati prior started at ALiBi's slopes, the partitioned frequency bank with
+    damping 0.05, and two heads that do not decay. `prior="lyapunov", innovation=True` is the paper's SC-RFA.
 
     Args:
         hidden_size: d_model.
@@ -39,12 +39,14 @@ class RobustFilterAttention(Attention):
         frequency, decay: `(heads, modes)` in radians and `(heads,)`, both per unit of time; the partitioned bank, and
             0.05 times the fastest frequency of each head, 0 for the first two.
         weight: "student_t" or "exponential".
-        prior: "lyapunov", "riccati", or "flat".
+        prior: "riccati", "lyapunov", or "flat".
+        slopes: where a Riccati prior starts: at ALiBi's slopes, the first head slowest ("alibi"), at those given,
+            `(heads,)` per unit of time, or at those of `steady_state` (None). Other priors have no slopes.
         gate: off, `Sigma + gamma^2` is 1 in the residual term.
         rotate_values: transport values by rotation too.
-        innovation: return the correction toward the estimate, not the estimate.
+        innovation: return the correction from the token's value toward the estimate, not the estimate.
         query_noise_in_bias: gamma^2 in the additive prior too, as in the released code.
-        steady_state, slopes, horizon, learn_frequency, learn_decay, learn_horizon, learn_noise_floor, process_noise_as,
+        steady_state, horizon, learn_frequency, learn_decay, learn_horizon, learn_noise_floor, process_noise_as,
             noise, noise_parts: as of `HeadDynamics`.
         step: "learned", part of the output projection; or "precision", the innovation times the gain
             `sigmoid(p log s_i + log gamma^2)` of each query and head, with p learned from 1 on (appendix E.2). It needs
@@ -67,12 +69,12 @@ class RobustFilterAttention(Attention):
         frequency: Float[Tensor, "heads modes"] | None = None,
         decay: Float[Tensor, " heads"] | None = None,
         weight: Weight = "student_t",
-        prior: LayerPrior = "lyapunov",
+        prior: LayerPrior = "riccati",
         steady_state: float = 0.1,
-        slopes: Float[Tensor, " heads"] | None = None,
+        slopes: Float[Tensor, " heads"] | Literal["alibi"] | None = "alibi",
         gate: bool = True,
         rotate_values: bool = True,
-        innovation: bool = True,
+        innovation: bool = False,
         query_noise_in_bias: bool = False,
         horizon: float | None = None,
         learn_frequency: bool = False,
@@ -105,6 +107,9 @@ class RobustFilterAttention(Attention):
             require(not self.dropout, "dropout", self.dropout, "0 with aggregation='routing'")
             require(self.clock is None, "clock", "content", "'times' with aggregation='routing'")
         frequency, decay = bank(num_heads, self.modes, frequency, decay)
+        if isinstance(slopes, str):
+            require(slopes == "alibi", "slopes", slopes, "'alibi', a tensor or None")
+            slopes = ascending_slopes(num_heads).to(decay) if prior == "riccati" else None
         self.dynamics = HeadDynamics(
             frequency,
             decay,
@@ -117,7 +122,7 @@ class RobustFilterAttention(Attention):
             noise=noise,
             noise_parts=noise_parts,
             horizon=horizon,
-            source_rate=alibi_slopes(num_heads).sort().values if falls else None,
+            source_rate=ascending_slopes(num_heads) if falls else None,
             learn_frequency=learn_frequency,
             learn_decay=learn_decay,
             learn_horizon=learn_horizon,

@@ -23,7 +23,7 @@ from .peers import PEERS
 from .results import append
 
 WHAT = ("operator", "step", "decode", "generate", "memory", "all")
-PRESET, CERTIFIED_PRESET = "m2-sc-rfa", "x2-riccati-alibi"
+PRESET = "rfa"
 TARGETS = {"cpu": (512, 2048, 8192), "cuda": (512, 1024, 2048, 4096)}  # lengths of the operator
 CURVE = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 DECODE_LENGTH, MEMORY_LENGTH, TRAIN_LENGTH, PROMPT_LENGTH = 8192, 32768, 512, 512  # default lengths in tokens
@@ -53,8 +53,7 @@ def cases(
         batch: number of sequences. By default more for short sequences, so that they fill the machine; 16 in training
             and 1 where tokens follow one by one.
         heads, channels: of the states. A model's width is `heads * channels / 2`.
-        presets: `m2-sc-rfa` by default, `x2-riccati-alibi` with `certified`; "all" for all presets except the peer of
-            training steps.
+        presets: `rfa` by default; "all" for all presets except the peer of training steps.
         model: further fields of whole models, in training and generation.
         peers: of the operator, names of `PEERS`; "all" for all, the default on a GPU. On a CPU it is "sdpa". Of "step"
             one preset, by default `b1-rope`.
@@ -80,8 +79,7 @@ def cases(
         "the benchmark 'operator' or 'decode'",
     )
     require(not (trained and presets), "--presets", list(presets), "none beside --trained: the file names its preset")
-    usual = CERTIFIED_PRESET if certified else PRESET
-    layers: Sequence[Trained | None] = [None]
+    usual, layers = PRESET, list[Trained | None]([None])
     if trained is not None:
         usual, layers = trained_layers(trained)
     chosen = every if "all" in presets else list(presets) or [usual]
@@ -105,7 +103,7 @@ def cases(
             for each in layers:
                 layer = filter_layer(name, heads, channels, trained=each)
                 missing = certificate_missing(layer.options.prior, layer.causal) if certified else None
-                require(missing is None, "--certified", name, "a preset with prior='riccati', as x2-riccati-alibi")
+                require(missing is None, "--certified", name, "a preset with prior='riccati', as rfa")
                 of_states = {"certified": certified, "trained": each}
                 found += _attention_cases(what, name, setting, lengths, batch, heads, channels, against, of_states)
         size: dict[str, Any] = {"hidden_size": heads * channels // 2, "num_attention_heads": heads}

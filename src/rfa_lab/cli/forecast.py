@@ -21,9 +21,7 @@ ValuesOption = Annotated[
 HorizonOption = Annotated[
     str, typer.Option(help="How far ahead: 30min, 24h, 7D, 12M or 5B; a number where times are numbers.", metavar="H")
 ]
-PresetOption = Annotated[
-    str | None, typer.Option(help="Of the network: its attention; x2-riccati-alibi by default.", metavar="P")
-]
+PresetOption = Annotated[str | None, typer.Option(help="Of the network: its attention; rfa by default.", metavar="P")]
 StepsOption = Annotated[int | None, typer.Option(help="Of training a network; 500 by default.")]
 RateOption = Annotated[float | None, typer.Option(help="Peak learning rate of a network; 0.003 by default.")]
 SeedOption = Annotated[int | None, typer.Option(help="Of training a network; 0 by default.")]

@@ -34,9 +34,7 @@ def bench(
     batch: Annotated[int | None, typer.Option(help="Sequences; by default more of short ones.")] = None,
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 8,
     channels: Annotated[int, typer.Option(help="Real channels of a head, two a mode.")] = 64,
-    presets: Annotated[
-        list[str] | None, typer.Option(help="Models of the paper; m2-sc-rfa by default.", metavar="P ... | all")
-    ] = None,
+    presets: Annotated[list[str] | None, typer.Option(help="Presets; rfa by default.", metavar="P ... | all")] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     backend: Annotated[str, typer.Option(help="auto, or the name of one; `rfa doctor` lists them.")] = "auto",
@@ -57,9 +55,7 @@ def bench(
     ] = None,
     certified: Annotated[
         bool,
-        typer.Option(
-            "--certified", help="Leave out old keys by the prior's proof (operator, decode); x2-riccati-alibi."
-        ),
+        typer.Option("--certified", help="Leave out old keys by the prior's proof (operator, decode)."),
     ] = False,
     trained: Annotated[
         Path | None, typer.Option(help="Result file of a run: its preset, and the learned dynamics of each layer.")

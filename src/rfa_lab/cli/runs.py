@@ -39,7 +39,7 @@ def demo(
         bool, typer.Option("--series", help="Instead: a series with gaps and wrong readings, in about a minute.")
     ] = False,
 ) -> None:
-    """Train RoPE, ALiBi and SC-RFA (two dampings) for a few minutes and compare them beyond the training length.
+    """Train RFA, RoPE, ALiBi and SC-RFA for a few minutes and compare them beyond the training length.
 
     The figure has the models that are finished, also when the demo is stopped. `rfa report` reads the same folder.
     """
@@ -78,7 +78,7 @@ def _series_demo(out: Path, resume: bool, overwrite: bool) -> None:
 def train(
     ctx: typer.Context,
     out: Annotated[Path, typer.Option(help="The run folder.", metavar="RUN")],
-    preset: Annotated[str, typer.Option(help="A preset; `rfa doctor` lists them.")] = "m2-sc-rfa",
+    preset: Annotated[str, typer.Option(help="A preset; `rfa doctor` lists them.")] = "rfa",
     data: DataOption = "stdlib",
     split: Annotated[
         str, typer.Option(help="file, author, or author:test=A,B;valid=C (a file's name up to its first _).")

@@ -41,7 +41,7 @@ def _silent(*_: Any) -> None:
 
 # Language models on the standard library's text
 
-MODELS = ("b1-rope", "b2-alibi", "m2-sc-rfa", "m3-sc-rfa")
+MODELS = ("rfa", "b1-rope", "b2-alibi", "m2-sc-rfa")
 LENGTHS = (1, 2, 4, 8)  # times the training length
 
 # Bytes, short blocks and a higher learning rate than the protocol's. A model shows its behaviour beyond the training
@@ -139,7 +139,7 @@ COLUMNS["four times as many"] = SETTING.changed(length=192)
 SERIES = 32
 # scaled by its window, a network would know of later readings; the filters do not
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "scaling": "training"}
-NETWORKS = {"RFA": "x2-riccati-alibi", "RoPE on real times": "b1-rope"}
+NETWORKS = {"RFA": "rfa", "RoPE on real times": "b1-rope"}
 FILTERS = {"robust filter, true model": "robust", "Kalman filter, true model": "kalman"}
 _MADE = {"results.json", "figure.png", "results", "report"}
 

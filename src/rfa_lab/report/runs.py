@@ -59,14 +59,14 @@ def perplexity_by_length(run: Run, protocol: str) -> dict[int, float]:
 
 MOST_LINES = 6  # in one panel
 BASELINES = ("b1-rope", "b2-alibi")
-_ALWAYS = (*BASELINES, "m2-sc-rfa")
+_ALWAYS = ("rfa", *BASELINES, "m2-sc-rfa")
 
 
 def main_labels(runs: Sequence[Run], most: int = MOST_LINES) -> list[str]:
     """The labels that stand in the main figures: all of them, or the most important ones if there are too many.
 
-    These are the two baselines and the paper's m2, then the models with the most seeds, and of those the ones with the
-    lowest validation perplexity. The test split has no part in the choice.
+    These are the default, the two baselines and the paper's m2, then the models with the most seeds, and of those the
+    ones with the lowest validation perplexity. The test split has no part in the choice.
     """
     groups = by_label(runs)
 
@@ -86,7 +86,7 @@ _PRESETS = {
         *("b1-rope", "b2-alibi", "b3-decayed-rope", "b4-sc-rope", "m1-rfa", "m2-sc-rfa", "m3-sc-rfa"),
     ),
     "the paper's ablations of m2": ("m2.",),
-    "Riccati priors, variants of m2": ("x", "m2-", "riccati"),
+    "Riccati priors, variants of m2": ("rfa", "x", "m2-"),
     "controls": ("c", "forget-gate", "b1-rope-as-released", "x7-gated-roper"),  # x7 is a forget gate with turned values
     "controls of series": ("c9-rotation-fox", "c10-rotation-learned"),
 }

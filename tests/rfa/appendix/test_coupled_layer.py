@@ -5,6 +5,7 @@ import pytest
 import torch
 from cover import cover
 from nn.by_hand import EXACT, SINGLE, assert_near, hidden, linear, merged, perturb, states
+from nn.layers import M2
 from ops import oracle
 from shapes import only_our_own_checks
 
@@ -119,7 +120,7 @@ def test_without_coupling_it_is_the_layer_of_the_target(dtype, times):
     """At the same times and b = 0: every source is a target token, whatever the auxiliary states are."""
     layer = layer_with(dtype)
     torch.nn.init.zeros_(layer.judge.coupling)
-    alone = RobustFilterAttention(SIZE, HEADS, frequency=FREQUENCY, decay=torch.tensor([0.0, 0.3])).to(dtype)
+    alone = RobustFilterAttention(SIZE, HEADS, frequency=FREQUENCY, decay=torch.tensor([0.0, 0.3]), **M2).to(dtype)
     kept = {name: value for name, value in layer.state_dict().items() if name in alone.state_dict()}
     for source in (layer.judge, layer.target_process):
         kept |= {f"dynamics.{n}": p for n, p in source.state_dict().items() if f"dynamics.{n}" in alone.state_dict()}

@@ -135,10 +135,10 @@ def test_flat_names_choose_the_kind():
     )
     back = preset("b1-rope", score="student_t", prior="lyapunov", frequencies="paired_rope").attention
     assert back == FilterAttentionConfig(
+        prior="lyapunov",
         frequencies=FrequencyBank(kind="paired_rope"),
         decay=DecayRates(kind="none", zero_heads=0),
         rotate_values=False,
-        innovation=False,
     )
     assert preset("b4-sc-rope", damping=0.2, prior="alibi").attention == dataclasses.replace(
         PRESETS["b4-sc-rope"], decay=DecayRates(damping=0.2, zero_heads=0), prior="alibi"
@@ -149,6 +149,23 @@ def test_flat_names_choose_the_kind():
         preset("m2.3-no-gate", score="dot_product", prior="flat")
     with pytest.raises(ValueError, match=r"^initial_slopes: got 'alibi', expected None for dot_product attention"):
         preset("x2-riccati-alibi", score="dot_product", prior="alibi")
+
+
+def test_flat_names_alone_change_the_defaults_of_their_kind():
+    kinds = {"aggregation": "routing"}, {"score": "dot_product"}, {"dynamics": "content"}
+    for flat, kind in zip(kinds, list(KIND.values())[1:], strict=True):
+        assert RFAConfig(**flat).attention == kind
+    assert RFAConfig(prior="lyapunov", innovation=True).attention == PRESETS["m2-sc-rfa"]
+    assert RFAConfig(initial_slopes=None, innovation=True).attention == PRESETS["x1-riccati"]
+    assert preset("rfa", prior="lyapunov").attention == PRESETS["m2-no-innovation"]
+    assert preset("m2-sc-rfa", prior="riccati").attention == PRESETS["x1-riccati"]  # m2 has no start at slopes
+
+
+def test_what_a_flat_file_misses_is_of_the_default_of_its_time():
+    assert from_flat({"damping": 0.05}) == PRESETS["m2-sc-rfa"]
+    assert from_flat({"damping": 0.05, "prior": "riccati"}) == PRESETS["x1-riccati"]
+    config = RFAConfig.from_dict({"model_type": "rfa", "prior": "riccati", "initial_slopes": "alibi", **SIZES})
+    assert config.attention == PRESETS["x2-riccati-alibi"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from rfa.nn import FilterCache, RobustFilterAttention
 from .small import NAMES, SIZES, assert_same, small, tokens
 
 EPS = 1e-3
-BOUNDED = ["x1-riccati", "x2-riccati-alibi", "x5-content-clock"]
+BOUNDED = ["rfa", "x1-riccati", "x2-riccati-alibi", "x5-content-clock"]
 NORMALISED = [
     "b2-alibi",
     "c4-fox",

@@ -36,7 +36,6 @@ VALUES = [
 ]
 COMBINATIONS = [
     ("learn_horizon", {"learn_horizon": True}),
-    ("initial_slopes", {"initial_slopes": "alibi"}),
     ("prior", {"prior": "alibi"}),
     ("frequencies", {"frequencies": "as_released"}),
     ("query_noise_in_bias", {"query_noise_in_bias": True, "prior": "riccati"}),
@@ -45,7 +44,7 @@ COMBINATIONS = [
     ("learn_noise_floor", {"learn_noise_floor": True, "prior": "flat"}),
     ("process_noise_as", {"process_noise_as": "steady_state", "prior": "flat"}),
     ("learn_frequencies", {"learn_frequencies": True, "frequencies": "rope"}),  # no pairs to keep
-    ("prior", {"score": "dot_product"}),
+    ("prior", {"score": "dot_product", "prior": "lyapunov"}),
     ("initial_slopes", {"score": "dot_product", "prior": "riccati", "initial_slopes": "alibi"}),
     ("prior", {"prior": "window"}),
     ("frequencies", {"frequencies": "yarn"}),
@@ -104,6 +103,9 @@ def test_baselines(name, fault):
         ("b2-alibi", {"slow_modes": "real"}),
         ("m2.2-flat-prior", {"steady_state": 0.5}),
         ("x2-riccati-alibi", {"steady_state": 0.5}),
+        ("rfa", {"steady_state": 0.5}),
+        ("rfa", {"prior": "lyapunov", "initial_slopes": "alibi"}),
+        ("m2-sc-rfa", {"initial_slopes": "alibi"}),
         ("m2-sc-rfa", {"decay": "none", "damping": 3.0}),
     ],
     ids=str,
@@ -114,7 +116,7 @@ def test_fields_without_effect(name, override):
 
 
 def test_unknown_names():
-    assert "'m2', expected one of rope, alibi" in refused("preset", lambda: preset("m2"))
+    assert "'m2', expected one of rfa, sc-rfa, rope" in refused("preset", lambda: preset("m2"))
     for field in ("hidden", "model_type", "refuses_idle_fields"):
         assert "hidden_size" in refused(field, lambda field=field: preset("m2-sc-rfa", **{field: 1}))
 

@@ -1,5 +1,6 @@
 """Every preset against the table of docs/presets.md, by formula, and its number of parameters."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,7 +10,15 @@ from nn.by_hand import assert_near, dot_product, hidden, merged, perturb, states
 from ops import oracle
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rfa.models import PRESETS, RFAConfig, RFAForCausalLM, describe, preset
+from rfa.models import (
+    PRESETS,
+    FilterAttentionConfig,
+    RFAConfig,
+    RFAForCausalLM,
+    RFATimeSeriesConfig,
+    describe,
+    preset,
+)
 from rfa.models.presets import PLAIN_NAMES
 from rfa.nn import ContentFilterAttention, DotProductAttention, RobustFilterAttention, Yarn
 from rfa.nn.state_options import LEAST_RATE
@@ -73,9 +82,10 @@ TABLE = {
     "m2.5-no-rotation": (0 * SC, decays(0.05, 2), None),
 }
 OTHERS = {"m2-sc-rfa", "m2.1-exponential", "m2.2-flat-prior", "m2.3-no-gate", "m2.4-no-value-rotation", "x1-riccati"}
-OTHERS |= {"x2-riccati-alibi", "x5-content-clock", "m2-no-innovation", "m2-released-bias"}
+OTHERS |= {"rfa", "x2-riccati-alibi", "x5-content-clock", "m2-no-innovation", "m2-released-bias"}
 TABLE |= {name: (SC, decays(0.05, 2), None) for name in OTHERS}
 KERNELS = {
+    "rfa": {"prior": "riccati"},
     "m2.1-exponential": {"weight": "exponential"},
     "m2.3-no-gate": {"gate": False},
     "m2.4-no-value-rotation": {"rotate_values": False},
@@ -107,9 +117,15 @@ PAPER_COUNT = 19_364_177
 def test_the_table_is_complete():
     assert {*TABLE} == {*NAMES} == {*FILTERS, *BASELINES, "x6-content-dynamics"}
     assert all(describe(name) for name in PRESETS)
-    assert list(PRESETS) == [*PLAIN_NAMES, *NAMES]  # errors list plain names first
+    assert list(PRESETS)[:5] == [
+        "rfa",
+        "sc-rfa",
+        "rope",
+        "alibi",
+        "forget-gate",
+    ]  # errors list the names of users first
     assert all(PRESETS[plain] == PRESETS[name] for plain, name in PLAIN_NAMES.items())
-    assert preset("riccati", damping=0.1) == preset("x2-riccati-alibi", damping=0.1)
+    assert preset("sc-rfa", damping=0.1) == preset("m2-sc-rfa", damping=0.1)
 
 
 def held(attention):
@@ -151,7 +167,7 @@ def test_kernels_of_the_filters_are_the_table(name):
     q, k, v = states(attention, x)
     parameters = {key: value.detach() for key, value in attention.dynamics().items()}
     estimate, _ = oracle.filter_attention(q, k, v, **parameters, **KERNELS.get(name, {}))
-    assert_near(attention(x), merged(attention, estimate - (name != "m2-no-innovation") * v))
+    assert_near(attention(x), merged(attention, estimate - (name not in ("rfa", "m2-no-innovation")) * v))
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -176,7 +192,11 @@ def test_noises_are_the_table(name):
     expected = {"robustness": 4, "inverse_temperature": 1, "key_noise": 1, "query_noise": 1, "noise_floor": 0.01}
     if name == "m2.2-flat-prior":
         expected |= {"key_noise": 0, "query_noise": 0, "noise_floor": 1, "process_noise": 0}
-    elif name not in ("x2-riccati-alibi", "x5-content-clock"):  # its process noise: tests/rfa/nn/test_head_dynamics.py
+    elif name not in (
+        "rfa",
+        "x2-riccati-alibi",
+        "x5-content-clock",
+    ):  # its process noise: tests/rfa/nn/test_head_dynamics.py
         steady = 0.5 if name == "m3-sc-rfa" else 0.1
         expected["process_noise"] = np.where(found["decay"] > 0, 2 * found["decay"] * steady, 1e-6)
     if name == "m2.3-no-gate":
@@ -209,8 +229,24 @@ def test_no_preset_has_more_than_the_baseline(name):
     assert PAPER_COUNT <= count(name) <= PAPER_COUNT * (1 + share)
 
 
+def test_there_is_one_default():
+    """x2 without the innovation step, in every configuration and in the layer."""
+    default = PRESETS["rfa"]
+    assert default == dataclasses.replace(PRESETS["x2-riccati-alibi"], innovation=False)
+    assert default == RFAConfig().attention == FilterAttentionConfig()
+    assert RFATimeSeriesConfig() == RFATimeSeriesConfig(preset="rfa")
+    layers = []
+    for make in (default.build, lambda size, heads, _: RobustFilterAttention(size, heads)):
+        torch.manual_seed(0)
+        layers.append(make(32, HEADS, 16))
+    one, other = layers
+    assert (one.options, one.innovation, one.certified) == (other.options, other.innovation, other.certified)
+    x = hidden(size=32, dtype=torch.float32)
+    assert torch.equal(one(x), other(x))
+
+
 def test_defaults_are_the_papers_size():
-    config = preset("m2-sc-rfa")
+    config = preset("rfa")
     sizes = (config.vocab_size, config.hidden_size, config.num_hidden_layers, config.num_attention_heads)
     assert sizes == (50257, 256, 6, 8)
     assert (config.intermediate_size, config.train_length) == (1024, 512)

@@ -11,34 +11,37 @@ from .by_hand import perturb
 SIZE, HEADS, MODES = 16, 2, 8
 DECAY, ROPE = torch.tensor([0.0, 0.3]), rotary_frequencies(HEADS, MODES)
 SLOPES = alibi_slopes(HEADS)
+M2 = {"prior": "lyapunov", "innovation": True}  # the paper's layer
 FILTERS = {
     "defaults": {},
+    "m2": M2,
     "horizon": {"horizon": 0.7},
-    "horizon, values do not turn": {"horizon": 0.7, "rotate_values": False},
-    "learned": {"decay": DECAY, "learn_frequency": True, "learn_decay": True},
-    "query noise in bias": {"decay": DECAY, "query_noise_in_bias": True},
-    "no gate": {"decay": DECAY, "gate": False},
-    "exponential": {"decay": DECAY, "weight": "exponential"},
+    "horizon, values do not turn": {**M2, "horizon": 0.7, "rotate_values": False},
+    "learned": {**M2, "decay": DECAY, "learn_frequency": True, "learn_decay": True},
+    "query noise in bias": {**M2, "decay": DECAY, "query_noise_in_bias": True},
+    "no gate": {**M2, "decay": DECAY, "gate": False},
+    "exponential": {**M2, "decay": DECAY, "weight": "exponential"},
     "flat": {"decay": DECAY, "prior": "flat"},
-    "algorithm 1": {"process_noise_as": "steady_state", "learn_noise_floor": True},
-    "riccati": {"decay": DECAY, "prior": "riccati"},
-    "clock": {"decay": DECAY, "prior": "riccati", "clock": "content"},
-    "clock, horizon": {"decay": DECAY, "horizon": 0.7, "learn_horizon": True, "clock": "content"},
-    "unit states": {"prior": "riccati", "normalise_states": True},
-    "taps": {"taps": True},
-    "taps, clock": {"prior": "riccati", "taps": True, "clock": "content"},
+    "algorithm 1": {**M2, "process_noise_as": "steady_state", "learn_noise_floor": True},
+    "riccati": {"decay": DECAY, "slopes": None, "innovation": True},
+    "clock": {"decay": DECAY, "clock": "content"},
+    "clock, horizon": {**M2, "decay": DECAY, "horizon": 0.7, "learn_horizon": True, "clock": "content"},
+    "unit states": {"normalise_states": True},
+    "taps": {**M2, "taps": True},
+    "taps, clock": {"taps": True, "clock": "content"},
     "output gain": {"output_gain": True},
-    "clock of some heads": {"prior": "riccati", "clock": "content", "gated_heads": 0.5},
+    "clock of some heads": {"clock": "content", "gated_heads": 0.5},
 }
 BOTH_DECAY = torch.tensor([0.1, 0.4])
 EXTENSIONS = {
     "tied": {"tie_key_value": True},
-    "precision": {"step": "precision"},
-    "precision with horizon": {"step": "precision", "horizon": 0.7},
-    "noise": {"noise": "time_dependent"},
-    "routing": {"aggregation": "routing"},
-    "all that go together": {"tie_key_value": True, "step": "precision", "noise": "time_dependent"},
+    "precision": {**M2, "step": "precision"},
+    "precision with horizon": {**M2, "step": "precision", "horizon": 0.7},
+    "noise": {**M2, "noise": "time_dependent"},
+    "routing": {**M2, "aggregation": "routing"},
+    "all that go together": {**M2, "tie_key_value": True, "step": "precision", "noise": "time_dependent"},
     "routing with the others": {
+        **M2,
         "aggregation": "routing",
         "tie_key_value": True,
         "noise": "time_dependent",
@@ -72,7 +75,7 @@ LAYERS |= {name: (RobustFilterAttention, {"decay": BOTH_DECAY, **options}) for n
 LAYERS |= {name: (DotProductAttention, options) for name, options in PRODUCTS.items()}
 LAYERS["content"] = (ContentFilterAttention, {})
 # one for each way through the code
-WAYS = ["defaults", "horizon, values do not turn", "learned", "exponential", "flat", "riccati", "clock, horizon"]
+WAYS = ["defaults", "m2", "horizon, values do not turn", "learned", "exponential", "flat", "riccati", "clock, horizon"]
 WAYS += ["taps, clock", "output gain", "clock of some heads", "tied", "precision", "noise", "routing with the others"]
 WAYS += ["b2", "b3", "clock of slopes", "c7", "sink", "window", "yarn", "forget gate", "gains", "gates of some heads"]
 WAYS += ["logarithmic", "gates of channels", "as released", "content"]

@@ -97,7 +97,7 @@ def test_times_of_one_row_may_become_those_of_each():
     torch.testing.assert_close(torch.cat([second, third], 1), whole[:, 5:], rtol=EXACT, atol=EXACT)
 
 
-@cover(1, name=["defaults", "riccati", "b1"], masked=[False, True])
+@cover(1, name=["m2", "riccati", "b1"], masked=[False, True])
 def test_phases_made_ahead_are_those_of_each_token(name, masked, monkeypatch):
     """Beyond the tokens for which they are made at once, and back after a crop."""
     monkeypatch.setattr(rfa.nn.cache_layer, "AHEAD", 9)

@@ -96,7 +96,7 @@ def test_a_write_that_is_broken_off(name, grad, monkeypatch):
     torch.testing.assert_close(rest, whole[:, 4:], rtol=EXACT, atol=EXACT)
 
 
-@cover(1, name=["defaults", "riccati", "b1", "content"], given=["one token", "a mask", "all tokens"])
+@cover(1, name=["m2", "riccati", "b1", "content"], given=["one token", "a mask", "all tokens"])
 def test_positions_that_were_located_without_the_cache(name, given):
     """They would be read beyond their end."""
     layer, x = build(name, torch.float32), hidden(length=9, dtype=torch.float32)

@@ -11,7 +11,7 @@ from cover import cover
 from rfa.nn import ContentFilterAttention, DotProductAttention, FilterCache, RobustFilterAttention
 from rfa.ops import robust_filter_attention
 
-from .layers import ROWS, read
+from .layers import M2, ROWS, read
 
 EPS, HEADS, SIZE, LENGTH = 1e-3, 2, 32, 240
 SLOPES = torch.tensor([0.4, 1.5])  # nats a token: a horizon of 24 tokens
@@ -266,8 +266,8 @@ def test_later_keys_have_no_bound():
 
 
 UNBOUNDED = {
-    "lyapunov": (RobustFilterAttention, {}, "prior='riccati'"),
-    "routing": (RobustFilterAttention, {"aggregation": "routing"}, "prior='riccati'"),
+    "lyapunov": (RobustFilterAttention, M2, "prior='riccati'"),
+    "routing": (RobustFilterAttention, {**M2, "aggregation": "routing"}, "prior='riccati'"),
     "content": (ContentFilterAttention, {}, "prior='riccati'"),
     "gates": (DotProductAttention, {"gates": "forget"}, "normalise_states=True"),
 }

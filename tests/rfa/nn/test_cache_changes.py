@@ -12,7 +12,7 @@ from .by_hand import EXACT, SINGLE, hidden, perturb
 from .layers import IRREGULAR, ROWS, SITUATIONS, build, read
 
 
-@cover(1, removed=[1, 3, 8], given=[{}, {"times": IRREGULAR}], name=["defaults", "riccati", "RoPER with decay"])
+@cover(1, removed=[1, 3, 8], given=[{}, {"times": IRREGULAR}], name=["m2", "riccati", "RoPER with decay"])
 def test_crop_and_go_on(name, given, removed):
     """The tokens that were removed leave no trace; others take their places."""
     layer, x, other = build(name), hidden(length=9), hidden(length=9, seed=3)
@@ -66,7 +66,7 @@ EMPTY = {
 }
 
 
-@cover(empty=EMPTY, name=["defaults", "riccati", "learned"])
+@cover(empty=EMPTY, name=["m2", "riccati", "learned"])
 def test_an_empty_cache_may_meet_other_parameters(name, empty):
     """Tables of the prior, which the kernels keep in the cache, are those of the parameters before."""
     layer, x = build(name, torch.float32), hidden(length=9, dtype=torch.float32)

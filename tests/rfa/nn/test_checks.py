@@ -18,10 +18,11 @@ from rfa.nn import (
 )
 
 from .by_hand import hidden
+from .layers import M2
 
 ONES, SLOPES = torch.ones(4), alibi_slopes(4)
 BANK = rotary_frequencies(4, 4)
-ROUTED, GATED = {"aggregation": "routing"}, {"gates": "channel"}
+ROUTED, GATED = {**M2, "aggregation": "routing"}, {"gates": "channel"}
 REFUSED = [  # the argument that the message names, and the layer's options
     (RobustFilterAttention, "decay", {"decay": torch.ones(3)}),
     (RobustFilterAttention, "decay", {"decay": -ONES}),
@@ -29,8 +30,10 @@ REFUSED = [  # the argument that the message names, and the layer's options
     (RobustFilterAttention, "frequency", {"frequency": BANK[:, :2]}),
     (RobustFilterAttention, "frequency", {"frequency": BANK * torch.inf}),
     (RobustFilterAttention, "learn_frequency", {"frequency": BANK, "learn_frequency": True}),  # no conjugate pairs
-    (RobustFilterAttention, "slopes", {"slopes": SLOPES}),  # of the Riccati prior only
-    (RobustFilterAttention, "slopes", {"slopes": alibi_slopes(3), "prior": "riccati"}),
+    (RobustFilterAttention, "slopes", {"slopes": SLOPES, "prior": "lyapunov"}),  # of the Riccati prior only
+    (RobustFilterAttention, "slopes", {"slopes": alibi_slopes(3)}),
+    (RobustFilterAttention, "slopes", {"slopes": "steep"}),
+    (RobustFilterAttention, "slopes", {"slopes": "steep", "prior": "flat"}),
     (RobustFilterAttention, "prior", {"prior": "bayes"}),
     (RobustFilterAttention, "weight", {"weight": "studnt"}),
     (RobustFilterAttention, "step", {"step": "precise"}),
@@ -41,14 +44,14 @@ REFUSED = [  # the argument that the message names, and the layer's options
     (RobustFilterAttention, "steady_state", {"steady_state": float("nan")}),
     (RobustFilterAttention, "horizon", {"horizon": -1.0}),
     (RobustFilterAttention, "learn_horizon", {"learn_horizon": True}),
-    (RobustFilterAttention, "query_noise_in_bias", {"query_noise_in_bias": True, "prior": "riccati"}),
+    (RobustFilterAttention, "query_noise_in_bias", {"query_noise_in_bias": True}),
     (RobustFilterAttention, "gate", {"gate": False, "prior": "flat"}),
     (RobustFilterAttention, "learn_noise_floor", {"learn_noise_floor": True, "prior": "flat"}),
     (RobustFilterAttention, "process_noise_as", {"process_noise_as": "steady_state", "prior": "flat"}),
-    (RobustFilterAttention, "prior", {"step": "precision", "prior": "riccati"}),
-    (RobustFilterAttention, "query_noise_in_bias", {"step": "precision", "query_noise_in_bias": True}),
-    (RobustFilterAttention, "noise", {"noise": "time_dependent", "prior": "flat"}),
-    (RobustFilterAttention, "prior", {**ROUTED, "prior": "riccati"}),
+    (RobustFilterAttention, "prior", {"step": "precision"}),
+    (RobustFilterAttention, "query_noise_in_bias", {**M2, "step": "precision", "query_noise_in_bias": True}),
+    (RobustFilterAttention, "noise", {"noise": "time_dependent"}),
+    (RobustFilterAttention, "prior", {"aggregation": "routing"}),
     (RobustFilterAttention, "gate", {**ROUTED, "gate": False}),
     (RobustFilterAttention, "query_noise_in_bias", {**ROUTED, "query_noise_in_bias": True}),
     (RobustFilterAttention, "horizon", {**ROUTED, "horizon": 0.7}),
@@ -123,7 +126,7 @@ def test_times_masks_and_segments_that_do_not_fit(layer):
             LAYERS[layer]()(hidden(dtype=torch.float32), **given)
 
 
-@pytest.mark.parametrize("options", [{"taps": True}, {"clock": "content", "prior": "riccati"}])
+@pytest.mark.parametrize("options", [{"taps": True}, {"clock": "content"}])
 def test_layers_whose_tokens_leave_marks_have_no_queries_of_their_own(options):
     x = hidden(dtype=torch.float32)
     with pytest.raises(ValueError, match="query_states: got 'queries of their own with gates, taps"):

@@ -18,6 +18,7 @@ from .by_hand import (
     softplus,
     states,
 )
+from .layers import M2
 
 SIZE, HEADS, MODES = 16, 2, 8
 BACKENDS = {"reference": (torch.float64, EXACT), "cpu": (torch.float32, 1e-5)}
@@ -32,11 +33,11 @@ def layer_with(dtype=torch.float64, content=True, seed=1, **options):
 
 
 def isotropic(layer, **options):
-    """`RobustFilterAttention` with the dynamics that all tokens of a layer without content share."""
+    """`m2`'s layer with the dynamics that all tokens of a layer without content share."""
     dynamics = layer.dynamics
     token, _ = dynamics(dynamics.rates(torch.zeros(1, 1, SIZE, dtype=dynamics.weight.dtype)))
     frequency, decay = token.frequency[0, ..., 0].detach(), token.decay[0, :, 0].detach()
-    other = RobustFilterAttention(SIZE, HEADS, frequency=frequency, decay=decay, **options).to(decay.dtype)
+    other = RobustFilterAttention(SIZE, HEADS, frequency=frequency, decay=decay, **M2, **options).to(decay.dtype)
     kept = {name: value for name, value in layer.state_dict().items() if not name.startswith("dynamics.")}
     kept |= {f"dynamics.{name}": value for name, value in layer.dynamics.state_dict().items() if "raw" in name}
     kept["dynamics.raw_process_noise"] = layer.dynamics.bias.view(HEADS, -1)[:, 1]

@@ -13,15 +13,16 @@ from rfa.ops.backends import compiled_decoding
 from rfa.ops.cpu import operator as compiled
 
 from .by_hand import perturb
-from .layers import IRREGULAR
+from .layers import IRREGULAR, M2
 
 HEADS, MODES = 3, 18  # channels that are not whole registers
 WIDE = 114  # 228 channels: with AVX-512 128 + 64 + 32 + 4 of them, by one loop of the kernel each
 LAYERS = {
     "defaults": {},
+    "m2": M2,
     "values stay": {"rotate_values": False},
     "exponential": {"weight": "exponential"},
-    "riccati": {"prior": "riccati", "innovation": False},
+    "no slopes of ALiBi": {"slopes": None},
     "groups": {"num_key_value_heads": 1},
 }
 
@@ -70,7 +71,7 @@ def test_tokens_are_those_of_pytorch(name, modes, decoded):
 HALF = [torch.bfloat16, torch.float16]
 
 
-@cover(dtype=HALF, modes=[MODES, WIDE], name=["defaults", "riccati"])
+@cover(dtype=HALF, modes=[MODES, WIDE], name=["defaults", "m2"])
 def test_tokens_in_half_precision(name, modes, dtype, decoded):
     layer, plain = (build(modes, **LAYERS[name], backend=backend).to(dtype) for backend in ("auto", "reference"))
     x = torch.randn(2, 80, HEADS * modes).to(dtype)
@@ -169,9 +170,9 @@ def test_a_token_that_lies_in_a_longer_projection(longer, decoded):
 
 OTHERS = {
     "horizon": ({"horizon": 0.7}, {}),
-    "log precision": ({"step": "precision"}, {}),
-    "clock": ({"prior": "riccati", "clock": "content"}, {}),
-    "routing": ({"aggregation": "routing"}, {}),
+    "log precision": ({**M2, "step": "precision"}, {}),
+    "clock": ({"clock": "content"}, {}),
+    "routing": ({**M2, "aggregation": "routing"}, {}),
     "reference": ({"backend": "reference"}, {}),
     "times": ({}, {"times": IRREGULAR[:9]}),
     "mask": ({}, {"key_mask": torch.arange(9)[None] != 4}),
@@ -205,7 +206,7 @@ PADDED = {  # of 24 keys; whether tables of lags serve, or sums along the keys
 def test_padding_under_the_riccati_prior(name, monkeypatch):
     """No sums along all keys at each token where no key is absent between two."""
     mask, served = PADDED[name]
-    layer, plain = build(prior="riccati"), build(prior="riccati", backend="reference")
+    layer, plain = build(), build(backend="reference")
     x, summed, path = torch.randn(2, 24, HEADS * MODES), [], prior.separable_path
     monkeypatch.setattr(prior, "separable_path", lambda problem: (summed.append(problem), path(problem))[1])
     cache = FilterCache()

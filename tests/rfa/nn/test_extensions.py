@@ -17,11 +17,11 @@ from rfa.nn import FilterCache, RobustFilterAttention
 from rfa.nn.filter_attention import precision_gain
 
 from .by_hand import EXACT, assert_near, hidden, merged, perturb, positive, softplus, states
-from .layers import BOTH_DECAY, HEADS, IRREGULAR, MODES, SIZE
+from .layers import BOTH_DECAY, HEADS, IRREGULAR, M2, MODES, SIZE
 
 
 def build(**options):
-    return perturb(RobustFilterAttention(SIZE, HEADS, decay=BOTH_DECAY, **options)).double()
+    return perturb(RobustFilterAttention(SIZE, HEADS, decay=BOTH_DECAY, **M2 | options)).double()
 
 
 def times_of(irregular, length=7):
@@ -87,7 +87,9 @@ def test_the_gain_is_that_of_two_gaussians():
 
 def test_the_limit_of_no_tempering_is_a_constant_gain():
     layer, x = build(step="precision"), hidden()
-    assert torch.equal(RobustFilterAttention(SIZE, HEADS, step="precision").dynamics.tempering(), torch.ones(HEADS))
+    assert torch.equal(
+        RobustFilterAttention(SIZE, HEADS, step="precision", **M2).dynamics.tempering(), torch.ones(HEADS)
+    )
     with torch.no_grad():
         layer.dynamics.raw_tempering.fill_(-50.0)
     estimate, _, value = operator_of(layer, x)
@@ -153,7 +155,7 @@ def _propagate(rate, drift, state, tau):
 
 
 def test_noise_starts_at_a_tenth_and_stays_positive():
-    layer = RobustFilterAttention(SIZE, HEADS, decay=BOTH_DECAY, noise="time_dependent", noise_parts=3)
+    layer = RobustFilterAttention(SIZE, HEADS, decay=BOTH_DECAY, noise="time_dependent", noise_parts=3, **M2)
     noise, white = layer.dynamics()["noise"], layer.dynamics()["process_noise"]
     assert [tuple(field.shape) for field in noise] == [(HEADS, 3)] * 4
     for part in noise.amplitude.unbind(-1):

@@ -17,26 +17,28 @@ from .by_hand import (
     softplus,
     states,
 )
+from .layers import M2
 
 SIZE, HEADS, MODES = 16, 2, 4
 # options of the layer, what the oracle is given for them, whether the innovation is taken
 CASES = {
-    "defaults": ({}, {}, True),
-    "no innovation": ({"innovation": False}, {}, False),
-    "query noise in bias": ({"query_noise_in_bias": True}, {"query_noise_in_bias": True}, True),
-    "fixed horizon": ({"horizon": 0.7}, {"horizon": torch.full((HEADS,), 0.7)}, True),
-    "learned horizon": ({"horizon": 0.7, "learn_horizon": True}, {"horizon": "learned"}, True),
-    "exponential": ({"weight": "exponential"}, {"weight": "exponential"}, True),
-    "flat": ({"prior": "flat"}, {"flat": True}, True),
-    "riccati": ({"prior": "riccati"}, {"prior": "riccati"}, True),
-    "values do not turn": ({"rotate_values": False}, {"rotate_values": False}, True),
-    "all keys": ({"causal": False}, {"causal": False}, True),
-    "all keys, riccati": ({"causal": False, "prior": "riccati"}, {"causal": False, "prior": "riccati"}, True),
-    "no gate": ({"gate": False}, {"gate": False}, True),
-    "learned frequency": ({"learn_frequency": True}, {}, True),
-    "learned decay": ({"learn_decay": True}, {}, True),
+    "defaults": ({}, {"prior": "riccati"}, False),
+    "no innovation": ({"prior": "lyapunov"}, {}, False),
+    "m2": (M2, {}, True),
+    "query noise in bias": ({**M2, "query_noise_in_bias": True}, {"query_noise_in_bias": True}, True),
+    "fixed horizon": ({**M2, "horizon": 0.7}, {"horizon": torch.full((HEADS,), 0.7)}, True),
+    "learned horizon": ({**M2, "horizon": 0.7, "learn_horizon": True}, {"horizon": "learned"}, True),
+    "exponential": ({**M2, "weight": "exponential"}, {"weight": "exponential"}, True),
+    "flat": ({"prior": "flat", "innovation": True}, {"flat": True}, True),
+    "riccati": ({"innovation": True, "slopes": None}, {"prior": "riccati"}, True),
+    "values do not turn": ({**M2, "rotate_values": False}, {"rotate_values": False}, True),
+    "all keys": ({**M2, "causal": False}, {"causal": False}, True),
+    "all keys, riccati": ({"causal": False}, {"causal": False, "prior": "riccati"}, False),
+    "no gate": ({**M2, "gate": False}, {"gate": False}, True),
+    "learned frequency": ({**M2, "learn_frequency": True}, {}, True),
+    "learned decay": ({**M2, "learn_decay": True}, {}, True),
     "as released": (
-        {"innovation": False, "query_noise_in_bias": True, "horizon": 0.7, "learn_horizon": True},
+        {"prior": "lyapunov", "query_noise_in_bias": True, "horizon": 0.7, "learn_horizon": True},
         {"query_noise_in_bias": True, "horizon": "learned"},
         False,
     ),

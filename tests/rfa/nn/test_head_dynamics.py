@@ -9,7 +9,7 @@ from cover import cover
 from ops import oracle
 
 from rfa.dynamics import partitioned_frequencies, spectral_decay
-from rfa.models import RFAForCausalLM, preset
+from rfa.models import PRESETS
 from rfa.nn import HeadDynamics, RobustFilterAttention
 from rfa.ops import robust_filter_attention
 
@@ -170,9 +170,16 @@ def test_slopes_of_the_layer(heads, damping):
     )  # float32 noises, cancelling at small slopes
 
 
-def test_preset_takes_alibis_slopes_the_fastest_band_the_largest():
-    config = preset("x2-riccati-alibi", vocab_size=11, hidden_size=64, num_hidden_layers=1)
-    layer = RFAForCausalLM(config).model.layers[0].attention
+@pytest.mark.parametrize("start", ["layer", "rfa", "x2-riccati-alibi"])
+def test_the_start_is_at_alibis_slopes_the_fastest_band_has_the_largest(start):
+    layer = RobustFilterAttention(64, 8) if start == "layer" else PRESETS[start].build(64, 8, 512)
     assert (layer.dynamics()["frequency"].abs().amax(-1).diff() > 0).all()
     expected = [2.0 ** (-8 * h / 8) for h in range(8, 0, -1)]  # head 0 is the slowest
     np.testing.assert_allclose(measured_slopes(layer)[:, 0], expected, rtol=2e-4)
+
+
+@pytest.mark.parametrize("options", [{"slopes": None}, {"prior": "lyapunov"}, {"prior": "lyapunov", "slopes": None}])
+def test_without_slopes_the_start_is_at_the_steady_state(options):
+    """Slopes are of the Riccati prior: the others take none, given or not."""
+    found = values(layer_with(**options).dynamics)["process_noise"]
+    np.testing.assert_allclose(found, [2 * 0.2 * 0.1, 1e-6], **STORED)

@@ -166,7 +166,9 @@ def test_a_look_at_values_is_seen() -> None:
 @pytest.mark.parametrize("step", ["learned", "precision"])
 def test_a_layer_waits_for_nothing(launches: list[str], step: Any) -> None:
     """Nor does decoding, which the lean kernels serve too: two launches a call."""
-    layer = RobustFilterAttention(CHANNELS * HEADS // 2, HEADS, step=step, backend="triton").to(DEVICE, torch.bfloat16)
+    layer = RobustFilterAttention(CHANNELS * HEADS // 2, HEADS, prior="lyapunov", step=step, backend="triton").to(
+        DEVICE, torch.bfloat16
+    )
     x = torch.randn(BATCH, 70, CHANNELS * HEADS // 2, device=DEVICE, dtype=torch.bfloat16)
     with Operators():
         layer(x).sum().backward()
