@@ -32,7 +32,7 @@ def replace_attention(
     model: Model,
     *,
     weight: Weight = "student_t",
-    prior: Prior = "lyapunov",
+    prior: Prior = "riccati",
     frequency: Literal["host"] | Float[Tensor, "groups modes"] = "host",
     decay: float | Float[Tensor, " heads"] = 0.0,
     learn_decay: bool = False,
@@ -48,8 +48,10 @@ def replace_attention(
     takes the place of the model's. Masks, packed sequences, caches and `generate` work as before.
 
     With the defaults queries and keys turn as in the model, nothing decays, and the first inverse temperature is that
-    at which scores near a distance of 0 grow as the model's own. With exponential weights and keys of equal norms (a
-    Qwen3 whose key norms have weights of one) the model computes what it computed before.
+    at which scores near a distance of 0 grow as the model's own. The Riccati prior does not start at ALiBi's slopes,
+    which pretrained weights do not expect, but at 0.001 times the inverse temperature a token, and learns them. With
+    the Lyapunov prior, exponential weights and keys of equal norms (a Qwen3 whose key norms have weights of one) the
+    model computes what it computed before.
 
     `model.save_pretrained(folder)` saves the options in config.json, and `load_replaced(folder)` loads the model. For
     other ways to load: build the model from its configuration, call this with the same options, then `load_state_dict`.
@@ -57,11 +59,11 @@ def replace_attention(
     Args:
         model: changed in place. Its configuration becomes its own, with the options as `rfa_attention`.
         weight: "student_t" or "exponential".
-        prior: "lyapunov" or "riccati".
+        prior: "riccati" or "lyapunov".
         frequency: "host" for the model's RoPE, which is no rotation in GPT-2; or `(key heads, modes)` in radians per
             token. Heads that share keys share frequencies.
         decay: mu per token, one number or `(heads,)`. Without decay there is next to no process noise at first (1e-6 a
-            token), and the uncertainty of a key hardly grows with its lag.
+            token): the Riccati weights fall slowly, and the uncertainty of a key hardly grows with its lag.
         learn_decay: train the decay.
         rotate_values: turn values too. Pretrained values were not turned.
         innovation: return the step from the token's value to the estimate. Pretrained weights expect the estimate.

@@ -82,7 +82,7 @@ class ContentFilterAttention(Attention):
     A token can keep the earlier tokens, forget them, or make them uncertain. Decay, phases and variance accumulate
     along the sequence: in float64 by O(N) scans for the fused backends and the reference alike. The formulas are
     those of `rfa.ops.content.content_filter_attention`. The layer begins as `RobustFilterAttention` with the same
-    dynamics, but decays of zero are raised to 1e-6.
+    dynamics, the Lyapunov prior and the innovation step, but decays of zero are raised to 1e-6.
 
     Args:
         hidden_size: d_model.

@@ -34,7 +34,7 @@ def test_operator(rfa, tmp_path):
         assert f"{line['ratio']['median']:.3f}" in out
         assert line["check"]["passed"]
         assert len(line["ratios"]) == len(line["seconds"]["peer"]) == line["repeats"] == 2
-        where = {"preset": "m2-sc-rfa", "peer": "sdpa", "backend": "reference", "device": "cpu", "dtype": "float32"}
+        where = {"preset": "rfa", "peer": "sdpa", "backend": "reference", "device": "cpu", "dtype": "float32"}
         where |= {"batch": 1, "heads": 2, "channels": 8, "threads": torch.get_num_threads()}
         assert {name: line[name] for name in where} == where
         assert {"rfa", "commit", "python", "torch", "machine"} <= line["environment"].keys()
@@ -50,7 +50,7 @@ def test_certified(rfa, tmp_path):
     """Beside SDPA and beside all keys, with the dynamics of each layer of a trained model."""
     status, out, _ = rfa("bench", "operator", "--certified", "--lengths", "70", *TINY)
     assert status == 0
-    assert "x2-riccati-alibi (reference, certified)" in " ".join(out.split())
+    assert "rfa (reference, certified)" in " ".join(out.split())
     heads = ["--heads", "8", "--repeats", "1"]
     status, out, _ = rfa("bench", "decode", "--certified", "--trained", TRAINED, "--lengths", "30", *TINY, *heads)
     assert status == 0
@@ -109,8 +109,8 @@ def test_step_decode_and_generate(rfa, tmp_path):
         ("step", "b2-alibi", "b1-rope"),
         ("step", "m2-sc-rfa", "b1-rope"),
         ("step", "x5-content-clock", "m2-sc-rfa"),
-        ("decode", "m2-sc-rfa", "sdpa"),
-        ("generate", "m2-sc-rfa", "llama"),
+        ("decode", "rfa", "sdpa"),
+        ("generate", "rfa", "llama"),
     ]
     assert lines[1]["model"]["vocab_size"] == 11
     assert lines[2]["peer_backend"] == lines[2]["backend"]

@@ -33,7 +33,7 @@ def test_demo(miniature):
         [*demo.MODELS, "results", "results.json", "figure.png"]
     )
     assert results["train_length"] == 8
-    assert set(results["models"]) == {"b1-rope", "b2-alibi", "m2-sc-rfa", "m3-sc-rfa"}
+    assert set(results["models"]) == {"rfa", "b1-rope", "b2-alibi", "m2-sc-rfa"}
     for name, model in results["models"].items():
         assert [row["length"] for row in model["rows"]] == [8, 16, 32, 64]
         assert all(math.isfinite(row["perplexity"]) for row in model["rows"])
@@ -76,19 +76,19 @@ def test_a_demo_that_was_stopped(miniature):
     stop_once = once(ctrl_c)
 
     def stop(stage, done, total):
-        if (stage.run, stage.name, done) == ("b2-alibi", "training", 2):
+        if (stage.run, stage.name, done) == ("b1-rope", "training", 2):
             stop_once()
 
     whole = demo.run_demo(miniature.with_name("whole"))
     with pytest.raises(Stopped):
         demo.run_demo(miniature, progress=stop)
     finished = json.loads((miniature / "results.json").read_text())
-    assert list(finished["models"]) == ["b1-rope"]
+    assert list(finished["models"]) == ["rfa"]
     assert (miniature / "figure.png").exists()
     assert_reported(miniature, finished)
-    first = contents(miniature / "b1-rope")
+    first = contents(miniature / "rfa")
     results = demo.run_demo(miniature, resume=True)
-    assert contents(miniature / "b1-rope") == first
+    assert contents(miniature / "rfa") == first
     for name, model in results["models"].items():
         for row, wanted in zip(model["rows"], whole["models"][name]["rows"], strict=True):
             assert row["loss"] == pytest.approx(wanted["loss"], abs=1e-4)

@@ -483,7 +483,7 @@ def test_a_training_on_the_file_is_stopped_and_resumed(wave, tmp_path):
         ({"horizon": "3"}, {}, r"^horizon: got '3', expected '4', with which the training in .*network began"),
         ({"values": ["x0"]}, {}, r"^values: got \['x0'\], expected None"),
         ({}, {"steps": 9}, r"^steps: got 9, expected 3"),
-        ({}, {"preset": "m2-sc-rfa"}, r"^preset: got 'm2-sc-rfa', expected 'x2-riccati-alibi'"),
+        ({}, {"preset": "m2-sc-rfa"}, r"^preset: got 'm2-sc-rfa', expected 'rfa'"),
         ({}, {"seed": 7}, r"^seed: got 7, expected 0"),
         ({"table_format": TableFormat(missing=("9",))}, {}, r"^missing: got \('9',\), expected \(\), with which"),
     ]:

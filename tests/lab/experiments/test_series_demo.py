@@ -58,7 +58,7 @@ def test_a_stopped_demo_leaves_what_is_finished(rfa, tmp_path, monkeypatch):
     said = f"rfa: stopped; start again with: rfa demo --series --overwrite --out '{out}'"
     assert (status, err.splitlines()[-1]) == (130, said)
     assert list(json.loads((out / "results.json").read_text())["mse"]) == ["RFA"]
-    assert [path.name for path in (out / "results").iterdir()] == ["x2-riccati-alibi.json"]
+    assert [path.name for path in (out / "results").iterdir()] == ["rfa.json"]
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert rfa("report", out)[0] == 0
 

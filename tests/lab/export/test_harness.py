@@ -57,7 +57,7 @@ def test_a_task_by_its_command(tmp_path):
     """The task file and the command of docs/ecosystem.md; questions in batches with padding: 25 s."""
     pytest.importorskip("lm_eval")
     train(tiny_spec(write_corpus(tmp_path / "corpus", train=20_000), max_steps=80, eval_steps=80), tmp_path / "run")
-    export_run(tmp_path / "run", tmp_path / "m2-small")
+    export_run(tmp_path / "run", tmp_path / "small-model")
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "words.yaml").write_text(block("yaml", "task: words"))
     asked = list(questions())
