@@ -48,10 +48,10 @@ def replace_attention(
     takes the place of the model's. Masks, packed sequences, caches and `generate` work as before.
 
     With the defaults queries and keys turn as in the model, nothing decays, and the first inverse temperature is that
-    at which scores near a distance of 0 grow as the model's own. The Riccati prior does not start at ALiBi's slopes,
-    which pretrained weights do not expect, but at 0.001 times the inverse temperature a token, and learns them. With
-    the Lyapunov prior, exponential weights and keys of equal norms (a Qwen3 whose key norms have weights of one) the
-    model computes what it computed before.
+    at which scores near a distance of 0 grow as the model's own. The Riccati prior starts at ALiBi's slopes, as in the
+    preset `rfa`, times the inverse temperature. With the Lyapunov prior no lag counts at first. With exponential
+    weights and keys of equal norms too (a Qwen3 whose key norms have weights of one) the model computes what it
+    computed before.
 
     `model.save_pretrained(folder)` saves the options in config.json, and `load_replaced(folder)` loads the model. For
     other ways to load: build the model from its configuration, call this with the same options, then `load_state_dict`.
@@ -62,8 +62,8 @@ def replace_attention(
         prior: "riccati" or "lyapunov".
         frequency: "host" for the model's RoPE, which is no rotation in GPT-2; or `(key heads, modes)` in radians per
             token. Heads that share keys share frequencies.
-        decay: mu per token, one number or `(heads,)`. Without decay there is next to no process noise at first (1e-6 a
-            token): the Riccati weights fall slowly, and the uncertainty of a key hardly grows with its lag.
+        decay: mu per token, one number or `(heads,)`. Without decay the Lyapunov prior has next to no process noise at
+            first (1e-6 a token), and the uncertainty of a key hardly grows with its lag.
         learn_decay: train the decay.
         rotate_values: turn values too. Pretrained values were not turned.
         innovation: return the step from the token's value to the estimate. Pretrained weights expect the estimate.

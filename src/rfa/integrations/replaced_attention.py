@@ -18,6 +18,7 @@ from rfa.checks import require
 from rfa.models.packing import NewTokens, one_cache
 from rfa.nn import HeadDynamics
 from rfa.nn.cache_layer import Turns
+from rfa.nn.dot_product_attention import ascending_slopes
 from rfa.nn.dynamics import KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS
 from rfa.nn.projections import merge_heads, of_all_heads
 from rfa.ops.filter_attention import located_filter_attention
@@ -109,8 +110,9 @@ class ReplacedAttention(nn.Module):
         self.attention_dropout, self.backend = getattr(host, "attention_dropout", None), backend
         self.share = len(decay) // len(frequency)
         self.rotate_values, self.innovation = rotate_values, innovation
+        slopes = ascending_slopes(len(decay)) if prior == "riccati" else None
         self.dynamics = HeadDynamics(
-            frequency.repeat_interleave(self.share, 0), decay, prior=prior, learn_decay=learn_decay
+            frequency.repeat_interleave(self.share, 0), decay, prior=prior, slopes=slopes, learn_decay=learn_decay
         )
         start = torch.full_like(decay, first_temperature(host.scaling, frequency.shape[1], weight))
         self.dynamics.hold("inverse_temperature", start)
