@@ -15,7 +15,7 @@ OPTIONS = {
     "defaults": {},
     "all": {"decay": 0.1, "learn_decay": True, "rotate_values": True, "innovation": True},
     "weight": {"weight": "exponential"},
-    "prior": {"prior": "riccati", "decay": torch.tensor([0.0, 0.1, 0.2, 0.3])},
+    "prior": {"prior": "lyapunov", "decay": torch.tensor([0.0, 0.1, 0.2, 0.3])},
     "layers": {"layers": [1]},
 }
 
@@ -80,7 +80,7 @@ def test_a_configuration_that_models_share_stays_as_it_was():
     assert first.config is first.model.config is first.model.layers[0].self_attn.config
 
 
-SAVED = {"weight": "student_t", "prior": "lyapunov", "learn_decay": False, "rotate_values": False}
+SAVED = {"weight": "student_t", "prior": "riccati", "learn_decay": False, "rotate_values": False}
 SAVED |= {"innovation": False, "layers": [0, 1]}
 FAULTS = {
     "a model before": ({"rfa_attention": None}, "folder: .*expected config.json with rfa_attention"),
