@@ -153,7 +153,7 @@ def test_names_of_peers(rfa):
         (["operator", "--peers", "sdpb"], "peers: got 'sdpb', expected 'all' or some of sdpa, sdpa-flash"),
         (["decode", "--peers", "sdpa"], "--peers: got ['sdpa'], expected the operator or a step with it"),
         (["step", "--peers", "sdpa"], "peers: got 'sdpa', expected one of rfa, sc-rfa, rope, alibi, "),
-        (["step", "--peers", "m2-sc-rfa"], "peers: got 'm2-sc-rfa', expected another preset than m2-sc-rfa"),
+        (["step", "--peers", "rfa"], "peers: got 'rfa', expected another preset than rfa"),
         (["step", "--peers", "b1-rope", "b2-alibi"], "--peers: got ['b1-rope', 'b2-alibi'], expected one preset"),
     ):
         status, _, err = rfa("bench", *arguments)
