@@ -46,7 +46,7 @@ class Row(NamedTuple):
 
 ROWS = (
     Row(
-        "The robust filter, given the model and not tuned, has at most 1.05 times the error of the best tuned filter",
+        "The robust filter, not tuned, has at most 1.05 times the error of the best tuned filter",
         "{} times (the worst of nine)",
         20,
         "before",
@@ -74,15 +74,15 @@ ROWS = (
         partial(pooled, "m2-sc-rfa", "b1-rope", 128, "blocks", "novels-small"),
     ),
     Row(
-        "A network with `rfa` filters and forecasts irregular series better than a forget gate whose values are rotated",
-        "{} times the squared error",
+        "On irregular series `rfa` is better than a forget gate whose values are rotated",
+        "{} times its squared error",
         3,
         "after",
         partial(errors, "oscillator", "x2 no innovation", "c9"),
     ),
     Row(
         "The robust weight predicts series with wrong readings better than a dot product",
-        "{} times the squared error",
+        "{} times its squared error",
         3,
         "after",
         partial(errors, "contamination", "student-t", "dot product"),
