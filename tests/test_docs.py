@@ -156,6 +156,20 @@ def test_the_six_answers_are_those_of_the_records():
     assert len((DOCS / "evidence.md").read_text("utf-8").split()) <= 1200
 
 
+def test_the_six_answers_leave_out_runs_of_fewer_steps(monkeypatch):
+    """Also when most runs of a record are such, as the plan of the runs on code has it."""
+    module = script("docs/record/evidence_answers.py")
+
+    row = {"length": 256, "perplexity": math.e}
+
+    def run(steps):
+        return {"spec": {"max_steps": steps}, "evaluations": {"matched": {"rows": [row]}}}
+
+    groups = {"b1-rope": [run(5000)], "x2": [run(5000)]} | {f"x2 third {each}": [run(1666)] for each in range(5)}
+    monkeypatch.setattr(module, "language", lambda _: groups)
+    assert module.losses_by_model("context", 256, "matched") == {"b1-rope": [1.0], "x2": [1.0]}
+
+
 @pytest.mark.parametrize("block", BLOCK.findall(README.read_text("utf-8")))
 def test_the_examples_of_the_readme_run(block):
     exec(compile(block, str(README), "exec"), {})
