@@ -95,13 +95,14 @@ def differences(results: Sequence[Mapping[str, Any]], length: int) -> Table:
 
 def weights(results: Sequence[Mapping[str, Any]]) -> Table:
     """The accuracy of each weight by setting and length, and the differences of each two on the same seeds."""
-    lengths = {length: accuracies_by_task(results, length) for length in tested_lengths(results)}
-    labels = list(dict.fromkeys(result["label"] for result in results))
+    recipe = load_recipe(WEIGHTS_RECIPE)
+    labels = [model.label for model in recipe.models]
     pairs = list(combinations(labels, 2))
     rows: list[tuple[Cell, ...]] = []
-    for task in tasks_of(results):
-        for length, accuracies in lengths.items():
-            of = {label: accuracies[label].get(task, {}) for label in labels}
+    for task in (task.label for task in recipe.tasks):
+        for length in tested_lengths(results):
+            accuracies = accuracies_by_task(results, length)
+            of = {label: accuracies.get(label, {}).get(task, {}) for label in labels}
             shares = [interval_cell([*of[label].values()], 3) for label in labels]
             less = [_difference([of[a][seed] - of[b][seed] for seed in of[a] if seed in of[b]], 3) for a, b in pairs]
             rows.append((task, str(length), *shares, *less))

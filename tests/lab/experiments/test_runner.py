@@ -260,7 +260,9 @@ def test_a_stored_record_is_that_of_its_recipe(name):
     assert read_planned(record)["runs"] == [run.name for run in recipe.runs]
 
 
-@pytest.mark.parametrize("name", [path.stem for path in sorted(RECIPES.glob("series-*.yaml"))] + ["recall"])
+@pytest.mark.parametrize(
+    "name", [path.stem for path in sorted(RECIPES.glob("series-*.yaml"))] + ["recall", "robust-weight"]
+)
 def test_a_stored_record_of_small_networks_is_that_of_its_recipe(name):
     record, recipe = RECIPES.parent / "results" / name, load_recipe(RECIPES / f"{name}.yaml")
     done = runs_of(recipe, record).results()
