@@ -35,10 +35,11 @@ fi
 sed "s|tokenizer: gpt2\$|tokenizer: gpt2:$carried/gpt2-bpe|" "$recipe" > "$work/recipe.yaml"
 export PYTHONPATH="$work/site:$PWD/src" RFA_CACHE="$work/cache" HF_HUB_OFFLINE=1 OMP_NUM_THREADS=4
 
-pack() { # what is finished; a run folder without its checkpoints cannot go on
-    (cd "$work/out" && tar -czf "$work/results.tar.gz" recipe.json results \
+pack() { # what is finished; a run folder without its checkpoints cannot go on. A file a shell: two may write at the end
+    local packed=$work/$BASHPID.tar.gz
+    (cd "$work/out" && tar -czf "$packed" recipe.json results \
         $(grep -lsE '"finished": true|"diverged"' runs/*/run.json)) 2> /dev/null
-    cp "$work/results.tar.gz" "$out/"
+    cp "$packed" "$out/results.tar.gz"
 }
 
 started=()
