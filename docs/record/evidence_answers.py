@@ -7,7 +7,6 @@ A difference of a single seed is "within a seed" or "not tested".
 import functools
 import json
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,14 +114,14 @@ def text(model: str, against: str, length: int, protocol: str = "blocks", record
 
 
 def losses_by_model(record: str, length: int, protocol: str) -> dict[str, list[float]]:
-    """The loss of each seed in nats a token, by model, of the runs with the usual number of steps."""
+    """The loss of each seed in nats a token, by model, of the runs with as many steps as RoPE has."""
     groups = language(record)
-    usual = statistics.mode(run["spec"]["max_steps"] for of in groups.values() for run in of)
-    losses = {}
+    steps = groups["b1-rope"][0]["spec"]["max_steps"]
+    losses: dict[str, list[float]] = {}
     for label, runs in groups.items():
-        scored = [perplexity_by_length(run, protocol) for run in runs if run["spec"]["max_steps"] == usual]
-        if scored:
-            losses[label] = [math.log(found[length]) for found in scored if length in found]
+        scored = [perplexity_by_length(run, protocol) for run in runs if run["spec"]["max_steps"] == steps]
+        if known := [math.log(found[length]) for found in scored if length in found]:
+            losses[label] = known
     return losses
 
 
