@@ -15,6 +15,7 @@ from evidence_answers import (
     cells_of,
     errors,
     filters,
+    less,
     losses_by_model,
     pooled,
     ratio,
@@ -81,11 +82,11 @@ ROWS = (
         partial(errors, "oscillator", "x2 no innovation", "c9"),
     ),
     Row(
-        "The robust weight predicts series with wrong readings better than a dot product",
-        "{} times its squared error",
-        3,
-        "after",
-        partial(errors, "contamination", "student-t", "dot product"),
+        "In recall among readings with heavy-tailed errors Student's t is a better weight than an exponential",
+        "{} of the answers",
+        5,
+        "before",
+        partial(less, "heavy tails", "exponential", 48),
     ),
 )
 

@@ -227,6 +227,20 @@ def weighed(task: str, weight: str, against: str, length: int) -> Answer:
     return of_seeds(own, other, "{:.3f}", below=False)
 
 
+def weight_difference(task: str, against: str, length: int) -> Difference:
+    """The share of right answers with Student's t less that with another weight, where nothing else differs."""
+    own, other = (accuracy_by_seed(recall_of(task, label, "robust-weight"), length) for label in ("student-t", against))
+    return interval_of(mean_and_interval([own[seed] - other[seed] for seed in sorted(own)]))
+
+
+def less(task: str, against: str, length: int) -> Answer:
+    """As `weighed`, of Student's t, with the difference alone as its number."""
+    found = weight_difference(task, against, length)
+    assert found.high is not None  # of five seeds
+    number = f"{signed(found.value)} ± {found.high - found.value:.3f}"
+    return Answer(answer(found.low, found.high, below=False), number)
+
+
 def recalled(task: str, model: str, against: str, length: int) -> Answer:
     """Whether a model answers more questions than another; with one seed the shares of right answers alone."""
     own, other = accuracies(task, model, length), accuracies(task, against, length)

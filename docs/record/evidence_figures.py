@@ -1,6 +1,6 @@
 """The figures of docs/evidence.md, one for each of its rows, from result files."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import matplotlib.pyplot as plt
@@ -13,6 +13,7 @@ from evidence_answers import (
     ratio,
     series,
     tuned_ratios,
+    weight_difference,
 )
 from matplotlib.figure import Figure
 
@@ -110,18 +111,14 @@ def of_series() -> Figure:
 
 @styled
 def of_robust_weight() -> Figure:
-    """The squared error with the robust weight over that with dot products, by the wrong readings of the test."""
-    columns: Sequence[str] = list(dict.fromkeys(cell for cell, _ in cells_of(series("contamination"), PARTS, ())))
+    """The share of right answers with Student's t less that with an exponential weight, by setting and length."""
+    settings = ("corrupted in the test", "corrupted", "heavy tails", "stale keys")
     found = {
-        column: ratio(
-            "contamination",
-            "student-t",
-            "dot product",
-            cells_of(series("contamination"), PARTS, (column,)),
-        )
-        for column in columns
+        f"{setting}, {length} tokens": weight_difference(setting, "exponential", length)
+        for setting in settings
+        for length in (48, 192, 384)
     }
-    return _points(found, "squared error / that with dot products", line=1.0)
+    return _points(found, "share of right answers, less that with an exponential weight")
 
 
 FIGURES: dict[str, Callable[[], Figure]] = {
