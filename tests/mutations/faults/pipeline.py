@@ -60,7 +60,7 @@ RECALL = [
 ]  # fmt: skip
 
 RECORD = [
-    Mutation("rfa_lab/recipes/run_result.py", "set(possible[largest + 1 : largest + 2])", "set()",
+    Mutation("rfa_lab/recipes/rates.py", "set(ascending[largest + 1 : largest + 2])", "set()",
              "the largest rate of a list is the best, and no larger one is tried", "lab/experiments/test_rates.py"),
     Mutation("rfa_lab/recipes/text_runs.py", 'made["spec"]["learning_rate"]) != rate', 'made["spec"]["learning_rate"]) < 0',
              "seeds of one model have different rates", "lab/experiments/test_rates.py"),
