@@ -121,7 +121,6 @@ SHORT = {  # files under 60 lines, and why they are not part of a neighbour
     "rfa.models.remote_code": "its text is copied beside exported models",
     "rfa_lab.recipes.rates": "text and series have one rule, and nothing else in common",
     "rfa_lab.recipes.attention_figures": "a command's own figures; recipes do not make them",
-    "rfa_lab.recipes.rates": "recipes of text and of series share the rule; neither is part of the other",
     "rfa_lab.training.processes": "training itself knows neither launchers nor the messages of gloo",
 }
 
