@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from rfa.checks import require
 
@@ -16,7 +17,7 @@ from .linear_sde import LinearSDE
 from .parameter_search import ParameterSearch, read_fixed, series_scale
 from .readings_problem import ReadingsProblem, ReadingsTable, filter_readings, irregular_names
 from .row_filters import Carried, FilteredRows
-from .series import Readings, RowLabels, by_name, read_later, read_series, row_of
+from .series import Readings, RowLabels, by_name, like, read_later, read_series, row_of
 from .series_estimate import Diagnostics, SeriesEstimate
 from .structural_model import Component, Regression, StructuralModel, to_factors
 from .time_axis import TimeAxis, next_times
@@ -82,8 +83,9 @@ class RobustFilter:
         Args:
             times: `(T,)`, in order: numbers or dates. Or a pandas Series or DataFrame alone, whose index is the times.
             values: `(T,)`, or `(T, sensors)`: each column is a sensor that sees the same states with noise of its own.
-                NaN where nothing was read.
-            sensor: `(T,)` labels, for readings in one column. Several sensors may read at one time.
+                NaN where nothing was read. Of a DataFrame with several columns `sensor` must say so.
+            sensor: `(T,)` labels, for readings in one column. Several sensors may read at one time. Or `(sensors,)`, a
+                label for each column of a table.
             exog: `(T, k)` regressors. Their coefficients are states with a diffuse start, `beta.NAME`, as in
                 statsmodels' `mle_regression=False`.
             offset: `(T,)`, a known part of each value.
@@ -203,13 +205,45 @@ class RobustFilter:
             ValueError: for a time before the last reading, a number of steps where there is no frequency, and a
                 missing `exog`.
         """
-        carried, readings = self._filtered()[1].carried, self._readings
-        if isinstance(query_times, numbers.Integral) and not isinstance(query_times, bool):
-            query_times = next_times(self._axis, readings.times, int(query_times))
+        problem, run = self._ahead(query_times, sensor, exog=exog, offset=offset, noise=noise, observation=observation)
+        return self._estimate(problem, run, begin=1)
+
+    def simulate(
+        self,
+        query_times: Any,
+        paths: int = 1000,
+        *,
+        generator: torch.Generator | None = None,
+        sensor: Any = None,
+        exog: Any = None,
+        offset: Any = None,
+        noise: Any = None,
+        observation: Any = None,
+    ) -> Any:
+        """Readings at later times, drawn together: each path is one possible future.
+
+        The state at the last reading is drawn from its estimate, then the model moves it. A sum over times, or the
+        largest of them, has the distribution of the paths' sums: `simulate(30).sum(axis=0)`. The parameters are taken
+        as known.
+
+        Args:
+            query_times, sensor, exog, offset, noise, observation: as in `forecast`.
+            paths: their number.
+            generator: source of the random numbers.
+
+        Returns:
+            `(times, paths)`, in the kind of the values; of pandas a DataFrame whose index is the times.
+
+        Raises:
+            ValueError: as `forecast`, and for fewer paths than one.
+        """
+        whole = isinstance(paths, numbers.Integral) and paths >= 1
+        require(whole, "paths", paths, "a whole number >= 1")
         known = {"exog": exog, "offset": offset, "noise": noise, "observation": observation}
-        named, states = ("query_times", query_times), list(self.model.states)
-        later = read_later(self._axis, readings, named, None, sensor, states, **known)
-        return self._continued(later, carried)[0]
+        drawn = self._ahead(query_times, sensor, **known)
+        readings, found = drawn[0].table.readings, drawn[0].drawn(*drawn[1].estimates, int(paths), generator)
+        times = self._axis.labels(readings.times[1:])
+        return like(self._given, found + readings.offset[1:, None], times)
 
     def update(
         self,
@@ -243,10 +277,10 @@ class RobustFilter:
         new = read_later(self._axis, last, ("time", [time]), [value], labels, states, **known)
         same = (last.times == new.times[0]) & (last.sensor == new.sensor[0])
         require(not bool(same.any()), "time", time, "a time after the last reading of this sensor")
-        found, self._carried = self._continued(new, carried)
-        self._run = None
+        problem, run = self._continued(new, carried)
+        self._run, self._carried = None, run.carried
         self._later.append(new)
-        return found
+        return self._estimate(problem, run, begin=1)
 
     def diagnostics(self, true_states: Any = None, lags: int | None = None) -> Diagnostics:
         """Tests of the standardised innovations of the filter: mean, variance, correlation, normality, NIS and NEES.
@@ -285,13 +319,20 @@ class RobustFilter:
         index = self._index if fits else None
         return SeriesEstimate.of(self._given, self._axis, self._scale, problem, run, begin, index)
 
-    def _continued(self, later: Readings, carried: Carried) -> tuple[SeriesEstimate, Carried]:
-        """Filtered readings after the last one, whose row is there again without its value; and what they carry on."""
+    def _ahead(self, query_times: Any, sensor: Any, **known: Any) -> tuple[ReadingsProblem, FilteredRows]:
+        """The last reading and later times, filtered."""
+        carried, readings = self._filtered()[1].carried, self._readings
+        if isinstance(query_times, numbers.Integral) and not isinstance(query_times, bool):
+            query_times = next_times(self._axis, readings.times, int(query_times))
+        named, states = ("query_times", query_times), list(self.model.states)
+        return self._continued(read_later(self._axis, readings, named, None, sensor, states, **known), carried)
+
+    def _continued(self, later: Readings, carried: Carried) -> tuple[ReadingsProblem, FilteredRows]:
+        """Filtered readings after the last one, whose row is there again without its value."""
         last = self._last.selected(slice(-1, None))
         both = replace(last, values=np.full(1, np.nan)).followed_by([later])
         problem = ReadingsTable.of(self._all, both).problem(self._values)
-        run = filter_readings(problem, carried, self.robust)
-        return self._estimate(problem, run, begin=1), run.carried
+        return problem, filter_readings(problem, carried, self.robust)
 
     def _filtered(self) -> tuple[ReadingsProblem, FilteredRows]:
         """All readings so far, and the filter of them."""

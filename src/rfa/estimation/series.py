@@ -199,9 +199,12 @@ def read_series(
     sensors: tuple[str, ...] = ("",)
     regressors = column_names(known["exog"]) or _numbered("x", rows["exog"].shape[1])
     if table.ndim == 2 and table.shape[1] != 1:
-        require(sensor is None, "sensor", "labels beside a table of values", "one column of values with labels")
-        m = table.shape[1]
-        sensors = column_names(values) or _numbered("", m)
+        m, columns = table.shape[1], column_names(values)
+        unclear, named = sensor is None and len(columns) > 0, ", ".join(columns)
+        ways = "one filter for each column, or sensor=list(values) where all columns read the same quantity"
+        require(not unclear, "values", f"a table with the columns {named:.200}", ways)
+        sensors = _numbered("", m) if sensor is None else tuple(map(str, np.asarray(sensor).reshape(-1)))
+        require(len(sensors) == m, "sensor", f"{len(sensors)} labels beside {m} columns", "one for each column")
         rows = {name: None if x is None else np.repeat(x, m, axis=0) for name, x in rows.items()}
         rows["sensor"] = np.tile(np.arange(m), length)
         index = None if index is None else index.repeat(m)
@@ -323,13 +326,13 @@ def _order(own: Any, wanted: Any) -> np.ndarray | None:
 
 
 def like(given: Any, found: np.ndarray, index: Any = None) -> Any:
-    """Results in the kind of `given`: a tensor, a pandas Series over `index`, or an array."""
+    """Results in the kind of `given`: a tensor, a pandas Series (of a matrix a DataFrame) over `index`, or an array."""
     if isinstance(given, Tensor):
         return torch.from_numpy(np.ascontiguousarray(found))
     if index_of(given) is not None:
         import pandas as pd
 
-        return pd.Series(found, index=index)
+        return pd.Series(found, index=index) if found.ndim == 1 else pd.DataFrame(found, index=index)
     return found
 
 

@@ -139,7 +139,7 @@ def test_several_sensors_read_at_once():
     times, values, _ = simulated(40)
     both = np.stack([values, values + 1], axis=1)
     fixed = {"sigma2.level": 0.2, "sigma2.irregular.a": 1.0, "sigma2.irregular.b": 1.0}
-    wide = RobustFilter(Level(), robust=False).fit(times, pd.DataFrame(both, columns=["a", "b"]), fixed=fixed)
+    wide = RobustFilter(Level(), robust=False).fit(times, both, sensor=["a", "b"], fixed=fixed)
     long = RobustFilter(Level(), robust=False)
     long.fit(np.repeat(times, 2), both.reshape(-1), sensor=["a", "b"] * 40, fixed=fixed)
     mean = RobustFilter(Level(), robust=False)
@@ -151,6 +151,40 @@ def test_several_sensors_read_at_once():
     long.update(times[-1] + 1, 0.0, sensor="a")
     with pytest.raises(ValueError, match=r"time: got .* expected a time after"):
         long.update(times[-1] + 1, 0.0, sensor="b")
+
+
+@pytest.mark.parametrize("robust", [False, True])
+def test_simulated_paths_have_the_moments_of_the_forecast(robust):
+    """Of a random walk the variance of a sum over times is known: `P 1'1 + q sum_ij min(i, j) + h r`."""
+    times, values, _ = simulated(40)
+    fixed = {"sigma2.level": 0.2, "sigma2.irregular": 1.0}
+    found = RobustFilter(Level(), robust).fit(times, values, fixed=fixed)
+    ahead = times[-1] + np.arange(1.0, 5.0)
+    expected, paths = found.forecast(ahead), found.simulate(ahead, 40_000, generator=torch.Generator().manual_seed(0))
+    assert paths.shape == (4, 40_000)
+    error = 5 * np.sqrt(expected.variance / 40_000)
+    assert (np.abs(paths.mean(axis=1) - expected.mean) < error).all()
+    np.testing.assert_allclose(paths.var(axis=1), expected.variance, rtol=0.04)
+    steps = np.arange(1.0, 5.0)
+    last = expected.variance[0] - 0.2 - 1.0
+    total = 16 * last + 0.2 * np.minimum.outer(steps, steps).sum() + 4.0
+    assert paths.sum(axis=0).var() == pytest.approx(total, rel=0.04)
+    again = found.simulate(ahead, 40_000, generator=torch.Generator().manual_seed(0))
+    np.testing.assert_array_equal(paths, again)
+
+
+def test_simulated_paths_of_pandas_have_the_times():
+    """With an offset and regressors, as in the forecast; of a table each sensor's noise."""
+    index = pd.date_range("2026-01-01", periods=30, freq="D", tz="Europe/Berlin")
+    exog = pd.DataFrame({"x": np.sin(np.arange(33.0))}, index=pd.date_range(index[0], periods=33, freq="D"))
+    series = pd.Series(3 * exog.x.to_numpy()[:30] + np.random.default_rng(0).normal(size=30) / 100, index=index)
+    found = RobustFilter(Level()).fit(series, exog=exog[:30], fixed={"level": 0.0})
+    paths = found.simulate(3, 20, exog=exog[30:], offset=100.0)
+    expected = found.forecast(3, exog=exog[30:], offset=100.0)
+    assert paths.index.equals(expected.mean.index)
+    assert (paths.sub(expected.mean, axis=0).abs().mean(axis=1) < 0.1).all()
+    with pytest.raises(ValueError, match="paths: got 0, expected a whole number >= 1"):
+        found.simulate(3, 0, exog=exog[30:])
 
 
 def test_known_offsets_noises_and_rows():
@@ -175,10 +209,18 @@ def test_known_offsets_noises_and_rows():
 NOW = [0.0, 1.0, 2.0]
 TWICE = pd.DataFrame(np.ones((3, 2)), columns=["a", "a"])
 BAD = {
-    "columns of one name": (lambda f: f.fit(NOW, TWICE), "sensor: got the names a, a, expected a name of its own"),
+    "columns of one name": (
+        lambda f: f.fit(NOW, TWICE, sensor=["a", "a"]),
+        "sensor: got the names a, a, expected a name",
+    ),
+    "a table of quantities": (
+        lambda f: f.fit(NOW, TWICE),
+        r"values: got a table with the columns a, a, .* sensor=list",
+    ),
+    "too few labels": (lambda f: f.fit(NOW, np.ones((3, 2)), sensor=["a"]), "sensor: got 1 labels beside 2 columns"),
     "text": (lambda f: f.fit(NOW, ["1", "2", "x"]), "values: got text, expected numbers"),
     "infinite": (lambda f: f.fit(NOW, [1, np.inf, 2]), "values: got infinite values"),
-    "a sensor never read": (lambda f: f.fit(NOW, TWICE.set_axis(["a", "b"], axis=1) * [1, np.nan]), "no reading of b"),
+    "a sensor never read": (lambda f: f.fit(NOW, [[1, np.nan]] * 3, sensor=["a", "b"]), "no reading of b"),
     "dates": (lambda f: f.fit(NOW, NOW, fixed=FIXED).forecast([date(2020, 1, 1)]), "query_times: got dates"),
     "no component": (lambda _: RobustFilter(3), "model: got 3, expected components"),
     "a unit": (lambda _: RobustFilter(Level(), time_unit="month"), "time_unit: got month, expected one of"),

@@ -274,7 +274,7 @@ def test_results_have_the_index_of_the_values():
     pd.testing.assert_index_equal(
         RobustFilter(Level()).fit(y.set_axis(range(1900, 1940))).forecast(2).mean.index, pd.Index([1940, 1941])
     )
-    table = RobustFilter(Level()).fit(exog).filter()  # two sensors
+    table = RobustFilter(Level()).fit(exog, sensor=list(exog)).filter()
     assert table.mean.index.equals(exog.index.repeat(2))
 
 
