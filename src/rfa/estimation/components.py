@@ -1,7 +1,7 @@
 """The components of a series in continuous time. Parameters have statsmodels' names where they mean the same.
 
     level           dx = dW,  Var dW = sigma2.level dt
-    trend           d level = trend dt + dW_1,  d trend = dW_2
+    trend           d level = trend dt + dW_1,  d trend = -mu trend dt + dW_2
     cycle, season   d(x, y) = (-mu I + w J)(x, y) dt + dW,    J a turn by 90 degrees
     autoregression  dx = -mu x dt + dW
 
@@ -62,15 +62,18 @@ class Level(Component):
 
 @dataclass(frozen=True)
 class Trend(Component):
-    """A level that moves by a slope, and both wander: `d level = trend dt + dW_1`, `d trend = dW_2`.
+    """A level that moves by a slope, and both wander: `d level = trend dt + dW_1`, `d trend = -mu trend dt + dW_2`.
 
     Its parameters are `sigma2.level` and `sigma2.trend`, variances per unit of time. With `sigma2.level` fixed at 0 the
-    level is smooth.
+    level is smooth. Where the slope is damped, `damping.trend` is the factor `exp(-mu)` in (0, 1) that is left of it
+    after a unit of time, and a forecast flattens out at `level + trend / mu`. Without damping mu is 0.
 
     Args:
+        damped: whether the slope fades.
         name: for `fixed`.
     """
 
+    damped: bool = False
     name: str = "trend"
 
     @property
@@ -80,19 +83,25 @@ class Trend(Component):
 
     @property
     def parameters(self) -> dict[str, ParameterKind]:
-        """`sigma2.level` and `sigma2.trend`."""
-        return {"sigma2.level": "variance", "sigma2.trend": "variance"}
+        """`sigma2.level`, `sigma2.trend` and, where it is damped, `damping.trend`."""
+        found: dict[str, ParameterKind] = {"sigma2.level": "variance", "sigma2.trend": "variance"}
+        return {**found, "damping.trend": "factor"} if self.damped else found
 
     def start(self, scale: SeriesScale) -> dict[str, float]:
         """A tenth of the change from reading to reading, and a hundredth of that for the slope."""
         level = 0.1 * scale.step_variance / scale.gap
-        return {"sigma2.level": level, "sigma2.trend": 0.01 * level / scale.gap**2}
+        start = {"sigma2.level": level, "sigma2.trend": 0.01 * level / scale.gap**2}
+        return {**start, "damping.trend": 1 / (_SLOW * scale.gap)} if self.damped else start
 
     def matrices(self, parameters: ParameterValues) -> ComponentMatrices:
-        """A with the slope above the diagonal, and a diagonal Q."""
+        """A with the slope above the diagonal and its decay on it, and a diagonal Q."""
         noises = torch.stack([parameters["sigma2.level"], parameters["sigma2.trend"]], dim=-1)
         diffusion = torch.diag_embed(noises)
-        return torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=torch.float64).expand_as(diffusion), diffusion
+        dynamics = torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=torch.float64).expand_as(diffusion)
+        if self.damped:
+            decay = torch.stack([torch.zeros_like(parameters["damping.trend"]), parameters["damping.trend"]], dim=-1)
+            dynamics = dynamics - torch.diag_embed(decay)
+        return dynamics, diffusion
 
     def units(self, gap: float) -> tuple[float, ...]:
         """Of the level, and of the slope: a unit of the level in the median gap."""

@@ -1,7 +1,8 @@
 """The components of a forecast: from words such as `season:24h:3`, or chosen by the data."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,19 @@ from .table import SeriesTable
 
 SEASONS = ("1D", "7D", "365.2425D")  # that a dated series is searched for
 _HARMONICS = 2  # of a season without a number
-_KINDS = {"level": Level, "trend": Trend, "cycle": Cycle, "ar": Autoregression}
-_EXPECTED = "level, trend, season:PERIOD, season:PERIOD:HARMONICS, cycle, cycle:PERIOD or ar"
+_KINDS: dict[str, Callable[[], Component]] = {
+    "level": Level,
+    "trend": Trend,
+    "damped-trend": partial(Trend, damped=True),
+    "cycle": Cycle,
+    "ar": Autoregression,
+}
+_EXPECTED = "level, trend, damped-trend, season:PERIOD, season:PERIOD:HARMONICS, cycle, cycle:PERIOD or ar"
 _SEARCH_STEPS = 15  # of a fit that is only compared
 
 
 def components_of(words: Sequence[str], table: SeriesTable) -> StructuralModel:
-    """The sum of components that words name: `level`, `trend`, `season:24h:3`, `cycle`, `cycle:11`, `ar`.
+    """The sum of components of words: `level`, `trend`, `damped-trend`, `season:24h:3`, `cycle`, `cycle:11`, `ar`.
 
     A period is a length of time as `SeriesTable.duration` reads it; after it a season may have its number of harmonics,
     2 by default.

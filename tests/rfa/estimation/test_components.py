@@ -90,6 +90,28 @@ def test_a_trend_whose_slope_wanders_within_a_step():
     np.testing.assert_allclose(found.smooth().states["trend"], expected.smoothed_state[1], **CLOSE)
 
 
+def test_a_damped_trend():
+    """statsmodels' trend with the transition and the noise of one step from the matrix exponential; the limit ahead."""
+    parameters = {"sigma2.irregular": 15099.0, "sigma2.level": 1469.0, "sigma2.trend": 30.0, "damping.trend": 0.9}
+    mu = -np.log(0.9)
+    dynamics, diffusion = np.array([[0.0, 1.0], [0.0, -mu]]), np.diag([1469.0, 30.0])
+    transition = scipy.linalg.expm(dynamics)
+    grid = np.linspace(0, 1, 2001)
+    gained = [(step := scipy.linalg.expm(dynamics * s)) @ diffusion @ step.T for s in grid]
+    model = sm.tsa.UnobservedComponents(NILE, "lltrend", use_exact_diffuse=True)
+    model.update([parameters[name] for name in model.param_names])
+    model["transition"], model["state_cov"] = transition, scipy.integrate.simpson(gained, x=grid, axis=0)
+    expected = model.ssm.smooth()
+    found = RobustFilter(Trend(damped=True), robust=False).fit(np.arange(100), NILE, fixed=parameters)
+    assert found.log_likelihood == pytest.approx(expected.llf, abs=1e-6)
+    np.testing.assert_allclose(found.smooth().states["trend"], expected.smoothed_state[1], **CLOSE)
+    now = found.filter().states
+    limit = now["level"][-1] + now["trend"][-1] / mu
+    assert found.forecast([1000.0]).mean[0] == pytest.approx(limit)
+    fitted = RobustFilter(Trend(damped=True), robust=False).fit(np.arange(100), NILE)
+    assert fitted.log_likelihood >= RobustFilter(Trend(), robust=False).fit(np.arange(100), NILE).log_likelihood - 1e-3
+
+
 def test_a_damped_cycle():
     """statsmodels' cycle with a stationary start in the place of its diffuse one."""
     parameters = {"sigma2.irregular": 9000.0, "sigma2.cycle": 4000.0, "frequency.cycle": 0.5, "damping.cycle": 0.8}
