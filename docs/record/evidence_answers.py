@@ -295,6 +295,11 @@ def tuned_ratios(peers: Sequence[str], kinds: Sequence[str] = ()) -> dict[str, D
     return found
 
 
+def tuned_seeds() -> int:
+    """The number of seeds of these ratios."""
+    return len(json.loads((BENCHMARKS / "filtering.json").read_text("utf-8"))["tracker"][0]["errors"])
+
+
 def filters(aim: float, peers: Sequence[str], kinds: Sequence[str] = ()) -> Answer:
     """Whether the error of `robust_estimate` over the best peer's is below an aim, in the worst kind of errors.
 
