@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -79,7 +79,8 @@ def cases(
         "the benchmark 'operator' or 'decode'",
     )
     require(not (trained and presets), "--presets", list(presets), "none beside --trained: the file names its preset")
-    usual, layers = PRESET, cast(Sequence[Trained | None], [None])
+    usual = PRESET
+    layers: Sequence[Trained | None] = [None]
     if trained is not None:
         usual, layers = trained_layers(trained)
     chosen = every if "all" in presets else list(presets) or [usual]
