@@ -60,7 +60,9 @@ SERIES: dict[str, dict[str, Series]] = {
         "taxi": Series(336, 96, 30, "min"),
         "room": _HOUR,
         "cpu_bimodal": _MINUTES,
-        "cpc": _HOUR,
+        "cpu_levels": _MINUTES,
+        "cpu_starts": _MINUTES,
+        "prices": _HOUR,
         "co2": _WEEK,
         "nile": Series(1, 10, 1),
         "air": _MONTH,
@@ -119,9 +121,8 @@ def theta(values: np.ndarray, series: Series) -> Forecast:
 
 def _ets(values: np.ndarray, series: Series, **model: Any) -> tuple[float, Callable[[], Forecast]]:
     """The criterion of an exponential smoothing, and its forecast. Bands of multiplicative ones are simulated."""
-    fitted = ETSModel(
-        pd.Series(values), seasonal_periods=series.period, initialization_method="heuristic", **model
-    ).fit(disp=False)
+    model |= {"seasonal_periods": series.period, "initialization_method": "heuristic"}
+    fitted = ETSModel(pd.Series(values), **model).fit(disp=False)
 
     def forecast() -> Forecast:
         ahead: dict[str, Any] = {"start": len(values), "end": len(values) + series.horizon - 1}
@@ -151,13 +152,13 @@ def auto_ets(values: np.ndarray, series: Series) -> Forecast:
 
 
 def components(values: np.ndarray, series: Series) -> Forecast:
-    """Level, slope, and up to six waves of a season; of standardised values, with which its search ends better."""
+    """Level, constant slope (free ones explode in half hours), six waves of a season, and of a day in a week."""
     middle, deviation = values.mean(), values.std()
-    waves = [{"period": series.period, "harmonics": min(series.period // 2, 6)}] if series.period > 1 else None
-    model = UnobservedComponents((values - middle) / deviation, "lltrend", freq_seasonal=waves)
+    periods = [series.period, *([series.period // 7] if series.period % 7 == 0 else [])]
+    waves = [{"period": period, "harmonics": min(period // 2, 6)} for period in periods if period > 1]
+    model = UnobservedComponents((values - middle) / deviation, "lldtrend", freq_seasonal=waves or None)
     found = model.fit(disp=False, maxiter=100).get_forecast(series.horizon)
-    forecast = found.predicted_mean, *found.conf_int(alpha=1 - LEVEL).T
-    return tuple(middle + deviation * part for part in forecast)
+    return tuple(middle + deviation * x for x in (found.predicted_mean, *found.conf_int(alpha=1 - LEVEL).T))
 
 
 def seasonal_naive(values: np.ndarray, series: Series) -> Forecast:
@@ -176,10 +177,8 @@ def by_rfa(file: Path, series: Series) -> tuple[Forecast, dict[str, Any]]:
     table, query_times = read_request(request)
     assert len(query_times) == series.horizon, (len(query_times), series)
     found = forecast_by_filter(request)(table, query_times)[0]
-    return (found.mean, *found.intervals[LEVEL]), {
-        "components": found.details["components"],
-        "outliers": len(found.outliers) / int((~table.values.isnan()).sum()),
-    }
+    share = len(found.outliers) / int((~table.values.isnan()).sum())
+    return (found.mean, *found.intervals[LEVEL]), {"components": found.details["components"], "outliers": share}
 
 
 PEERS: dict[str, Peer] = {
@@ -242,13 +241,15 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
     methods = [name for name in (OURS, *PEERS) if any(name in line for line in results.values())]
     names = [name for name in results if all("mase" in results[name].get(method, {}) for method in methods)]
     failed = [f"{name}/{method}" for name in results for method in results[name] if "error" in results[name][method]]
-    rows = [f"| MASE / coverage | {' | '.join(methods)} | seconds of {OURS} | components |"]
-    rows.append("| --- " * (len(methods) + 3) + "|")
+    head = f"| MASE / coverage | {' | '.join(methods)} | longest | refused | components |"
+    rows = [head, "| --- " * (len(methods) + 4) + "|"]
     for name in names:
         cells = [f"{results[name][method]['mase']:.2f} / {results[name][method]['coverage']:.2f}" for method in methods]
-        ours = results[name].get(OURS, {"origins": [{"seconds": 0.0, "components": ""}]})["origins"]
+        ours = results[name].get(OURS, {"origins": [{"seconds": 0.0, "components": "", "outliers": 0.0}]})["origins"]
         longest = max(line["seconds"] for line in ours)
-        rows.append(f"| {name} | {' | '.join(cells)} | {longest:.1f} | {ours[-1]['components']} |")
+        rows.append(
+            f"| {name} | {' | '.join(cells)} | {longest:.1f} | {ours[-1]['outliers']:.0%} | {ours[-1]['components']} |"
+        )
     rows += ["", f"| {len(names)} series | MASE of Theta's | coverage | lowest | worst of the best peer's | seconds |"]
     rows.append("| --- " * 6 + "|")
     for method in methods if names else ():
