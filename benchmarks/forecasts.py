@@ -105,7 +105,6 @@ SERIES: dict[str, dict[str, Series]] = {
         "elb_requests": _MINUTES,
         "cpu_24ae8d": _MINUTES,
         "latency": _MINUTES,
-        "key_hold": _MINUTES,
         "occupancy": _MINUTES,
     },
 }
@@ -192,12 +191,13 @@ OURS = "rfa"
 
 
 def origins(values: np.ndarray, series: Series, fresh: bool) -> list[int]:
-    """The lengths of the training parts, each of which ends with a reading."""
+    """The lengths of the training parts, each of which ends with a reading; one is within the horizon."""
     first = max(2 * series.period + 1, len(values) * 3 // 4)
     spread = np.linspace(first, len(values) - series.horizon, 2 * ORIGINS).astype(int)
     wanted = spread[::2] if fresh else spread[1::2]
     seen = np.flatnonzero(~np.isnan(values)) + 1
-    return sorted({int(seen[seen <= length].max()) for length in wanted})
+    found = sorted({int(seen[seen <= length].max()) for length in wanted})
+    return [length for length in found if not np.isnan(values[length : length + series.horizon]).all()]
 
 
 def measured(rows: pd.DataFrame, series: Series, method: str, fresh: bool) -> dict[str, Any]:
@@ -218,13 +218,12 @@ def measured(rows: pd.DataFrame, series: Series, method: str, fresh: bool) -> di
             seconds = time.perf_counter() - began
             mean, lower, upper = (np.asarray(part, np.float64) for part in forecast)
             truth = values[length : length + series.horizon]
-            there = ~np.isnan(truth)
             scale = np.nanmean(np.abs(values[series.period : length] - values[: length - series.period]))
             assert np.isfinite(mean).all(), f"{method}: a mean that is not finite at {length}"
             lines.append({
                 "origin": length,
-                "mase": float(np.abs(mean - truth)[there].mean() / scale),
-                "coverage": float(((lower <= truth) & (truth <= upper))[there].mean()),
+                "mase": float(np.abs(mean - truth)[~np.isnan(truth)].mean() / scale),
+                "coverage": float(((lower <= truth) & (truth <= upper))[~np.isnan(truth)].mean()),
                 "seconds": seconds, **details,
             })  # fmt: skip
     return {"origins": lines} | {key: statistics.mean(line[key] for line in lines) for key in KEYS}
