@@ -193,6 +193,16 @@ def test_parameters_come_from_the_last_readings_and_outliers_from_all(tmp_path, 
     assert (found["fitted_readings"], [each["time"] for each in found["outliers"]]) == (30, ["5"])
 
 
+@pytest.mark.parametrize("word", ["damped-trend", "ar"])
+def test_a_factor_that_is_rounded_to_zero_is_handed_on(tmp_path, word):
+    """What is left after a unit of time, where readings are many units apart and say nothing of the next one."""
+    times, values = 1e5 * np.arange(40.0), np.random.default_rng(3).normal(size=40)
+    file = write_csv(tmp_path / "x.csv", table(times, values))
+    request = ForecastRequest(file=file, time="t", horizon="2e5", components=[word])
+    found = forecast_file(request, tmp_path / "out")["channels"]["x0"]
+    assert all(0 <= value <= 1 for name, value in found["parameters"].items() if name in ("damping.trend", "ar.L1"))
+
+
 @pytest.mark.parametrize("sensors", [("new",), ("old", "new")])
 def test_a_sensor_that_the_last_readings_lack_takes_the_noise_of_the_others(tmp_path, monkeypatch, sensors):
     monkeypatch.setattr("rfa.forecasting.filter._FITTED", 30)
