@@ -47,10 +47,14 @@ class Row(NamedTuple):
     of: Callable[[], Answer]
 
 
-def _on_text(record: str, *labels: str) -> int:
-    """The seeds that each of some models has at least."""
-    models = losses_by_model(record, {"context": 256, "novels-small": 128}[record], "blocks")
-    return min(len(models[label]) for label in labels)
+def _on_text(claim: str, asked: str, model: str, against: str, length: int, protocol: str, record: str) -> Row:
+    """A row of `pooled`. Its seeds are those that each of the two models has at least."""
+
+    def seeds() -> int:
+        models = losses_by_model(record, length, protocol)
+        return min(len(models[label]) for label in (model, against))
+
+    return Row(claim, "{}", seeds, asked, partial(pooled, model, against, length, protocol, record))
 
 
 ROWS = (
@@ -61,26 +65,24 @@ ROWS = (
         "before",
         partial(filters, 1.05, ("WoLF", "variational")),
     ),
-    Row(
+    _on_text(
         "`rfa` predicts code better than `forget-gate`, the best baseline so far, within the trained length",
-        "{}",
-        partial(_on_text, "context", _RFA, _GATE),
         "before *",
-        partial(pooled, _RFA, _GATE, 256, "matched", "context"),
+        _RFA,
+        _GATE,
+        256,
+        "matched",
+        "context",
     ),
-    Row(
-        "The same at eight times the trained length",
-        "{}",
-        partial(_on_text, "context", _RFA, _GATE),
-        "before *",
-        partial(pooled, _RFA, _GATE, 2048, "matched", "context"),
-    ),
-    Row(
+    _on_text("The same at eight times the trained length", "before *", _RFA, _GATE, 2048, "matched", "context"),
+    _on_text(
         "The paper's model, `sc-rfa`, predicts novels better than `rope` within the trained length",
-        "{}",
-        partial(_on_text, "novels-small", "m2-sc-rfa", "b1-rope"),
         "before",
-        partial(pooled, "m2-sc-rfa", "b1-rope", 128, "blocks", "novels-small"),
+        "m2-sc-rfa",
+        "b1-rope",
+        128,
+        "blocks",
+        "novels-small",
     ),
     Row(
         "On irregular series `rfa` is better than a forget gate whose values are rotated",
@@ -146,10 +148,11 @@ def written(page: str) -> str:
 
 
 if __name__ == "__main__":
+    said = sentences()
     for page in PAGES:
         text = written(page.read_text(encoding="utf-8"))
         write_text_whole(page, text)
-        for sentence in sentences()[page.name]:
+        for sentence in said[page.name]:
             if sentence not in text:
                 print(f"{page}: must say: {sentence}")
     evidence_record.write()

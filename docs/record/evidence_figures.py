@@ -34,7 +34,7 @@ ON_CODE = {
     "rfa, exponential weight": f"{_RFA}-exponential",
     "content clock": "x5-content-clock no-innovation",
 }
-OVER_LENGTH = {"rope": "b1-rope", "alibi": "b2-alibi", "forget-gate": "c4-fox rope-normalised", "sc-rfa": "m2-sc-rfa"}
+OVER_LENGTH = ("rope", "alibi", "forget-gate", "sc-rfa")
 ON_NOVELS = {
     "alibi": "b2-alibi",
     "forget gate, not normalised": "c4-fox rope",
@@ -89,7 +89,7 @@ def over_length() -> Figure:
     figure, axes = plt.subplots(figsize=(0.8 * PAGE, 2.7))
     lengths = (256, 512, 1024, 2048)
     by_length = {length: losses_by_model("context", length, "matched") for length in lengths}
-    named = {"rfa": _RFA, **OVER_LENGTH}
+    named = {"rfa": _RFA, **{name: ON_CODE[name] for name in OVER_LENGTH}}
     for name, look in looks(list(named)).items():
         means = [pooled_mean(by_length[length], named[name]) for length in lengths]
         axes.plot(lengths, [mean.value for mean in means], label=name, **look)

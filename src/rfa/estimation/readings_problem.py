@@ -18,6 +18,7 @@ from rfa.checks import require
 
 from .compiled import LikelihoodProblem, can_run, discretize, run, threads_for
 from .gaussian import Gaussian
+from .linear_sde import LinearSDE
 from .problem import ObservationGrid, Transitions
 from .recursive_filter import Recursion, kalman_filter
 from .row_filters import Carried, FilteredRows, StateMoments, filter_rows
@@ -79,7 +80,7 @@ class ReadingsTable:
         finite = bool((transition.sum() + variance.sum()).isfinite())
         require(finite, "times", "a gap over which the state overflows", "shorter gaps")
         covariance, units = self.model.initial(sde, self.readings.gap)
-        return ReadingsProblem(self, given, sensor_noise, transition, variance, covariance, units)
+        return ReadingsProblem(self, sensor_noise, transition, variance, covariance, units)
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,6 @@ class ReadingsProblem:
     """Readings and b models of them."""
 
     table: ReadingsTable
-    parameters: Mapping[str, Float[Tensor, " b"]]  # factors as decay rates
     sensor_noise: Float[Tensor, "b sensors"]  # the variance of each sensor's errors
     transition: Float[Tensor, "b lags n n"]  # Phi of each different lag
     variance: Float[Tensor, "b lags n n"]  # V of each different lag
@@ -135,19 +135,13 @@ class ReadingsProblem:
         return np.einsum("ti,ti->t", shown, mean), np.maximum(variance, 0.0) + self.noise[0].numpy()
 
     def drawn(
-        self,
-        mean: Float[Tensor, "1 T n"],
-        covariance: Float[Tensor, "1 T n n"],
-        paths: int,
-        generator: torch.Generator | None,
+        self, sde: LinearSDE, states: StateMoments, paths: int, generator: torch.Generator | None
     ) -> Float[np.ndarray, "later paths"]:
         """Of one model: readings at all times but the first, drawn from what is known of the state at the first."""
-        table = self.table
-        sde = table.model.sde_of_rates(self.parameters)
-        start, times = (mean[0, 0], covariance[0, 0]), torch.from_numpy(table.readings.times)
-        states = sde.simulate(times, generator, initial=start, sample_shape=(paths,)).states[:, 0, 1:]
-        errors = torch.randn(states.shape[:2], generator=generator, dtype=torch.float64) * self.noise[0, 1:].sqrt()
-        return ((states * table.rows[1:]).sum(-1) + errors).T.numpy()
+        start, times = (states.mean[0, 0], states.covariance[0, 0]), torch.from_numpy(self.table.readings.times)
+        later = sde.simulate(times, generator, initial=start, sample_shape=(paths,)).states[:, 1:]
+        errors = torch.randn(later.shape[:2], generator=generator, dtype=torch.float64) * self.noise[0, 1:].sqrt()
+        return ((later * self.table.rows[1:]).sum(-1) + errors).T.numpy()
 
     def first(self, scale: SeriesScale) -> Gaussian:
         """The state before the first reading, for filters and smoothers.

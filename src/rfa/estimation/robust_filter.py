@@ -151,8 +151,8 @@ class RobustFilter:
     def parameters(self) -> dict[str, float]:
         """The values of all parameters by name, after `fit`.
 
-        A factor is rounded: where the unit of time is far from the time between readings, it may be 0 or 1 here. Then
-        `fixed` does not take it. `sde` is exact.
+        Where the unit of time is far from the time between readings, a factor may be the least or the greatest float
+        between 0 and 1. `sde` is exact.
         """
         return to_factors(self._all.parameters, self._values)
 
@@ -239,11 +239,10 @@ class RobustFilter:
         """
         whole = isinstance(paths, numbers.Integral) and paths >= 1
         require(whole, "paths", paths, "a whole number >= 1")
-        known = {"exog": exog, "offset": offset, "noise": noise, "observation": observation}
-        drawn = self._ahead(query_times, sensor, **known)
-        readings, found = drawn[0].table.readings, drawn[0].drawn(*drawn[1].estimates, int(paths), generator)
-        times = self._axis.labels(readings.times[1:])
-        return like(self._given, found + readings.offset[1:, None], times)
+        problem, run = self._ahead(query_times, sensor, exog=exog, offset=offset, noise=noise, observation=observation)
+        readings = problem.table.readings
+        found = problem.drawn(self.sde, run.estimates, int(paths), generator) + readings.offset[1:, None]
+        return like(self._given, found, self._axis.labels(readings.times[1:]))
 
     def update(
         self,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -223,8 +224,15 @@ def to_rates(kinds: Mapping[str, ParameterKind], parameters: Mapping[str, Any]) 
 
 
 def to_factors(kinds: Mapping[str, ParameterKind], values: Mapping[str, float]) -> dict[str, float]:
-    """The reverse of `to_rates`, as a caller names parameters: the factor `exp(-mu)` of each decay rate."""
-    return {name: math.exp(-value) if kinds.get(name) == "factor" else value for name, value in values.items()}
+    """The reverse of `to_rates`, as a caller names parameters: the factor `exp(-mu)` of each decay rate.
+
+    A factor that would be rounded to 0 or 1 is the float next to it, so that `to_rates` takes every factor.
+    """
+    least, most = float(np.finfo(float).tiny), math.nextafter(1.0, 0.0)
+    return {
+        name: min(max(math.exp(-value), least), most) if kinds.get(name) == "factor" else value
+        for name, value in values.items()
+    }
 
 
 def block_diagonal(blocks: tuple[Tensor, ...] | list[Tensor], shape: torch.Size) -> Float[Tensor, "*models n n"]:

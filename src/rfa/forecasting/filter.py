@@ -68,7 +68,7 @@ def _filtered(
         fitted = RobustFilter(model, request.robust)
         fitted.fit(recent[0].times.numpy(), recent[1], sensor=list(recent[0].sensor) or None)
         say("fitting", 1, 3)
-        known = {name: _inside(value, model.parameters.get(name)) for name, value in fitted.parameters.items()}
+        known = fitted.parameters
         if sensor is not None:  # a sensor that the last readings lack takes the noise of the others
             known = _with_all_sensors(known, sorted(set(table.sensor)))
         whole = RobustFilter(model, request.robust).fit(times, values, sensor=sensor, fixed=known)
@@ -101,12 +101,6 @@ def _filtered(
         outliers=outliers,
         details=details,
     )
-
-
-def _inside(value: float, kind: str | None) -> float:
-    """A fitted parameter as `fixed` takes it: a factor a unit of time may have been rounded to 0 or 1."""
-    number = np.finfo(float)
-    return min(max(value, float(number.tiny)), 1 - float(number.epsneg)) if kind == "factor" else value
 
 
 def _with_readings(table: SeriesTable, values: np.ndarray) -> tuple[SeriesTable, np.ndarray]:
