@@ -17,7 +17,7 @@ from .linear_sde import LinearSDE
 from .parameter_search import ParameterSearch, read_fixed, series_scale
 from .readings_problem import ReadingsProblem, ReadingsTable, filter_readings, irregular_names
 from .row_filters import Carried, FilteredRows
-from .series import Readings, RowLabels, by_name, like, read_later, read_series, row_of
+from .series import Readings, RowLabels, by_name, like, read_at, read_later, read_series, row_of
 from .series_estimate import Diagnostics, SeriesEstimate
 from .structural_model import Component, Regression, StructuralModel, to_factors
 from .time_axis import TimeAxis, next_times
@@ -57,6 +57,31 @@ class RobustFilter:
         self._later: list[Readings] = []  # by `update`
         self._run: tuple[ReadingsProblem, FilteredRows] | None = None
         self._carried: Carried | None = None
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments by name. `deep` is there for scikit-learn, whose `clone` calls this."""
+        return {"model": self.model, "robust": self.robust, "time_unit": self.time_unit}
+
+    def set_params(self, **params: Any) -> "RobustFilter":
+        """Change arguments. What `fit` has found is forgotten.
+
+        Raises:
+            ValueError: as for a new filter, and for an unknown name.
+        """
+        given = self.get_params()
+        for name in params:
+            require(name in given, "params", name, f"one of {', '.join(given)}")
+        changed = type(self)(**(given | params))
+        vars(self).clear()
+        vars(self).update(vars(changed))
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn asks: `cross_val_score` and `GridSearchCV` take a filter as a regressor of times."""
+        from sklearn.utils import InputTags, Tags, TargetTags
+
+        given = InputTags(one_d_array=True, two_d_array=False)
+        return Tags(estimator_type="regressor", target_tags=TargetTags(required=True), input_tags=given)
 
     def fit(
         self,
@@ -207,6 +232,53 @@ class RobustFilter:
         """
         problem, run = self._ahead(query_times, sensor, exog=exog, offset=offset, noise=noise, observation=observation)
         return self._estimate(problem, run, begin=1)
+
+    def predict(
+        self,
+        query_times: Any,
+        return_std: bool = False,
+        *,
+        sensor: Any = None,
+        exog: Any = None,
+        offset: Any = None,
+        noise: Any = None,
+        observation: Any = None,
+    ) -> Any:
+        """Readings at any times, in any order: forecasts after the last reading, and smoothed estimates before.
+
+        Args:
+            query_times: numbers or dates, as the series'.
+            return_std: whether to give the standard deviations of the readings too, as regressors of scikit-learn do.
+            sensor, exog, offset, noise, observation: as in `forecast`.
+
+        Returns:
+            The means `(times,)`, or they and the standard deviations, in the kind of the values. Those of pandas have
+            the times as their index.
+
+        Raises:
+            ValueError: as `fit`, for times that are none, and a missing `exog`.
+        """
+        known = {"exog": exog, "offset": offset, "noise": noise, "observation": observation}
+        readings, states = self._readings, list(self.model.states)
+        asked = read_at(self._axis, readings, ("query_times", query_times), None, sensor, states, **known)
+        order = np.argsort(asked.times, kind="stable")
+        past = asked.times[order] <= readings.times[-1]
+        mean, variance = np.empty(len(asked)), np.empty(len(asked))
+        if past.any():
+            every = readings.followed_by([asked.selected(order[past])])
+            by_time = np.argsort(every.times, kind="stable")
+            problem = ReadingsTable.of(self._all, every.selected(by_time)).problem(self._values)
+            run = filter_readings(problem, problem.first(self._scale), self.robust, smooth=True)
+            rows = np.argsort(by_time)[len(readings) :]
+            for found, part in zip((mean, variance), problem.of_readings(run.estimates), strict=True):
+                found[order[past]] = part[rows]
+        if not past.all():
+            problem, run = self._continued(asked.selected(order[~past]), self._filtered()[1].carried)
+            for found, part in zip((mean, variance), problem.of_readings(run.estimates), strict=True):
+                found[order[~past]] = part[1:]
+        times = self._axis.labels(asked.times)
+        mean, deviation = (like(self._given, x, times) for x in (mean + asked.offset, np.sqrt(variance)))
+        return (mean, deviation) if return_std else mean
 
     def simulate(
         self,

@@ -235,13 +235,28 @@ def read_later(
 ) -> Readings:
     """Readings after others, or times at which a reading is asked for. `times` has the name of the argument."""
     name, given = times
-    found = axis.numbers(name, given)
-    length, last = len(found), earlier.times[-1]
-    require(length > 0, name, "no times", "at least one")
+    found, last = axis.numbers(name, given), earlier.times[-1]
     if bool((np.diff(found, prepend=last) < 0).any()):
         ends = axis.labels(np.array([found.min(), last]))
         least, end = (f"{x:g}" if axis.origin is None else str(x)[:19] for x in ends)
         require(False, name, f"a time of {least}", f"times in order, not before the last reading at {end}")
+    return read_at(axis, earlier, times, values, sensor, states, **known)
+
+
+def read_at(
+    axis: TimeAxis,
+    earlier: Readings,
+    times: tuple[str, Any],
+    values: Any,
+    sensor: Any,
+    states: Sequence[str],
+    **known: Any,
+) -> Readings:
+    """As `read_later`, at times in any order."""
+    name, given = times
+    found = axis.numbers(name, given)
+    length = len(found)
+    require(length > 0, name, "no times", "at least one")
     read = np.full(length, np.nan) if values is None else as_numbers("value", values)
     require(read.shape == (length,), "value", f"shape {read.shape}", "one number")
     far = bool((np.abs(read) > _LARGEST).any())
