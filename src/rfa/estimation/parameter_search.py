@@ -29,6 +29,7 @@ _HESSIAN_STEP = 2e-3  # of a coordinate, for second differences, whose errors ar
 _LARGEST_CHANGE = 60.0  # of a coordinate. Beyond it the likelihood has no maximum.
 _LEAST_DECAY = 1e-10  # in a unit of time. The factor of a slower one would round to 1.
 _VANISHED = 12.0  # fall of the logarithm of a variance after which 0 is tried
+_GONE = 30.0  # fall at which nothing of it is left
 _SAME = 1e-6  # nats
 _TENTHS = 2.5631  # standard deviations between the first and the last tenth of a normal distribution
 _SLOPE = 1e-2  # nats by coordinate at the end of a search that has converged, of up to 1,000 readings
@@ -38,13 +39,17 @@ _RATIOS = math.log(10) * torch.arange(-3.0, 2.0, dtype=torch.float64)
 _LIFTS = math.log(10) * torch.arange(-5.0, 1.0, dtype=torch.float64)
 _GAIN = 1e-2  # nats that a lifted variance must gain for another search
 _MOST_RESTARTS = 3
+# A long series is searched by its last readings before: so many, or those of so many of the longest period.
+_BLOCK, _PERIODS, _LONG = 2000, 4, 2
 _FLAT = 1e-7  # nats in one step, or change of all coordinates, by which a search has ended
+_FLAT_OF_LONG = 1e-5  # the same of a long series: a three hundredth of a standard error
 
 # of the robust fit, whose likelihood is that of the readings that the robust filter keeps
 _MOST_ROUNDS = 4
 _FAR = 4.0  # standard deviations from its prediction at which a reading is left out: 1 of 16,000 good ones
 _SLOWER_STARTS = 20  # each ten times slower
 _EXTRA_READINGS = 2  # Prefixes of up to 2 x unpredicted + 2 readings are tried.
+_JUDGED = 1000  # of the readings: a wrong start shows there
 _REFUSAL_COST = 0.3  # of refusing one reading at the start, where a reading far from its prediction costs 1
 
 
@@ -124,8 +129,14 @@ class ParameterSearch:
 
         return {decay: free(each, "variance") for each in self.model.components for decay in free(each, "factor")}
 
-    def maximum(self, readings: Readings, start: Mapping[str, float]) -> FoundParameters:
-        """The maximum of the likelihood of some readings, from `start`."""
+    def maximum(
+        self, readings: Readings, start: Mapping[str, float], near: Mapping[str, float] | None = None
+    ) -> FoundParameters:
+        """The maximum of the likelihood of some readings, from `start`.
+
+        A long series is searched by its last readings before, unless values near the maximum are known. The curvature
+        by these readings scales the coordinates, so that the search over all readings needs few steps.
+        """
         fixed, model = self.fixed, self.model
         free = [name for name in self.kinds if name not in fixed]
         of_components = [name for name in free if name in model.parameters and self.kinds[name] == "variance"]
@@ -143,15 +154,24 @@ class ParameterSearch:
         if not free:
             return FoundParameters(dict(fixed), likelihood(origin).item(), True)
         scaled = torch.tensor([name in of_components for name in free])
-        origin = _best(origin + _RATIOS[:, None] * scaled, likelihood)[1]
-        best = _climbed(origin, likelihood, self.max_steps)
+        block, root, tolerance = self._block(readings), torch.eye(len(free), dtype=torch.float64), _FLAT
+        if block is None:
+            begin = origin = _best(origin + _RATIOS[:, None] * scaled, likelihood)[1]
+        else:
+            near = self.maximum(block, start).values if near is None else near
+            gone = [near[name] or start[name] * math.exp(-_GONE) for name in free]
+            begin = torch.tensor(gone, dtype=torch.float64).log()
+            few = ReadingsTable.of(model, block)
+            curvature = _hessian(begin, lambda at: exact_log_likelihood(few.problem(values(at))))
+            root, tolerance = _inverse_root(-curvature * len(readings) / len(block)), _FLAT_OF_LONG
+        best = _climbed(begin, likelihood, self.max_steps, root, tolerance)
         for _ in range(_MOST_RESTARTS):
             alone = torch.eye(len(free), dtype=torch.bool)[scaled]  # each variance by itself
             lifted = torch.where(alone[:, None], origin + _LIFTS[:, None], best.at).reshape(-1, len(free))
             total, begin = _best(torch.cat([best.at[None], lifted]), likelihood)
             if not total > best.total + _GAIN:
                 break
-            best = max(best, _climbed(begin, likelihood, self.max_steps), key=lambda one: one.total)
+            best = max(best, _climbed(begin, likelihood, self.max_steps, root, tolerance), key=lambda one: one.total)
         total, at, slope, _ = best
         found = {name: float(value) for name, value in values(at).items()}
         fallen = dict(zip(free, (origin - at).tolist(), strict=True))
@@ -163,6 +183,14 @@ class ParameterSearch:
             found, total = raised, at_raised
         count = int((~np.isnan(readings.used)).sum())
         return FoundParameters(found, total, bool(slope.abs().max() < _SLOPE * max(1.0, count / 1000)))
+
+    def _block(self, readings: Readings) -> Readings | None:
+        """The last readings of a long series, by which a search gets near the maximum. None: it is short."""
+        longest = max((component.shortest_span() for component in self.model.components), default=0.0)
+        seen = np.flatnonzero(~np.isnan(readings.used))
+        least = int(np.searchsorted(readings.times, readings.times[-1] - _PERIODS * longest))
+        first = min(least, int(seen[-min(_BLOCK, len(seen))]))
+        return None if _LONG * (len(readings) - first) > len(readings) else readings.selected(slice(first, None))
 
     def _with_least_decay(self, found: Mapping[str, float]) -> dict[str, float]:
         """Raise decays below 1e-10, whose factor `fixed` would refuse as 1. Stationary variances stay."""
@@ -185,12 +213,9 @@ class ParameterSearch:
             return errors
         table, kept = ReadingsTable.of(self.model, readings), {**fixed, **found}
         at = torch.tensor([found[name] for name in free], dtype=torch.float64).log()
-        step = _HESSIAN_STEP * torch.eye(len(free), dtype=torch.float64)
-        pairs = torch.stack([step[:, None] + step, step[:, None] - step, step - step[:, None], -step[:, None] - step])
-        points = (at + pairs).reshape(-1, len(free))
-        likelihood = exact_log_likelihood(table.problem({**kept, **_exponentials(free, points)}))
-        signs = torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
-        hessian = torch.einsum("s,sij->ij", signs, likelihood.reshape(pairs.shape[:3])) / (4 * _HESSIAN_STEP**2)
+        hessian = _hessian(
+            at, lambda points: exact_log_likelihood(table.problem({**kept, **_exponentials(free, points)}))
+        )
         factor, failed = torch.linalg.cholesky_ex(-hessian)
         if failed == 0:
             for name, variance in zip(free, torch.cholesky_inverse(factor).diagonal(), strict=True):
@@ -200,7 +225,8 @@ class ParameterSearch:
 
     def robust_fit(self) -> tuple[FoundParameters, Readings, Readings]:
         """Fit again to what the robust filter predicts; also the series, and the readings of the likelihood."""
-        start, readings, values = self.start, self.readings, self._plausible_start()
+        start, readings, block = self.start, self.readings, self._block(self.readings)
+        values = self._plausible_start() if block is None else replace(self, readings=block).robust_fit()[0].values
         found, before, kept = None, None, readings
         is_kalman_fit = values == start  # the same start and all readings, as without a robust filter
         for _ in range(_MOST_ROUNDS):
@@ -212,7 +238,7 @@ class ParameterSearch:
                 left_out = readings.wrong
             before, kept = left_out, replace(readings, values=np.where(left_out, np.nan, readings.values))
             again = {name: value if value > 0 else start[name] for name, value in values.items()}  # 0 has no logarithm
-            found = self.maximum(kept, again)
+            found = self.maximum(kept, again, values)
             values, is_kalman_fit = found.values, is_kalman_fit and not left_out.any()
         assert found is not None
         assert before is not None
@@ -255,15 +281,16 @@ class ParameterSearch:
         The series is filtered without each of them, and without the first two, three and so on. Of the start with the
         fewest far readings the smoother says which are far from its estimates.
         """
-        readings, innovations = self.readings, self._innovations(values, self.readings)
+        readings = self.readings.selected(slice(_JUDGED))
+        innovations = self._innovations(values, readings)
         seen = ~np.isnan(readings.values)
         unpredicted = seen & np.isnan(innovations)
-        none = np.zeros_like(seen)
+        none = np.zeros(len(self.readings), dtype=bool)
         places = np.flatnonzero(unpredicted)
         fewest = int((np.abs(innovations) > _FAR).sum())
         if not fewest or 2 * len(places) >= seen.sum():  # all is well, or there is no series to judge by
             return none
-        best, least = none, float(fewest)
+        best, least = none[: len(seen)], float(fewest)
         alone = [np.arange(len(seen)) == place for place in places]
         prefixes = [seen & (seen.cumsum() <= count) for count in range(2, 2 * len(places) + _EXTRA_READINGS + 1)]
         for refused in [*alone, *prefixes]:
@@ -276,22 +303,45 @@ class ParameterSearch:
         problem = ReadingsTable.of(self.model, replace(readings, refused=best)).problem(values)
         smoothed = filter_readings(problem, problem.first(self.scale), robust=True, smooth=True)
         mean, variance = problem.of_readings(smoothed.estimates)
-        return best & (np.abs(readings.values - readings.offset - mean) > _FAR * np.sqrt(variance))
+        wrong = best & (np.abs(readings.values - readings.offset - mean) > _FAR * np.sqrt(variance))
+        return np.pad(wrong, (0, len(self.readings) - len(wrong)))
 
 
-def _climbed(origin: Tensor, likelihood: Callable[[Tensor], Tensor], max_steps: int) -> Maximum:
-    """The maximum that a search from `origin` ends at, with slopes by central differences."""
+def _climbed(
+    origin: Tensor, likelihood: Callable[[Tensor], Tensor], max_steps: int, root: Tensor, tolerance: float
+) -> Maximum:
+    """The maximum that a search from `origin` ends at, with slopes by central differences.
+
+    The search is along the columns of `root`, by which the likelihood curves alike.
+    """
     free = len(origin)
     shifts = _STEP * torch.cat([torch.zeros(1, free), torch.eye(free), -torch.eye(free)])
 
-    def with_slope(at: Tensor) -> tuple[Tensor, Tensor]:
-        found = likelihood(at + shifts)
+    def with_slope(along: Tensor) -> tuple[Tensor, Tensor]:
+        found = likelihood(origin + root @ along + shifts)
         if not bool(found.isfinite().all()):
             raise ValueError("values: got a likelihood that is not finite, expected smaller numbers or noises")
-        return found[0], (found[1 : free + 1] - found[free + 1 :]) / (2 * _STEP)
+        return found[0], root.mT @ (found[1 : free + 1] - found[free + 1 :]) / (2 * _STEP)
 
-    options = {"largest_change": _LARGEST_CHANGE, "tolerance_grad": 1e-5, "tolerance_change": _FLAT}
-    return maximise(with_slope, origin, max_steps, **options)
+    largest = _LARGEST_CHANGE / float(root.abs().max())
+    options = {"largest_change": largest, "tolerance_grad": 1e-5, "tolerance_change": tolerance}
+    best = maximise(with_slope, torch.zeros_like(origin), max_steps, **options)
+    return best._replace(at=origin + root @ best.at, slope=torch.linalg.solve(root.mT, best.slope))
+
+
+def _hessian(at: Tensor, likelihood: Callable[[Tensor], Tensor]) -> Tensor:
+    """Of the likelihood along all coordinates, by second differences."""
+    step = _HESSIAN_STEP * torch.eye(len(at), dtype=torch.float64)
+    pairs = torch.stack([step[:, None] + step, step[:, None] - step, step - step[:, None], -step[:, None] - step])
+    signs = torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
+    found = likelihood((at + pairs).reshape(-1, len(at))).reshape(pairs.shape[:3])
+    return torch.einsum("s,sij->ij", signs, found) / (4 * _HESSIAN_STEP**2)
+
+
+def _inverse_root(curvature: Tensor) -> Tensor:
+    """R with `R R^T` the inverse. Directions that hardly curve count as if they curved by one."""
+    sizes, basis = torch.linalg.eigh(curvature)
+    return basis * sizes.clamp(min=1.0).rsqrt()
 
 
 def _best(candidates: Tensor, likelihood: Callable[[Tensor], Tensor]) -> tuple[float, Tensor]:

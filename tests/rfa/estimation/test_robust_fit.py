@@ -82,3 +82,24 @@ def test_parameters_can_be_given_back():
             torch.testing.assert_close(same.dynamics, found.sde.dynamics, rtol=1e-3, atol=1e-12)
     found.parameters["sigma2.irregular"] = -1.0  # a copy
     assert found.parameters["sigma2.irregular"] > 0
+
+
+@pytest.mark.parametrize("robust", [True, False])
+@pytest.mark.parametrize("model", [Level() + Season(24.0, 1), Season(24.0, 1) + Autoregression()])
+def test_a_long_series_has_the_maximum_of_a_direct_search(model, robust, monkeypatch):
+    """The noise grows, so that the last readings alone have another maximum."""
+    random, count = np.random.default_rng(3), 6000
+    times = np.arange(count) * 1.0
+    noise = np.where(times < 3000, 0.5, 1.5)
+    values = (
+        0.1 * random.normal(size=count).cumsum() + np.sin(2 * np.pi * times / 24) + noise * random.normal(size=count)
+    )
+    values[random.random(count) < 0.01] += 100.0 * robust
+    quick = RobustFilter(model, robust).fit(times, values)
+    monkeypatch.setattr("rfa.estimation.parameter_search._BLOCK", count)
+    direct = RobustFilter(model, robust).fit(times, values)
+    assert quick.converged
+    assert quick.log_likelihood == pytest.approx(direct.log_likelihood, abs=1e-2)
+    for name, error in direct.standard_errors.items():
+        if np.isfinite(error):
+            assert quick.parameters[name] == pytest.approx(direct.parameters[name], abs=0.05 * error)
