@@ -19,7 +19,7 @@ from .gaussian import Gaussian, Information
 from .linear_sde import LinearSDE
 from .matrices import InitialMoments, broadcast_shapes, check_initial, flattened, real, whitened, without_missing
 
-_LARGEST_VALUE = 1e100  # of an observation in units of its noise; squares of larger ones overflow
+LARGEST_VALUE = 1e100  # of an observation in units of its noise; squares of larger ones overflow
 _LARGEST_ROW = 1e45  # entry of H: squares of squares must not overflow
 _GAP = 1e7  # ratio of a fill value's distance to that of the next observation
 
@@ -112,9 +112,9 @@ class ObservationGrid:
                 f"observation_noise: got a standard deviation of less than 1 / {_LARGEST_ROW:g} of what the states "
                 "show, expected another unit for observations and states"
             )
-        if not bool((self.values.abs() > _LARGEST_VALUE).any()):
+        if not bool((self.values.abs() > LARGEST_VALUE).any()):
             return self
-        return replace(self, values=self.values.clamp(min=-_LARGEST_VALUE, max=_LARGEST_VALUE))
+        return replace(self, values=self.values.clamp(min=-LARGEST_VALUE, max=LARGEST_VALUE))
 
     def weighted(self, weight: Float[Tensor, "b grid"]) -> "ObservationGrid":
         """With the noise of each observation divided by a weight. Each series then has its own rows."""

@@ -31,11 +31,11 @@ from .matrices import identity_like
 from .problem import ObservationGrid, Transitions
 from .robust_weight import NoiseScale, ScalePosterior, infer_scale
 
-_REJECTED = 0.1  # a row of smaller weight starts a challenger
-_PRIOR_LOG_ODDS = -7.0  # of a new challenger: 1 to 1,000
-_ABANDONED_LOG_ODDS = -9.0  # a challenger with smaller odds is given up
-_SAME_LOG_ODDS = 0.05  # change in odds by which filter and challenger are the same: another challenger may start
-_NO_DIGITS = 1e14  # a squared distance from a mean. A row that far off would lose its digits beside the mean.
+REJECTED = 0.1  # a row of smaller weight starts a challenger
+PRIOR_LOG_ODDS = -7.0  # of a new challenger: 1 to 1,000
+ABANDONED_LOG_ODDS = -9.0  # a challenger with smaller odds is given up
+SAME_LOG_ODDS = 0.05  # change in odds by which filter and challenger are the same: another challenger may start
+NO_DIGITS = 1e14  # a squared distance from a mean. A row that far off would lose its digits beside the mean.
 
 
 class FilteredState(NamedTuple):
@@ -217,14 +217,14 @@ def resumed_filter(
         posterior = _with_trust(posterior, torch.cat([nothing, trusted > 0]))
         valid = posterior.valid[filters] & posterior.valid[challengers]
         change = torch.where(valid, posterior.log_evidence[challengers] - posterior.log_evidence[filters], 0.0).detach()
-        same = valid & (change.abs() < _SAME_LOG_ODDS)
+        same = valid & (change.abs() < SAME_LOG_ODDS)
         log_odds = log_odds + change
         replaced = log_odds > 0
-        ended = replaced | ~(log_odds > _ABANDONED_LOG_ODDS)
+        ended = replaced | ~(log_odds > ABANDONED_LOG_ODDS)
         predicted, scale, posterior = _continued((predicted, scale, posterior), _origin(replaced, nothing))
-        started = (ended | same) & posterior.valid[filters] & (posterior.weight[filters] < _REJECTED)
+        started = (ended | same) & posterior.valid[filters] & (posterior.weight[filters] < REJECTED)
         cleared = nothing
-        log_odds = torch.where(started, _PRIOR_LOG_ODDS, torch.where(ended, -torch.inf, log_odds))
+        log_odds = torch.where(started, PRIOR_LOG_ODDS, torch.where(ended, -torch.inf, log_odds))
         if bool(started.any()):
             predicted, scale, posterior = _continued((predicted, scale, posterior), _origin(nothing, started))
             new = torch.cat([nothing, started])
@@ -274,7 +274,7 @@ def _challenger(predicted: Gaussian, grid: ObservationGrid, index: int) -> tuple
 
     The mean is set to zero where the row would lose its digits beside it, as beside a fill value.
     """
-    cleared = _misfit(predicted, grid, index) > _NO_DIGITS
+    cleared = _misfit(predicted, grid, index) > NO_DIGITS
     predicted = predicted._replace(mean=torch.where(cleared[:, None], 0.0, predicted.mean))
     inflation = _misfit(predicted, grid, index)[:, None, None]
     return predicted._replace(covariance=predicted.covariance * inflation), cleared
@@ -285,7 +285,7 @@ def _with_trust(posterior: ScalePosterior, trusted: Bool[Tensor, " c"]) -> Scale
 
     A challenger's first row may have moved the wrong state: the velocity, where the position has jumped.
     """
-    trusted = trusted & (posterior.weight < _REJECTED)
+    trusted = trusted & (posterior.weight < REJECTED)
     weight, gain_ratio = (torch.where(trusted, 1.0, x) for x in (posterior.weight, posterior.gain_ratio))
     scatter = torch.where(trusted[:, None, None], 0.0, posterior.scatter)
     return posterior._replace(weight=weight, gain_ratio=gain_ratio, scatter=scatter)

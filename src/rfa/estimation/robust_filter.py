@@ -1,22 +1,28 @@
 """`RobustFilter`: components of a series, fitted, filtered, smoothed and forecast, robustly or by the Kalman filter."""
 
 import copy
+import json
 import numbers
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from rfa.checks import require
+from rfa.files import check_writable, write_whole
+from rfa.version import __version__
 
 from .components import Cycle, Season, doubtful_period
 from .linear_sde import LinearSDE
+from .onnx_filter import NO_CHALLENGER, StepModel, step_graph
 from .parameter_search import ParameterSearch, read_fixed, series_scale
 from .readings_problem import ReadingsProblem, ReadingsTable, filter_readings, irregular_names
-from .row_filters import Carried, FilteredRows
+from .recursive_filter import Recursion
+from .row_filters import Carried, FilteredRows, packed
 from .series import Readings, RowLabels, by_name, like, read_at, read_later, read_series, row_of
 from .series_estimate import Diagnostics, SeriesEstimate
 from .structural_model import Component, Regression, StructuralModel, to_factors
@@ -352,6 +358,56 @@ class RobustFilter:
         self._run, self._carried = None, run.carried
         self._later.append(new)
         return self._estimate(problem, run, begin=1)
+
+    def export(self, path: str | Path) -> None:
+        """Write the step of `update` as a file of ONNX. It runs in onnxruntime, in float64, without this library.
+
+        One run takes one reading:
+
+        | input | what |
+        | --- | --- |
+        | `state` | what earlier readings have left: `new_state` of the run before |
+        | `gap` | the time since the reading before, >= 0, in `time_unit` |
+        | `value` | the reading, NaN where nothing was read: the estimate is a forecast then |
+        | `sensor` | the number of its sensor in `sensors`, int64. This and the next ones where `fit` had them |
+        | `exog`, `offset`, `noise`, `observation` | as in `update`. With NaN in them the value counts as missing |
+
+        | output | what |
+        | --- | --- |
+        | `mean`, `standard_error` | of the reading, as `mean` and the root of `variance` of `SeriesEstimate` |
+        | `weight`, `outlier` | as `weights` and `outliers` there |
+        | `states`, `state_errors` | mean and standard error of each state |
+        | `new_state` | for the next run. A forecast is run beside, from the same `state`, for each of its gaps |
+
+        The metadata of the file are texts, most of them JSON: `state` after the last reading so far, which was at
+        `last_time`; `start`, the state before any reading, for a series that begins; the names of `states`, `sensors`
+        and `regressors`; `parameters`; `time_unit`; `robust`; `rfa_version`.
+
+        Args:
+            path: of the file, which is written whole.
+
+        Raises:
+            ValueError: before `fit`, and for a place that cannot be written.
+            MissingExtra: without the package `onnx`.
+        """
+        problem, run = self._filtered()
+        path, readings = Path(path), self._readings
+        check_writable("path", path)
+        given = {name for name in ("offset", "noise") if np.any(getattr(readings, name) != 0)}
+        given |= set() if readings.observation is None else {"observation"}
+        sde = self._all.sde_of_rates(self._values)
+        shown, noise = list(self.model.states.values()), problem.sensor_noise[0].numpy()
+        model = StepModel(sde, shown, noise, len(readings.regressors), self.robust, frozenset(given))
+        before = problem.first(self._scale)
+        moments = (run.carried, Recursion.first(before) if self.robust else before)
+        after, start = (json.dumps(packed(each)[0].clamp(min=NO_CHALLENGER).tolist()) for each in moments)
+        names = {"states": problem.names, "sensors": readings.sensors, "regressors": readings.regressors}
+        metadata = {"state": after, "start": start, "last_time": str(self._axis.labels(readings.times[-1:])[0])}
+        metadata |= {"time_unit": "that of the times in fit" if self._axis.origin is None else self.time_unit}
+        metadata |= {name: json.dumps(each) for name, each in {**names, "parameters": self.parameters}.items()}
+        metadata |= {"robust": json.dumps(self.robust), "rfa_version": __version__}
+        found = step_graph(model).model("robust filter" if self.robust else "Kalman filter", metadata)
+        write_whole(path, lambda temporary: temporary.write_bytes(found.SerializeToString()))
 
     def diagnostics(self, true_states: Any = None, lags: int | None = None) -> Diagnostics:
         """Tests of the standardised innovations of the filter: mean, variance, correlation, normality, NIS and NEES.

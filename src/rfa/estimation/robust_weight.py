@@ -145,8 +145,8 @@ SCALES = 18  # multiples of R: 1, and half decades above it. The last one grows 
 _ABOVE = 0.25  # prior probability of a scale above 1
 _FALL = 0.6  # factor of that probability from one scale to the next
 _PRIOR_ROWS = 5.0  # number of rows that the prior of the scales counts for
-_PERSISTENCE = 0.3  # probability that a row has the scale of the row before: errors come in bursts
-_LARGEST_VARIANCE = 100.0  # h, in units of the noise, above which less certain predictions no longer lower w
+PERSISTENCE = 0.3  # probability that a row has the scale of the row before: errors come in bursts
+LARGEST_VARIANCE = 100.0  # h, in units of the noise, above which less certain predictions no longer lower w
 
 
 class NoiseScale(NamedTuple):
@@ -166,7 +166,7 @@ class NoiseScale(NamedTuple):
     def expected(self) -> Float[Tensor, "b scales"]:
         """The probability of each scale for the next row."""
         learned = self.counts / self.counts.sum(-1, keepdim=True)
-        return (1 - _PERSISTENCE) * learned + _PERSISTENCE * self.last
+        return (1 - PERSISTENCE) * learned + PERSISTENCE * self.last
 
     def median(self) -> Float[Tensor, " b"]:
         """The median scale of the rows. It is 1 where R is right."""
@@ -221,13 +221,13 @@ def infer_scale(
     joint = expected.log() + log_density
     probability = torch.softmax(joint, dim=-1)
     mean_variance = variance.diagonal(dim1=-2, dim2=-1).sum(-1) / observed
-    bounded = mean_variance.clamp(max=_LARGEST_VARIANCE)
+    bounded = mean_variance.clamp(max=LARGEST_VARIANCE)
     ratio = probability / (bounded[:, None] + scale)
     weight = ratio.sum(-1) / (ratio * scale).sum(-1)
     gain_ratio = weight * (mean_variance + 1) / (weight * mean_variance + 1)
     deviation = correction - (probability[..., None] * correction).sum(1, keepdim=True)
     scatter = (probability[..., None, None] * deviation[..., :, None] * deviation[..., None, :]).sum(1)
-    large = mean_variance > _LARGEST_VARIANCE
+    large = mean_variance > LARGEST_VARIANCE
     reduction = torch.where(large, bounded / torch.where(large, mean_variance, 1.0), 1.0)
     scatter = scatter * reduction[:, None, None].square()
     return ScalePosterior(weight, gain_ratio, scatter, probability, torch.logsumexp(joint, dim=-1), present.any(-1))

@@ -102,7 +102,7 @@ def _compiled(
     else:
         state = start if isinstance(start, Gaussian) else start.state
         start_mean, start_covariance = state.mean[:b], state.covariance[:b]
-        resumed = None if isinstance(start, Gaussian) else _packed(start)
+        resumed = None if isinstance(start, Gaussian) else packed(start)
     covariances = b if robust else max(grid.models, len(start_covariance))
     threads = threads_for(covariances, m * length, n)
     mean, of_rows = grid.values.new_empty(b, length, n), grid.values.new_empty(b, length)
@@ -141,17 +141,22 @@ def _compiled(
     return FilteredRows(estimates, predicted, torch.ones_like(of_rows), of_rows, last)
 
 
-def _packed(carried: Recursion) -> Float[Tensor, "b numbers"]:
-    """As robust.cpp has it: of each series the filter and its challenger, then `trusted` and the odds."""
+def packed(carried: Carried) -> Float[Tensor, "b numbers"]:
+    """As robust.cpp has it: of each series the filter and its challenger, then `trusted` and the odds.
+
+    Of the Kalman filter: mean and covariance.
+    """
+    if isinstance(carried, Gaussian):
+        return torch.cat([carried.mean, carried.covariance.flatten(1)], dim=1)
     state, scale, trusted, log_odds = carried
     each = torch.cat([state.mean, state.covariance.flatten(1), scale.counts, scale.last], dim=1)
     filters, challengers = each.chunk(2)
     return torch.cat([filters, challengers, trusted[:, None], log_odds[:, None]], dim=1)
 
 
-def _unpacked(packed: Float[Tensor, "b numbers"], n: int) -> Recursion:
-    """What `_packed` has packed, of states of n entries."""
-    each = torch.cat(packed[:, :-2].chunk(2, dim=1))
+def _unpacked(numbers: Float[Tensor, "b numbers"], n: int) -> Recursion:
+    """What `packed` has packed, of states of n entries."""
+    each = torch.cat(numbers[:, :-2].chunk(2, dim=1))
     mean, covariance, counts, last = each.split([n, n * n, SCALES, SCALES], dim=1)
     state = Gaussian(mean, covariance.unflatten(1, (n, n)), None, mean.new_zeros(len(mean)))
-    return Recursion(state, NoiseScale(counts, last), packed[:, -2], packed[:, -1])
+    return Recursion(state, NoiseScale(counts, last), numbers[:, -2], numbers[:, -1])

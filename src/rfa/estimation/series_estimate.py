@@ -16,7 +16,7 @@ from .series import like
 from .structural_model import SeriesScale
 from .time_axis import TimeAxis, as_numbers, drawable
 
-_OUTLIER_GAIN = 0.2  # gain of a reading over its Kalman gain, below which it is an outlier
+OUTLIER_GAIN = 0.2  # gain of a reading over its Kalman gain, below which it is an outlier
 
 _NO_PREDICTION = 1e4  # variance over that of the series: such a reading is not predicted, the states are unknown yet
 
@@ -78,7 +78,7 @@ class SeriesEstimate:
         weights = np.where(np.isnan(readings.values), np.nan, run.weights[0].numpy())
         weights = np.where(readings.wrong, np.finfo(float).tiny, weights)
         gain_ratio = expected_variance / (expected_variance + problem.noise[0].numpy() * (1 / weights - 1))
-        outliers = (gain_ratio < _OUTLIER_GAIN) | readings.wrong
+        outliers = (gain_ratio < OUTLIER_GAIN) | readings.wrong
         means = run.estimates.mean[0].numpy()
         covariance = run.estimates.covariance[0]
         variances = covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0.0).numpy()  # below 0 by rounding

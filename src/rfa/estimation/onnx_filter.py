@@ -1,0 +1,304 @@
+"""One step of a fitted filter as a graph of ONNX: what `RobustFilter.update` does, without this library.
+
+The matrices of a gap are those of kernels/transitions.cpp: power series over a short lag h, which is doubled.
+
+    Phi(h) = sum_k A^k h^k / k!,    V(h) = sum_k M_k h^(k+1) / (k+1)!,    M_0 = Q, M_k+1 = A M_k + M_k A^T
+    V(2h) = V(h) + Phi(h) V(h) Phi(h)^T,    Phi(2h) = Phi(h)^2
+
+The rest is recursive_filter.py for one series and one reading. The robust filter and its challenger are the two entries
+of the first dimension, c; the Kalman filter is alone there.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from .linear_sde import LinearSDE
+from .onnx_graph import Graph, Value
+from .problem import LARGEST_VALUE
+from .recursive_filter import ABANDONED_LOG_ODDS, NO_DIGITS, PRIOR_LOG_ODDS, REJECTED, SAME_LOG_ODDS
+from .robust_weight import LARGEST_VARIANCE, PERSISTENCE, SCALES
+from .series_estimate import OUTLIER_GAIN
+
+NO_CHALLENGER = -1e300  # its log odds, in the place of -inf, which JSON does not have
+_TERMS = 18  # of the power series: (2 |A| h)^18 / 18! < 1e-15 for |A| h <= 1/2
+_LITTLE_LEFT = 1e8  # variance of a prediction over the noise, above which most digits of P go
+_SHORT = 0.5  # |A| h
+_MOST_DOUBLINGS = 2100.0  # of any lag in float64
+_DOUBLED = """
+doubled (int64 count, bool go, double[g, s, s] phi, double[g, s, s] variance)
+    => (bool go_on, double[g, s, s] next_phi, double[g, s, s] next_variance) {
+  go_on = Identity(go)
+  product = MatMul(phi, variance)
+  transposed = Transpose<perm = [0, 2, 1]>(phi)
+  moved = MatMul(product, transposed)
+  next_variance = Add(variance, moved)
+  next_phi = MatMul(phi, phi)
+}
+"""
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """What a step is made of."""
+
+    sde: LinearSDE
+    shown: Sequence[float]  # C of the components' states
+    sensor_noise: Float[np.ndarray, " sensors"]  # the variance of each sensor's errors
+    regressors: int  # their coefficients are the last states
+    robust: bool
+    given: frozenset[str]  # which of "offset", "noise" and "observation" readings have
+
+    @property
+    def size(self) -> int:
+        """The number of states."""
+        return self.sde.state_size
+
+    @property
+    def carried(self) -> int:
+        """How many numbers go from step to step."""
+        n = self.size
+        return 2 * (n + n**2 + 2 * SCALES) + 2 if self.robust else n + n**2
+
+
+class _Reading(NamedTuple):
+    """One reading. `known`: nothing beside its value is missing. `seen`: nor is its value."""
+
+    row: Value  # C, `(n,)`
+    noise: Value  # R
+    offset: Value
+    known: Value
+    seen: Value
+    whitened_row: Value  # C and the value without its offset, over sqrt(R), 0 unless seen
+    whitened: Value
+
+
+class _States(NamedTuple):
+    """Filter and challenger, or the Kalman filter."""
+
+    mean: Value  # (c, n)
+    covariance: Value  # (c, n, n)
+    counts: Value | None = None  # what is known of the noise, `(c, scales)`: as `NoiseScale`. The Kalman filter: None
+    last: Value | None = None
+
+
+class _Scale(NamedTuple):
+    """As `ScalePosterior`."""
+
+    weight: Value  # (c,)
+    scatter: Value  # (c,)
+    probability: Value  # (c, scales)
+    evidence: Value  # (c,)
+    valid: Value  # (c,)
+
+
+def step_graph(model: StepModel) -> Graph:
+    """The graph of a step. Its inputs and outputs are those that `RobustFilter.export` names."""
+    graph, n, c = Graph(), model.size, 1 + model.robust
+    state, gap = graph.input("state", model.carried), graph.input("gap")
+    reading = _reading(graph, model)
+    filters, contest = state.split(model.carried - 2, 2) if model.robust else (state, state)
+    sizes = [n, n * n, SCALES, SCALES] if model.robust else [n, n * n]
+    mean, covariance, *scales = filters.reshape(c, sum(sizes)).split(*sizes)
+    states = _States(mean, covariance.reshape(c, n, n), *scales)
+    states = _predicted(states, *_discretized(graph, model.sde, gap))
+    if model.robust:
+        states, scale, contest = _contested(graph, states, reading, contest, n)
+    else:
+        ones = graph.constant([1.0])
+        scale = _Scale(ones, ones - 1.0, ones, ones, ones > 2.0)
+    expected = _variance(states, reading)
+    states = _updated(states, scale, reading, n)
+
+    def of_reading(x: Value) -> Value:
+        return x.where(reading.known, math.nan)
+
+    weight, noise, own_mean = scale.weight[0], reading.noise, states.mean[0]
+    gain_ratio = expected / (expected + noise / weight - noise)
+    graph.output("mean", of_reading((reading.row * own_mean).sum() + reading.offset))
+    graph.output("standard_error", of_reading(_variance(states, reading).apply("Sqrt")))
+    graph.output("weight", weight.where(reading.seen, math.nan))
+    graph.output("outlier", (gain_ratio < OUTLIER_GAIN) & reading.seen, kind="BOOL")
+    graph.output("states", own_mean, n)
+    diagonal = (states.covariance[0] * np.eye(n)).sum()
+    graph.output("state_errors", diagonal.clip(0.0, math.inf).apply("Sqrt"), n)
+    carried = [states.mean, states.covariance.reshape(c, n * n), states.counts, states.last][: len(sizes)]
+    packed = graph.add("Concat", *carried, axis=1).reshape(c * sum(sizes))
+    graph.output("new_state", graph.add("Concat", packed, contest, axis=0) if model.robust else packed, model.carried)
+    return graph
+
+
+def _reading(graph: Graph, model: StepModel) -> _Reading:
+    """What is given of a reading, in units of its noise too."""
+    value, noise = graph.input("value"), graph.constant(model.sensor_noise, "sensor_noise")
+    noise = noise[graph.input("sensor", kind="INT64") if len(model.sensor_noise) > 1 else 0]
+    own = model.size - model.regressors
+    shown = "observation" in model.given
+    parts = [graph.input("observation", own) if shown else graph.constant(np.array(model.shown), "observation_row")]
+    parts += [graph.input("exog", model.regressors)] if model.regressors else []
+    row = graph.add("Concat", *parts, axis=0)
+    offset = graph.input("offset") if "offset" in model.given else graph.constant(0.0)
+    noise = noise + graph.input("noise") if "noise" in model.given else noise
+    known = ~(row.sum() + offset + noise).isnan()
+    row, noise = row.where(~row.isnan(), 0.0), noise.where(~noise.isnan(), 1.0)
+    seen = known & ~value.isnan()
+    root = noise.clip(np.finfo(float).tiny, math.inf).apply("Sqrt")
+    whitened = ((value - offset) / root).clip(-LARGEST_VALUE, LARGEST_VALUE)
+    return _Reading(row, noise, offset, known, seen, (row / root).where(seen, 0.0), whitened.where(seen, 0.0))
+
+
+def _discretized(graph: Graph, sde: LinearSDE, gap: Value) -> tuple[Value, Value]:
+    """Phi and V of a gap, `(n, n)`, by the groups of states that A or Q joins, each padded to s states."""
+    from onnx.parser import parse_graph
+
+    dynamics, diffusion = sde.dynamics.numpy(), sde.diffusion.numpy()
+    n = len(dynamics)
+    joined = (dynamics != 0) | (diffusion != 0) | np.eye(n, dtype=bool)
+    joined |= joined.T
+    for _ in range(n.bit_length()):
+        joined = joined @ joined
+    groups = [list(group) for group in sorted({tuple(np.flatnonzero(row)) for row in joined})]
+    g, s = len(groups), max(map(len, groups))
+    place = np.full((n, n), g * s * s)  # of each entry among those of all groups, followed by a 0
+    terms, moments, norms = np.zeros((_TERMS + 1, g, s, s)), np.zeros((_TERMS + 1, g, s, s)), np.ones(g)
+    for k, group in enumerate(groups):
+        size, within = len(group), np.ix_(group, group)
+        place[within] = k * s * s + np.arange(s * s).reshape(s, s)[:size, :size]
+        norms[k] = np.abs(dynamics[within]).sum(0).max() or 1.0
+        a, power, moment = dynamics[within] / norms[k], np.eye(size), diffusion[within] / norms[k]
+        for order in range(_TERMS + 1):
+            terms[order, k, :size, :size] = power / math.factorial(order)
+            moments[order, k, :size, :size] = moment / math.factorial(order + 1)
+            power, moment = a @ power, a @ moment + moment @ a.T
+    whole = gap * graph.constant(norms, "norms")  # |A| dt
+    longest = graph.add("ReduceMax", whole.apply("Abs"), keepdims=0)
+    doublings = ((longest / _SHORT).apply("Log") / math.log(2)).apply("Ceil").clip(0.0, _MOST_DOUBLINGS)
+    short = whole / graph.add("Pow", graph.constant(2.0), doublings)
+    powers = graph.add("Pow", short, np.arange(_TERMS + 1.0)[:, None])  # (terms, g)
+    phi = (powers.widened(2, 3) * graph.constant(terms, "transition_terms")).sum(0)
+    variance = ((powers * short).widened(2, 3) * graph.constant(moments, "variance_terms")).sum(0)
+    go, count, body = np.array(True), doublings.cast("INT64"), parse_graph(_DOUBLED)
+    found = graph.add("Loop", count, go, phi, variance, outputs=2, body=body)
+    flat = (graph.add("Concat", x.reshape(g * s * s), np.zeros(1), axis=0) for x in found)
+    phi, variance = (x[graph.constant(place)] for x in flat)
+    return phi, variance
+
+
+def _symmetric(x: Value) -> Value:
+    return (x + x.mT) * 0.5
+
+
+def _predicted(states: _States, transition: Value, variance: Value) -> _States:
+    """Over a gap."""
+    transposed = transition.widened(0).mT[0]
+    covariance = _symmetric(transition @ states.covariance @ transposed + variance)
+    return states._replace(mean=states.mean @ transposed, covariance=covariance)
+
+
+def _expected(states: _States, reading: _Reading) -> tuple[Value, Value, Value]:
+    """Of the reading in units of its noise: the innovation `(c,)`, `P H^T` `(c, n)`, and its variance `(c,)`."""
+    row = reading.whitened_row
+    across = states.covariance @ row
+    return reading.whitened - states.mean @ row, across, across @ row
+
+
+def _variance(states: _States, reading: _Reading) -> Value:
+    """Of the reading by the filter, with its noise."""
+    return ((states.covariance[0] @ reading.row) * reading.row).sum().clip(0.0, math.inf) + reading.noise
+
+
+def _inferred(graph: Graph, states: _States, reading: _Reading) -> _Scale:
+    """The scale of the reading's noise, as `infer_scale`."""
+    innovation, _, variance = _expected(states, reading)
+    valid = reading.seen & ~((innovation + variance) * 0.0).isnan()
+    variance = variance.where(variance > -1.0, -variance)  # by rounding
+    learned = states.counts / states.counts.sum().widened(-1)
+    prior = learned * (1 - PERSISTENCE) + states.last * PERSISTENCE
+    square = innovation * innovation
+    above = square.widened(-1) * np.eye(SCALES)[-1]  # so that no reading lies above all scales
+    scale = graph.add("Max", above, 10.0 ** (np.arange(SCALES) / 2))
+    total = variance.widened(-1) + scale
+    exponent = square.widened(-1) / total * -0.5
+    most = graph.add("ReduceMax", exponent, np.array([-1]), keepdims=1)
+    density = prior * (exponent - most).apply("Exp") / total.apply("Sqrt")
+    evidence = most.reshape(2) + density.sum().apply("Log")
+    probability = density / density.sum().widened(-1)
+    bounded = variance.clip(-math.inf, LARGEST_VARIANCE)
+    ratio = probability / (bounded.widened(-1) + scale)
+    weight = ratio.sum() / (ratio * scale).sum()
+    correction = innovation.widened(-1) / total
+    deviation = correction - (probability * correction).sum().widened(-1)
+    reduction = (bounded / variance).where(variance > LARGEST_VARIANCE, 1.0)
+    scatter = (probability * deviation * deviation).sum() * reduction * reduction
+    return _Scale(weight.where(valid, 1.0), scatter.where(valid, 0.0), probability, evidence.where(valid, 0.0), valid)
+
+
+def _contested(
+    graph: Graph, states: _States, reading: _Reading, contest: Value, n: int
+) -> tuple[_States, _Scale, Value]:
+    """Filter and challenger before the reading is used, where the challenger takes over or a new one starts.
+
+    `contest`: how many readings the challenger will still use with weight 1, and its log odds.
+    """
+    trusted, log_odds = contest.split(1, 1)
+    scale, one, no = _inferred(graph, states, reading), np.array([1]), np.array([False])
+    believed = graph.add("Concat", graph.constant(no), trusted > 0.0, axis=0) & (scale.weight < REJECTED)
+    trusting = ~believed
+    scale = scale._replace(weight=scale.weight.where(trusting, 1.0), scatter=scale.scatter.where(trusting, 0.0))
+    valid = scale.valid[0] & scale.valid[1]
+    change = (scale.evidence[1] - scale.evidence[0]).where(valid, 0.0)
+    same = valid & (change.apply("Abs") < SAME_LOG_ODDS)
+    log_odds = log_odds + change
+    replaced = log_odds > 0.0
+    ended = replaced | ~(log_odds > ABANDONED_LOG_ODDS)
+    first = replaced.cast("INT64")
+    rejected = (scale.valid & (scale.weight < REJECTED))[first]
+    started = (ended | same) & rejected
+    origin = graph.add("Concat", first, first.where(started, one), axis=0)
+    states, scale = _States(*(x[origin] for x in states)), _Scale(*(x[origin] for x in scale))
+    new = graph.add("Concat", graph.constant(no), started, axis=0)
+    cleared = new & (_misfit(states, reading) > NO_DIGITS)  # the reading would lose its digits beside the mean
+    states = states._replace(mean=states.mean.where(~cleared.widened(-1), 0.0))
+    inflation = _misfit(states, reading).where(new, 1.0)
+    states = states._replace(covariance=states.covariance * inflation.widened(1, 2))
+    old = ~new
+    weight, scatter = scale.weight.where(old, 1.0), scale.scatter.where(old, 0.0)
+    scale = scale._replace(weight=weight, scatter=scatter, valid=scale.valid & old)
+    none, unused = graph.constant([NO_CHALLENGER]), valid.cast("DOUBLE")
+    log_odds = graph.constant([PRIOR_LOG_ODDS]).where(started, none.where(ended, log_odds))
+    trusted = graph.constant([2.0 * (n - 1)]).where(started, (trusted - unused).clip(0.0, math.inf))
+    return states, scale, graph.add("Concat", trusted, log_odds, axis=0)
+
+
+def _misfit(states: _States, reading: _Reading) -> Value:
+    """The factor, at least 1, by which a covariance must grow to expect the reading."""
+    innovation, _, variance = _expected(states, reading)
+    distance = innovation * innovation / (variance + 1.0)
+    return distance.where(distance > 1.0, 1.0)  # NaN too
+
+
+def _updated(states: _States, scale: _Scale, reading: _Reading, n: int) -> _States:
+    """After the reading with its weight."""
+    innovation, across, variance = _expected(states, reading)
+    root, certainty = scale.weight.apply("Sqrt").widened(-1), variance * scale.weight
+    row, spread = root * reading.whitened_row, across * root
+    gain = spread / (certainty + 1.0).widened(-1)
+    mean = states.mean + gain * root * innovation.widened(-1)
+    # Joseph's form, as kernels/gaussian.h has it: other orders of the same sums lose the digits of a diffuse start
+    little = (certainty > _LITTLE_LEFT).widened(-1)
+    kept = -(gain.widened(-1) * row.widened(1)) + np.eye(n)
+    reduced = states.covariance - gain.widened(-1) * spread.widened(1)
+    reduced = (kept @ states.covariance @ kept.mT).where(little.widened(-1), reduced)
+    rest = gain - (reduced @ row.widened(-1)).sum().where(~little, 0.0)
+    covariance = _symmetric(reduced + rest.widened(-1) * gain.widened(1))
+    covariance = covariance + across.widened(-1) * scale.scatter.widened(1, 2) * across.widened(1)
+    found = states._replace(mean=mean, covariance=covariance)
+    if states.counts is None or states.last is None:
+        return found
+    valid = scale.valid.widened(-1)
+    counts = states.counts + scale.probability.where(valid, 0.0)
+    return found._replace(counts=counts, last=scale.probability.where(valid, states.last))

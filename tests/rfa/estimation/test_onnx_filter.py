@@ -1,0 +1,126 @@
+"""The exported step of a filter, run where there is neither this library nor PyTorch, beside `RobustFilter`."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from rfa.checks import MissingExtra
+from rfa.estimation import Autoregression, Cycle, Level, RobustFilter, Season, Trend
+from rfa.estimation.parameter_search import parameter_kinds
+from rfa.estimation.structural_model import StructuralModel
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx")
+
+RUN = """
+import json
+import sys
+
+sys.modules.update(dict.fromkeys(["rfa", "torch", "onnx", "pandas"]))  # an import of one of them raises
+import numpy as np
+import onnxruntime
+
+file, given, steps, found = sys.argv[1:]
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = 1
+session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+known = session.get_modelmeta().custom_metadata_map
+names, given = [output.name for output in session.get_outputs()], dict(np.load(given))
+state, rows = np.array(json.loads(known["start"])), []
+for row in range(len(given["gap"])):
+    if row >= int(steps):  # each from the last reading on
+        state = np.array(json.loads(known["state"]))
+    inputs = {name: np.asarray(column[row]) for name, column in given.items()}
+    rows.append(dict(zip(names, session.run(None, {"state": state, **inputs}))))
+    state = rows[-1]["new_state"]
+np.savez(found, **{name: np.stack([row[name] for row in rows]) for name in names})
+"""
+LATER = np.array([0.0, 0.25, 3.0, 100.0, 5000.0])  # gaps after the last reading
+VALUES = {"sigma2.level": 0.01, "sigma2.trend": 1e-5, "damping.trend": 0.9, "sigma2.ar": 0.3, "ar.L1": 0.6}
+VALUES |= {"sigma2.cycle": 0.2, "frequency.cycle": 0.7, "damping.cycle": 0.95}  # others: 1
+CASES = {
+    "level": (Level(), 500, ()),
+    "trend of two sensors": (Trend(), 500, ("sensor",)),
+    "damped trend and season": (Trend(damped=True) + Season(24.0, 2), 500, ()),
+    "autoregression with regressors": (Level() + Autoregression(), 500, ("exog",)),
+    "cycle with known noises": (Level() + Cycle(), 500, ("offset", "noise")),
+    "rows of C": (Trend(), 500, ("observation",)),
+    "Kalman filter": (Level() + Season(24.0), 500, ("Kalman",)),
+    "all": (Trend(damped=True) + Season(24.0) + Cycle() + Autoregression(), 10_000, ("sensor", "exog", "noise")),
+}
+
+
+def readings(count, generator):
+    """Irregular times with long gaps; a wave, a jump, outliers, and missing values.
+
+    A diffuse start loses digits, here and there differently: the more, the larger the spread beside the noise is, and
+    the nearer the first times are to each other.
+    """
+    gaps = 0.3 + generator.exponential(0.7, count)
+    gaps[generator.random(count) < 0.01] *= 50
+    gaps[count // 4] = 2000.0
+    times = gaps.cumsum()
+    values = 20 + 3 * np.sin(2 * np.pi * times / 24) + generator.normal(size=count)
+    wrong = generator.random(count) < 0.04
+    wrong[:20] = False
+    values[wrong] += generator.choice([-1, 1], wrong.sum()) * 10 ** generator.uniform(1, 2, wrong.sum())
+    values[count // 2 :] += 8
+    values[generator.random(count) < 0.05] = np.nan
+    values[count // 3 : count // 3 + 40] = np.nan
+    return times, values
+
+
+def run(folder, steps, **given):
+    """What the file `filter.onnx` of a folder makes of readings, the first ones one after another."""
+    np.savez(folder / "given.npz", **given)
+    files = [str(folder / name) for name in ("filter.onnx", "given.npz", "found.npz")]
+    command = [sys.executable, "-I", "-c", RUN, *files[:2], str(steps), files[2]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(np.load(files[2]))
+
+
+def assert_same(found, estimate):
+    """To 1e-5 of standard errors."""
+    deviation, errors = np.sqrt(estimate.variance), np.sqrt(np.stack([*estimate.state_variances.values()], axis=1))
+    states = np.stack([*estimate.states.values()], axis=1)
+    np.testing.assert_allclose(found["mean"] / deviation, estimate.mean / deviation, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found["standard_error"], deviation, rtol=1e-5)
+    np.testing.assert_allclose(found["weight"], estimate.weights, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(found["outlier"], estimate.outliers)
+    np.testing.assert_allclose(found["states"] / errors, states / errors, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found["state_errors"], errors, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_and_forecasts_are_those_of_the_filter(name, tmp_path):
+    model, count, parts = CASES[name]
+    generator, rows = np.random.default_rng(0), count + len(LATER)
+    times, values = readings(count, generator)
+    known = {
+        "sensor": generator.choice(["a", "b"], rows),
+        "exog": generator.normal(size=(rows, 2)),
+        "offset": generator.normal(size=rows),
+        "noise": generator.random(rows),
+        "observation": np.stack([np.ones(rows), generator.normal(size=rows)], axis=1),
+    }
+    known = {each: known[each] for each in parts if each in known}
+    kinds = parameter_kinds(StructuralModel.of(model), ("a", "b") if "sensor" in parts else ("",))
+    found = RobustFilter(model, robust="Kalman" not in parts)
+    first, later = (
+        {each: column[part] for each, column in known.items()} for part in (slice(count), slice(count, rows))
+    )
+    found.fit(
+        times, values, fixed={each: VALUES.get(each, 1e-3 if "season" in each else 1.0) for each in kinds}, **first
+    )
+    found.export(tmp_path / "filter.onnx")
+    gaps = np.concatenate([np.diff(times, prepend=times[0]), LATER])
+    given = known | ({"sensor": (known["sensor"] == "b").astype(np.int64)} if "sensor" in parts else {})
+    columns = run(tmp_path, count, gap=gaps, value=np.append(values, np.nan * LATER), **given)
+    estimate = found.filter()
+    assert "Kalman" in parts or estimate.outliers.sum() > 5
+    assert_same({each: column[:count] for each, column in columns.items()}, estimate)
+    assert_same({each: column[count:] for each, column in columns.items()}, found.forecast(times[-1] + LATER, **later))
