@@ -12,7 +12,7 @@ of the first dimension, c; the Kalman filter is alone there.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -82,8 +82,8 @@ class _States(NamedTuple):
 
     mean: Value  # (c, n)
     covariance: Value  # (c, n, n)
-    counts: Value | None = None  # what is known of the noise, `(c, scales)`: as `NoiseScale`. The Kalman filter: None
-    last: Value | None = None
+    counts: Any = None  # as `NoiseScale`, `(c, scales)` each. None: the Kalman filter
+    last: Any = None
 
 
 class _Scale(NamedTuple):
@@ -297,7 +297,7 @@ def _updated(states: _States, scale: _Scale, reading: _Reading, n: int) -> _Stat
     covariance = _symmetric(reduced + rest.widened(-1) * gain.widened(1))
     covariance = covariance + across.widened(-1) * scale.scatter.widened(1, 2) * across.widened(1)
     found = states._replace(mean=mean, covariance=covariance)
-    if states.counts is None or states.last is None:
+    if states.counts is None:
         return found
     valid = scale.valid.widened(-1)
     counts = states.counts + scale.probability.where(valid, 0.0)

@@ -42,7 +42,7 @@ LATER = np.array([0.0, 0.25, 3.0, 100.0, 5000.0])  # gaps after the last reading
 VALUES = {"sigma2.level": 0.01, "sigma2.trend": 1e-5, "damping.trend": 0.9, "sigma2.ar": 0.3, "ar.L1": 0.6}
 VALUES |= {"sigma2.cycle": 0.2, "frequency.cycle": 0.7, "damping.cycle": 0.95}  # others: 1
 CASES = {
-    "level": (Level(), 500, ()),
+    "level": (Level(), 500, ("fill value",)),
     "trend of two sensors": (Trend(), 500, ("sensor",)),
     "damped trend and season": (Trend(damped=True) + Season(24.0, 2), 500, ()),
     "autoregression with regressors": (Level() + Autoregression(), 500, ("exog",)),
@@ -100,6 +100,8 @@ def test_steps_and_forecasts_are_those_of_the_filter(name, tmp_path):
     model, count, parts = CASES[name]
     generator, rows = np.random.default_rng(0), count + len(LATER)
     times, values = readings(count, generator)
+    if "fill value" in parts:
+        values[100:115] = -3.4e38  # for so long that it is believed
     known = {
         "sensor": generator.choice(["a", "b"], rows),
         "exog": generator.normal(size=(rows, 2)),
@@ -124,3 +126,42 @@ def test_steps_and_forecasts_are_those_of_the_filter(name, tmp_path):
     assert "Kalman" in parts or estimate.outliers.sum() > 5
     assert_same({each: column[:count] for each, column in columns.items()}, estimate)
     assert_same({each: column[count:] for each, column in columns.items()}, found.forecast(times[-1] + LATER, **later))
+
+
+def test_the_file_says_what_a_user_must_know(tmp_path):
+    days = np.datetime64("2024-01-01") + np.arange(40) * np.timedelta64(12, "h")
+    level = RobustFilter(Level(), time_unit="hour").fit(days, np.random.default_rng(0).normal(size=40).cumsum())
+    level.update(np.datetime64("2024-02-01T06:00"), 1.0)
+    level.export(str(tmp_path / "new" / "level.onnx"))
+    session = onnxruntime.InferenceSession(tmp_path / "new" / "level.onnx")
+    known = session.get_modelmeta().custom_metadata_map
+    assert known["time_unit"] == "hour"
+    assert known["last_time"].startswith("2024-02-01T06:00")
+    read = {name: json.loads(known[name]) for name in ("parameters", "states", "sensors", "regressors", "robust")}
+    assert read == {
+        "parameters": level.parameters,
+        "states": ["level"],
+        "sensors": [""],
+        "regressors": [],
+        "robust": True,
+    }
+    given = {"state": np.array(json.loads(known["state"])), "gap": np.array(18.0), "value": np.array(2.5)}
+    mean, *_ = session.run(["mean"], given)
+    np.testing.assert_allclose(mean, level.update(np.datetime64("2024-02-02"), 2.5).mean[0], rtol=1e-12)
+    missing = session.run(["mean", "weight", "outlier"], {**given, "value": np.array(np.nan)})
+    assert np.isfinite(missing[0])
+    assert np.isnan(missing[1])
+    assert not missing[2]
+
+
+def test_what_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"fit: got no series yet, expected fit\(times, values\) first"):
+        RobustFilter(Level()).export(tmp_path / "filter.onnx")
+    level = RobustFilter(Level()).fit([0.0, 1.0, 3.0], [1.0, 2.0, 1.5])
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"path: got .*filter\.onnx, expected a place that can be written"):
+        level.export(tmp_path / "file" / "filter.onnx")
+    monkeypatch.setattr("rfa.checks.installed", lambda module: False)
+    with pytest.raises(MissingExtra, match=r"onnx is not installed: pip install 'robust-filter-attention\[onnx\]'"):
+        level.export(tmp_path / "filter.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
