@@ -77,7 +77,7 @@ class _Reading(NamedTuple):
     whitened: Value
 
 
-class _States(NamedTuple):
+class _Filters(NamedTuple):
     """Filter and challenger, or the Kalman filter."""
 
     mean: Value  # (c, n)
@@ -86,7 +86,7 @@ class _States(NamedTuple):
     last: Any = None
 
 
-class _Scale(NamedTuple):
+class _ReadingScale(NamedTuple):
     """As `ScalePosterior`."""
 
     weight: Value  # (c,)
@@ -104,13 +104,13 @@ def step_graph(model: StepModel) -> Graph:
     filters, contest = state.split(model.carried - 2, 2) if model.robust else (state, state)
     sizes = [n, n * n, SCALES, SCALES] if model.robust else [n, n * n]
     mean, covariance, *scales = filters.reshape(c, sum(sizes)).split(*sizes)
-    states = _States(mean, covariance.reshape(c, n, n), *scales)
+    states = _Filters(mean, covariance.reshape(c, n, n), *scales)
     states = _predicted(states, *_discretized(graph, model.sde, gap))
     if model.robust:
         states, scale, contest = _contested(graph, states, reading, contest, n)
     else:
         ones = graph.constant([1.0])
-        scale = _Scale(ones, ones - 1.0, ones, ones, ones > 2.0)
+        scale = _ReadingScale(ones, ones - 1.0, ones, ones, ones > 2.0)
     expected = _variance(states, reading)
     states = _updated(states, scale, reading, n)
 
@@ -192,26 +192,26 @@ def _symmetric(x: Value) -> Value:
     return (x + x.mT) * 0.5
 
 
-def _predicted(states: _States, transition: Value, variance: Value) -> _States:
+def _predicted(states: _Filters, transition: Value, variance: Value) -> _Filters:
     """Over a gap."""
     transposed = transition.widened(0).mT[0]
     covariance = _symmetric(transition @ states.covariance @ transposed + variance)
     return states._replace(mean=states.mean @ transposed, covariance=covariance)
 
 
-def _expected(states: _States, reading: _Reading) -> tuple[Value, Value, Value]:
+def _expected(states: _Filters, reading: _Reading) -> tuple[Value, Value, Value]:
     """Of the reading in units of its noise: the innovation `(c,)`, `P H^T` `(c, n)`, and its variance `(c,)`."""
     row = reading.whitened_row
     across = states.covariance @ row
     return reading.whitened - states.mean @ row, across, across @ row
 
 
-def _variance(states: _States, reading: _Reading) -> Value:
+def _variance(states: _Filters, reading: _Reading) -> Value:
     """Of the reading by the filter, with its noise."""
     return ((states.covariance[0] @ reading.row) * reading.row).sum().clip(0.0, math.inf) + reading.noise
 
 
-def _inferred(graph: Graph, states: _States, reading: _Reading) -> _Scale:
+def _inferred(graph: Graph, states: _Filters, reading: _Reading) -> _ReadingScale:
     """The scale of the reading's noise, as `infer_scale`."""
     innovation, _, variance = _expected(states, reading)
     valid = reading.seen & ~((innovation + variance) * 0.0).isnan()
@@ -234,12 +234,14 @@ def _inferred(graph: Graph, states: _States, reading: _Reading) -> _Scale:
     deviation = correction - (probability * correction).sum().widened(-1)
     reduction = (bounded / variance).where(variance > LARGEST_VARIANCE, 1.0)
     scatter = (probability * deviation * deviation).sum() * reduction * reduction
-    return _Scale(weight.where(valid, 1.0), scatter.where(valid, 0.0), probability, evidence.where(valid, 0.0), valid)
+    return _ReadingScale(
+        weight.where(valid, 1.0), scatter.where(valid, 0.0), probability, evidence.where(valid, 0.0), valid
+    )
 
 
 def _contested(
-    graph: Graph, states: _States, reading: _Reading, contest: Value, n: int
-) -> tuple[_States, _Scale, Value]:
+    graph: Graph, states: _Filters, reading: _Reading, contest: Value, n: int
+) -> tuple[_Filters, _ReadingScale, Value]:
     """Filter and challenger before the reading is used, where the challenger takes over or a new one starts.
 
     `contest`: how many readings the challenger will still use with weight 1, and its log odds.
@@ -259,7 +261,7 @@ def _contested(
     rejected = (scale.valid & (scale.weight < REJECTED))[first]
     started = (ended | same) & rejected
     origin = graph.add("Concat", first, first.where(started, one), axis=0)
-    states, scale = _States(*(x[origin] for x in states)), _Scale(*(x[origin] for x in scale))
+    states, scale = _Filters(*(x[origin] for x in states)), _ReadingScale(*(x[origin] for x in scale))
     new = graph.add("Concat", graph.constant(no), started, axis=0)
     cleared = new & (_misfit(states, reading) > NO_DIGITS)  # the reading would lose its digits beside the mean
     states = states._replace(mean=states.mean.where(~cleared.widened(-1), 0.0))
@@ -274,14 +276,14 @@ def _contested(
     return states, scale, graph.add("Concat", trusted, log_odds, axis=0)
 
 
-def _misfit(states: _States, reading: _Reading) -> Value:
+def _misfit(states: _Filters, reading: _Reading) -> Value:
     """The factor, at least 1, by which a covariance must grow to expect the reading."""
     innovation, _, variance = _expected(states, reading)
     distance = innovation * innovation / (variance + 1.0)
     return distance.where(distance > 1.0, 1.0)  # NaN too
 
 
-def _updated(states: _States, scale: _Scale, reading: _Reading, n: int) -> _States:
+def _updated(states: _Filters, scale: _ReadingScale, reading: _Reading, n: int) -> _Filters:
     """After the reading with its weight."""
     innovation, across, variance = _expected(states, reading)
     root, certainty = scale.weight.apply("Sqrt").widened(-1), variance * scale.weight
