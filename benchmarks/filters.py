@@ -1,10 +1,12 @@
 """Filters for comparison: Kalman, WoLF, Huber, Student-t variational, and filterpy's loop.
 
-All but filterpy's work on many series at once. A robust filter computes a weight w for each row from its innovation e,
-the variance of the prediction H = C P C^T and the noise R. The row then has the noise R / w.
+All but filterpy's work on many series at once. A robust filter computes a weight w for each row from its innovation and
+the covariance C P C^T of the prediction. The row then has the noise R / w. A weight gets both in units of the noise, in
+the basis in which the covariance is diagonal: there R is the identity. It takes tensors and NumPy arrays.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import filterpy.kalman
 import numpy as np
@@ -15,13 +17,14 @@ from rfa.estimation import LinearSDE, robust_estimate
 
 Found = tuple[Tensor, Tensor]  # mean and covariance
 Start = tuple[Tensor, Tensor]
-Weight = Callable[[Tensor, Tensor, Tensor], Tensor]  # of e (b, m), H (b, m, m) and R (m, m): w (b,)
+Weight = Callable[[Any, Any], Any]  # of the innovation e (..., m) and the variances h (..., m): w (...)
 Estimator = Callable[[LinearSDE, Tensor, Tensor, Start], Found]
 
 
 def kalman(sde: LinearSDE, times: Tensor, seen: Tensor, start: Start, weight: Weight | None = None) -> Found:
     """The Kalman filter of series `(b, T, m)`. With `weight` it is a robust filter. Rows are complete or missing."""
     observation, noise = sde.observation, sde.observation_noise
+    whiten = torch.linalg.inv(torch.linalg.cholesky(noise))
     lags = times.expand(len(seen), -1).diff()
     transition, forcing = sde.transition(lags), sde.covariance(lags)
     mean = start[0].to(torch.float64).expand(len(seen), -1)
@@ -35,7 +38,10 @@ def kalman(sde: LinearSDE, times: Tensor, seen: Tensor, start: Start, weight: We
         here = ~seen[:, k].isnan().any(-1)
         innovation = torch.where(here[:, None], seen[:, k] - mean @ observation.mT, 0.0)
         predicted = observation @ covariance @ observation.mT
-        effective = noise if weight is None else noise / weight(innovation, predicted, noise)[:, None, None]
+        effective = noise
+        if weight is not None:
+            variances, basis = torch.linalg.eigh(whiten @ predicted @ whiten.mT)
+            effective = noise / weight((innovation @ whiten.mT)[:, None] @ basis, variances[:, None])[..., None]
         gain = covariance @ observation.mT @ torch.linalg.inv(predicted + effective)
         gain = torch.where(here[:, None, None], gain, 0.0)
         mean = mean + (gain @ innovation[..., None])[..., 0]
@@ -50,22 +56,17 @@ def robust(weight: Weight) -> Estimator:
     return lambda *given: kalman(*given, weight=weight)
 
 
-def _distance(error: Tensor, variance: Tensor) -> Tensor:
-    """`e^T S^-1 e`, the squared Mahalanobis distance."""
-    return (error[..., None, :] @ torch.linalg.inv(variance) @ error[..., None])[..., 0, 0]
-
-
 def wolf(soft: float) -> Weight:
     """Weighted observation likelihood filter with the inverse multi-quadratic weight (Duran-Martin and others, 2024).
 
     `soft` is c^2. The noise R becomes `R (1 + e^T R^-1 e / c^2)`.
     """
-    return lambda innovation, predicted, noise: 1 / (1 + _distance(innovation, noise) / soft)
+    return lambda innovation, variances: 1 / (1 + (innovation**2).sum(-1) / soft)
 
 
 def huber(bound: float = 1.345) -> Weight:
     """`min(1, bound / d)` with the Mahalanobis distance d of the innovation."""
-    return lambda innovation, predicted, noise: bound / _distance(innovation, predicted + noise).sqrt().clamp(min=bound)
+    return lambda innovation, variances: 1 / ((innovation**2 / (variances + 1)).sum(-1) / bound**2).clip(1.0) ** 0.5
 
 
 def variational(nu: float, steps: int = 8) -> Weight:
@@ -75,14 +76,11 @@ def variational(nu: float, steps: int = 8) -> Weight:
     the w of the step before.
     """
 
-    def weight(innovation: Tensor, predicted: Tensor, noise: Tensor) -> Tensor:
-        found = innovation.new_ones(len(innovation))
+    def weight(innovation: Any, variances: Any) -> Any:
+        left = 1 / (1 + variances)  # I - C K
         for _ in range(steps):
-            effective = noise / found[:, None, None]
-            left = effective @ torch.linalg.inv(predicted + effective)  # I - C K
-            residual = (left @ innovation[..., None])[..., 0]
-            variance = torch.linalg.solve(noise, left @ predicted).diagonal(dim1=-2, dim2=-1).sum(-1)
-            found = (nu + innovation.shape[-1]) / (nu + _distance(residual, noise) + variance)
+            found = (nu + innovation.shape[-1]) / (nu + ((left * innovation) ** 2 + left * variances).sum(-1))
+            left = 1 / (1 + found[..., None] * variances)
         return found
 
     return weight
