@@ -362,7 +362,7 @@ def errors_table(means: Means) -> str:
     for s, share in enumerate(SHARES):
         for k, name in enumerate(means.sets):
             error = means.values["error"][k, s]
-            cells = [f"**{x:.3g}**" if x == error.min() else f"{x:.3g}" for x in error]
+            cells = [f"**{x:.4g}**" if x == error.min() else f"{x:.4g}" for x in error]
             ratio, covered = means.to_best[k, s, means.filters.index(RFA)], means.values["coverage"][k, s]
             rows.append([f"{share:.0%}", name, *cells, f"{ratio:.3f}", f"{covered[means.filters.index(RFA)]:.1%}"])
     return _table(["added", "set", *means.filters, "rfa over the best other", "rfa's coverage"], rows)
