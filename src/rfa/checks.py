@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 PACKAGE = "robust-filter-attention"
 _MODULES = {
     "hf": ("accelerate", "huggingface_hub", "safetensors", "tokenizers", "transformers"),
-    "onnx": ("onnx",),
+    "onnx": ("onnx", "onnxscript"),
     "series": ("matplotlib", "pandas", "scipy"),
     "lab": ("datasets", "jinja2", "PIL", "pydantic", "rich", "tensorboard", "typer", "yaml"),
 }

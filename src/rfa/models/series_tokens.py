@@ -17,6 +17,7 @@ from rfa.checks import require
 from rfa.dynamics import time_dtype
 from rfa.ops.positions import (
     Positions,
+    by_group,
     check_flags,
     check_given,
     check_tensor,
@@ -206,11 +207,13 @@ def series_tokens(
     dtype: torch.dtype,
     scale: Scale | None = None,
     frequencies: Float[Tensor, " frequencies"] | None = None,
+    ordered: bool = False,
 ) -> SeriesTokens:
     """The tokens of a batch of windows.
 
     `scale` replaces that of each row's window. `frequencies` are those of sines and cosines of the time, in radians per
-    typical gap.
+    typical gap. `ordered`: rows without a reading come first, then the readings in order of time, then one query, and
+    nothing is sorted.
     """
     times, values, query_times, segments = readings
     batch, length, channels = values.shape
@@ -230,10 +233,11 @@ def series_tokens(
     scaled = torch.where(observed, logarithmic_beyond(scaled), 0.0)
     is_key = _padded(present, tokens)
 
-    order = _order(clock, is_key, segments)
+    stand = torch.arange(tokens, device=values.device).expand(batch, -1)
+    order = stand if ordered else _order(clock, is_key, segments)
     clock, is_key = clock.gather(1, order), is_key.gather(1, order)
     sorted_segments = None if segments is None else segments.gather(1, order)
-    parts = [scaled, observed, _log_gap(clock, is_key, sorted_segments), ~is_key]
+    parts = [scaled, observed, _log_gap(clock, is_key, sorted_segments, ordered), ~is_key]
     index = order[..., None].expand(-1, -1, channels)
     parts[:2] = [part.gather(1, index) for part in parts[:2]]
     if frequencies is not None:
@@ -241,7 +245,11 @@ def series_tokens(
         parts += [angle.sin(), angle.cos()]
     features = torch.cat([(part if part.dim() == 3 else part[..., None]).to(dtype) for part in parts], dim=-1)
     positions = checked_positions(batch, tokens, tokens, values.device, clock, None, is_key, sorted_segments)
-    place = order.argsort(-1)
+    if ordered and positions.key_groups is not None and positions.orders is not None:
+        last = stand.clamp(max=tokens - 2)
+        positions.orders["keys"] = by_group(positions.key_groups, stand.roll(1, -1))  # the query is absent too
+        positions.orders["last keys"] = last, torch.ones_like(last, dtype=torch.bool)
+    place = stand if ordered else order.argsort(-1)
     first = 0 if query_times is None else length
     scale = Scale(*(part[:, first:] for part in scale))
     return SeriesTokens(features, positions, place[:, :length], place[:, first:], scale)
@@ -287,10 +295,11 @@ def _since_first(clock: Tensor, is_key: Tensor, segments: Tensor | None) -> Tens
     return torch.where(first.isinf(), 0.0, clock - first)  # 0 in a segment without readings
 
 
-def _log_gap(clock: Tensor, is_key: Tensor, segments: Tensor | None) -> Tensor:
+def _log_gap(clock: Tensor, is_key: Tensor, segments: Tensor | None, ordered: bool) -> Tensor:
     """`log(gap + 0.05)` of each token to the reading before it in its segment, in typical gaps; 0 without one."""
     index = torch.arange(clock.shape[1], device=clock.device).expand(clock.shape)
-    last = torch.where(is_key, index, -1).cummax(-1).values
+    last = torch.where(is_key, index, -1)
+    last = last if ordered else last.cummax(-1).values
     before = torch.cat([last.new_full((len(last), 1), -1), last[:, :-1]], dim=1)
     follows, before = before >= 0, before.clamp(min=0)
     if segments is not None:

@@ -1,6 +1,7 @@
 """The time-series model: readings at any times in, distributions of values at any times out."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,7 @@ from .decoder import RFABlock, RFAPreTrainedModel
 from .packing import NO_COLUMNS
 from .series_tokens import ReadingRows, Scale, WindowScaling, checked_readings, series_tokens, time_frequencies
 from .time_series_config import RFATimeSeriesConfig
+from .time_series_export import write_step
 
 FIRST_DEGREES, LEAST_DEGREES = 5.0, 2.0  # of freedom, at the start and at least
 LEAST_DEVIATION = 1e-4  # spreads
@@ -143,23 +145,27 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         readings = checked_readings(
             times, values, self.config.channels, observed_mask, query_times, segment_ids, query_segment_ids
         )
-        output = self._predict(readings, output_robust_weights=output_robust_weights)
+        output = self.predict_rows(readings, output_robust_weights=output_robust_weights)
         if targets is not None:
             output.loss = self._loss(output, targets, target_mask)
         else:
             require(target_mask is None, "target_mask", "a mask without targets", "targets with it")
         return output
 
-    def _predict(
-        self, readings: ReadingRows, scale: Scale | None = None, output_robust_weights: bool = False
+    def predict_rows(
+        self,
+        readings: ReadingRows,
+        scale: Scale | None = None,
+        output_robust_weights: bool = False,
+        ordered: bool = False,
     ) -> TimeSeriesOutput:
-        """The output without its loss."""
+        """The output without its loss. `scale` and `ordered` are those of `series_tokens`."""
         config = cast(RFATimeSeriesConfig, self.config)
         frequencies = None
         if self.time_frequencies:
             frequencies = torch.tensor(self.time_frequencies, device=readings.values.device)
         dtype = self.embedding.weight.dtype
-        tokens = series_tokens(readings, self.scaling, config.typical_gap, dtype, scale, frequencies)
+        tokens = series_tokens(readings, self.scaling, config.typical_gap, dtype, scale, frequencies, ordered)
         weights: list[Tensor] = []
 
         def watch(layer: RFABlock, hidden_states: Tensor) -> None:
@@ -199,6 +205,36 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         # at its location an unseen target has a finite likelihood, whose gradient is then 0
         likelihood = output.unchecked().log_prob(torch.where(seen, targets, cast(Tensor, output.location).detach()))
         return -torch.where(seen, likelihood, 0.0).sum() / seen.sum().clamp(min=1)
+
+    def export(self, path: str | Path, readings: int) -> None:
+        """Write a step as a file of ONNX. It runs in onnxruntime, without this library and PyTorch.
+
+        The state is the last readings. One run takes one reading into it, and gives the distribution at one time: that
+        of `forward` with the readings that are kept. The network reads all of them again in each run.
+
+        | input | what |
+        | --- | --- |
+        | `kept_times`, `kept_values` | the state, `(readings,)` in float64 and `(readings, channels)` in float32 |
+        | `time`, `value` | of the reading, likewise, a number and `(channels,)`. NaN: not read; all NaN: no reading |
+        | `query_time` | float64, when a value is asked for. Not before `time` and the last reading |
+
+        | output | what |
+        | --- | --- |
+        | `location`, `deviation`, `degrees_of_freedom` | as in `TimeSeriesOutput`, `(channels,)` |
+        | `new_times`, `new_values` | the state of the next run |
+
+        A series begins with zeros and NaN. The metadata of the file have `typical_gap` and `rfa_version`.
+
+        Args:
+            path: of the file, which is written whole.
+            readings: how many are kept, at least 2.
+
+        Raises:
+            ValueError: for fewer readings, a place that cannot be written, and a preset that ONNX cannot express: one
+                that scans over its tokens, such as one with a content clock.
+            MissingExtra: without the packages `onnx` and `onnxscript`.
+        """
+        write_step(self, Path(path), readings)
 
     @torch.no_grad()
     def sample(
@@ -245,7 +281,7 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         for step in range(order.shape[1]):
             at = place[:, step : step + 1]
             rows = ReadingRows(every, known, every.gather(1, at), None)
-            value = self._predict(rows, scale).distribution.sample().to(known.dtype)
+            value = self.predict_rows(rows, scale).distribution.sample().to(known.dtype)
             known = known.scatter(1, at[..., None].expand(-1, -1, channels), value)
         result = known.gather(1, place[..., None].expand(-1, -1, channels))
         back = order.argsort(-1).repeat(num_samples, 1)[..., None].expand(-1, -1, channels)
