@@ -30,14 +30,18 @@ _LITTLE_LEFT = 1e8  # variance of a prediction over the noise, above which most 
 _SHORT = 0.5  # |A| h
 _MOST_DOUBLINGS = 2100.0  # of any lag in float64
 _DOUBLED = """
-doubled (int64 count, bool go, double[g, s, s] phi, double[g, s, s] variance)
-    => (bool go_on, double[g, s, s] next_phi, double[g, s, s] next_variance) {
+doubled (int64 count, bool go, double[g, s, s] phi, double[g, s, s] variance, int64[g, 1, 1] doublings)
+    => (bool go_on, double[g, s, s] next_phi, double[g, s, s] next_variance, int64[g, 1, 1] same) {
   go_on = Identity(go)
+  same = Identity(doublings)
+  longer = Less(count, doublings)
   product = MatMul(phi, variance)
   transposed = Transpose<perm = [0, 2, 1]>(phi)
   moved = MatMul(product, transposed)
-  next_variance = Add(variance, moved)
-  next_phi = MatMul(phi, phi)
+  gained = Add(variance, moved)
+  next_variance = Where(longer, gained, variance)
+  squared = MatMul(phi, phi)
+  next_phi = Where(longer, squared, phi)
 }
 """
 
@@ -175,15 +179,15 @@ def _discretized(graph: Graph, sde: LinearSDE, gap: Value) -> tuple[Value, Value
             moments[order, k, :size, :size] = moment / math.factorial(order + 1)
             power, moment = a @ power, a @ moment + moment @ a.T
     whole = gap * graph.constant(norms, "norms")  # |A| dt
-    longest = graph.add("ReduceMax", whole.apply("Abs"), keepdims=0)
-    doublings = ((longest / _SHORT).apply("Log") / math.log(2)).apply("Ceil").clip(0.0, _MOST_DOUBLINGS)
+    doublings = ((whole.apply("Abs") / _SHORT).apply("Log") / math.log(2)).apply("Ceil").clip(0.0, _MOST_DOUBLINGS)
     short = whole / graph.add("Pow", graph.constant(2.0), doublings)
     powers = graph.add("Pow", short, np.arange(_TERMS + 1.0)[:, None])  # (terms, g)
     phi = (powers.widened(2, 3) * graph.constant(terms, "transition_terms")).sum(0)
     variance = ((powers * short).widened(2, 3) * graph.constant(moments, "variance_terms")).sum(0)
-    go, count, body = np.array(True), doublings.cast("INT64"), parse_graph(_DOUBLED)
-    found = graph.add("Loop", count, go, phi, variance, outputs=2, body=body)
-    flat = (graph.add("Concat", x.reshape(g * s * s), np.zeros(1), axis=0) for x in found)
+    count = doublings.cast("INT64")  # of each group: more than it needs would cost digits
+    most, go, body = graph.add("ReduceMax", count, keepdims=0), np.array(True), parse_graph(_DOUBLED)
+    phi, variance, _ = graph.add("Loop", most, go, phi, variance, count.widened(1, 2), outputs=3, body=body)
+    flat = (graph.add("Concat", x.reshape(g * s * s), np.zeros(1), axis=0) for x in (phi, variance))
     phi, variance = (x[graph.constant(place)] for x in flat)
     return phi, variance
 

@@ -128,6 +128,28 @@ def test_steps_and_forecasts_are_those_of_the_filter(name, tmp_path):
     assert_same({each: column[count:] for each, column in columns.items()}, found.forecast(times[-1] + LATER, **later))
 
 
+def test_a_fast_component_costs_a_slow_one_no_digits(tmp_path):
+    """Each has its own number of doublings: a slope that fades within a nanosecond, beside a day."""
+    times, values = readings(60, np.random.default_rng(0))
+    fixed = {
+        "sigma2.irregular": 1.0,
+        "sigma2.level": 1e-11,
+        "sigma2.trend": 1e-9,
+        "damping.trend": 1e-300,
+        "season": 1e-12,
+    }
+    found = RobustFilter(Trend(damped=True) + Season(24e9)).fit(times[:50] * 1e9, values[:50], fixed=fixed)
+    found.export(tmp_path / "filter.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "filter.onnx")
+    state = np.array(json.loads(session.get_modelmeta().custom_metadata_map["state"]))
+    for row in range(50, 60):
+        given = {"gap": np.array((times[row] - times[row - 1]) * 1e9), "value": np.array(values[row])}
+        mean, states, state = session.run(["mean", "states", "new_state"], {"state": state, **given})
+        wanted = found.update(times[row] * 1e9, values[row])
+        np.testing.assert_allclose(mean, wanted.mean[0], rtol=1e-9)
+        np.testing.assert_allclose(states[2:], [float(x[0]) for x in wanted.states.values()][2:], rtol=1e-9, atol=1e-9)
+
+
 def test_the_file_says_what_a_user_must_know(tmp_path):
     days = np.datetime64("2024-01-01") + np.arange(40) * np.timedelta64(12, "h")
     level = RobustFilter(Level(), time_unit="hour").fit(days, np.random.default_rng(0).normal(size=40).cumsum())
