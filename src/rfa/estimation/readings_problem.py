@@ -57,12 +57,8 @@ class ReadingsTable:
         least = np.full(len(readings.sensors), np.inf)
         seen = ~np.isnan(values)
         np.minimum.at(least, readings.sensor[seen], readings.noise[seen])
-        steps = np.diff(readings.times)
-        mantissa, exponent = np.frexp(steps)
-        rounded = np.ldexp(np.round(mantissa * _MANTISSA), exponent)
-        _, first, index = np.unique(rounded, return_index=True, return_inverse=True)
         noise = np.nan_to_num(readings.noise)  # of a missing reading
-        arrays = values, readings.sensor, noise, least, steps[first], index
+        arrays = values, readings.sensor, noise, least, *_different(np.diff(readings.times))
         tensors = (torch.from_numpy(np.ascontiguousarray(x)) for x in arrays)
         return cls(model, readings, _rows(model, readings), *tensors)
 
@@ -133,6 +129,21 @@ class ReadingsProblem:
         variance = np.einsum("ti,ti->t", shown, spread)
         # states far more uncertain than their sum leave it a negative variance by rounding
         return np.einsum("ti,ti->t", shown, mean), np.maximum(variance, 0.0) + self.noise[0].numpy()
+
+    def ahead(
+        self, sde: LinearSDE, states: StateMoments, origins: np.ndarray, targets: np.ndarray
+    ) -> tuple[Float[np.ndarray, " pairs"], Float[np.ndarray, " pairs"]]:
+        """Of one model: mean and variance of the readings `targets`, by the states at the readings `origins` alone."""
+        table, times = self.table, self.table.readings.times
+        lags, index = _different(times[targets] - times[origins])
+        transition, variance = (x[0].numpy() for x in discretize(sde, torch.from_numpy(lags)))
+        shown = table.rows.numpy()[targets]
+        moved = np.einsum("pi,pij->pj", shown, transition[index])
+        covariance = states.covariance[0].numpy()[origins]
+        spread = np.einsum("pi,pij,pj->p", moved, covariance, moved)
+        spread = np.maximum(spread, 0.0) + np.einsum("pi,pij,pj->p", shown, variance[index], shown)
+        mean = np.einsum("pi,pi->p", moved, states.mean[0].numpy()[origins]) + table.readings.offset[targets]
+        return mean, spread + self.noise[0].numpy()[targets]
 
     def drawn(
         self, sde: LinearSDE, states: StateMoments, paths: int, generator: torch.Generator | None
@@ -220,6 +231,14 @@ def _looped_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
     rest = reduced[:, count:].square().sum(-1)
     logarithms = torch.where(grid.present, deviation.log() + (problem.noise.log() + math.log(2 * math.pi)) / 2, 0.0)
     return -rest / 2 - determined - logarithms.sum(-1)
+
+
+def _different(lags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The different lags, and which of them each one is."""
+    mantissa, exponent = np.frexp(lags)
+    rounded = np.ldexp(np.round(mantissa * _MANTISSA), exponent)
+    _, first, index = np.unique(rounded, return_index=True, return_inverse=True)
+    return lags[first], index
 
 
 def _rows(model: StructuralModel, readings: Readings) -> Float[Tensor, "T n"]:

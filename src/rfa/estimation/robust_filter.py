@@ -286,6 +286,27 @@ class RobustFilter:
         mean, deviation = (like(self._given, x, times) for x in (mean + asked.offset, np.sqrt(variance)))
         return (mean, deviation) if return_std else mean
 
+    def rolling_forecast(self, origins: Any, targets: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Forecasts of readings from earlier ones: what the filter would have said there, with the parameters of `fit`.
+
+        Args:
+            origins: `(pairs,)`, the number of the reading from which each forecast is made. It knows no later one.
+            targets: `(pairs,)`, the number of the reading that is forecast, later than its origin.
+
+        Returns:
+            Mean and variance of each reading, `(pairs,)`. Readings are counted in order of time.
+
+        Raises:
+            ValueError: for numbers that are no readings, or a target that is not later.
+        """
+        origins, targets = (np.asarray(x, dtype=np.int64) for x in (origins, targets))
+        problem, run = self._filtered()
+        inside = len(origins) == len(targets) and bool(((origins >= 0) & (targets < len(problem))).all())
+        require(inside, "origins", f"{len(origins)} numbers", f"as many targets, all from 0 to {len(problem) - 1}")
+        times = problem.table.readings.times
+        require(bool((times[targets] > times[origins]).all()), "targets", "a time before its origin's", "later ones")
+        return problem.ahead(self.sde, run.estimates, origins, targets)
+
     def simulate(
         self,
         query_times: Any,

@@ -1,20 +1,21 @@
-"""The components of a forecast: from words such as `season:24h:3`, or chosen by the data."""
+"""The components of a forecast, from words such as `season:24h:3`, and the season that earlier periods show."""
 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from rfa.checks import require
-from rfa.estimation import Autoregression, Component, Cycle, Level, RobustFilter, Season, StructuralModel, Trend
+from rfa.estimation import Autoregression, Component, Cycle, Level, Season, StructuralModel, Trend
 
 from .table import SeriesTable
 
-SEASONS = ("1D", "7D", "365.2425D")  # that a dated series is searched for
 _HARMONICS = 2  # of a season without a number
+FREE = "free"  # in the place of a number: a season of any form
+_PERIODS = 5  # whose readings at the same phase are a free season
 _KINDS: dict[str, Callable[[], Component]] = {
     "level": Level,
     "trend": Trend,
@@ -22,22 +23,34 @@ _KINDS: dict[str, Callable[[], Component]] = {
     "cycle": Cycle,
     "ar": Autoregression,
 }
-_EXPECTED = "level, trend, damped-trend, season:PERIOD, season:PERIOD:HARMONICS, cycle, cycle:PERIOD or ar"
-_SEARCH_STEPS = 15  # of a fit that is only compared
+_EXPECTED = (
+    "level, trend, damped-trend, season:PERIOD, season:PERIOD:HARMONICS, season:PERIOD:free, cycle, cycle:PERIOD or ar"
+)
 
 
-def components_of(words: Sequence[str], table: SeriesTable) -> StructuralModel:
-    """The sum of components of words: `level`, `trend`, `damped-trend`, `season:24h:3`, `cycle`, `cycle:11`, `ar`.
+class ForecastModel(NamedTuple):
+    """Components, and a free season beside them.
+
+    A free season of period P at time t is the median of the readings at t - P, t - 2 P ... t - 5 P. It may have any
+    form. The components follow what is left of the readings without it.
+    """
+
+    components: StructuralModel
+    period: float | None = None  # of the free season
+
+
+def components_of(words: Sequence[str], table: SeriesTable) -> ForecastModel:
+    """The model of words: `level`, `trend`, `damped-trend`, `season:24h:3`, `season:7D:free`, `cycle:11`, `ar`.
 
     A period is a length of time as `SeriesTable.duration` reads it; after it a season may have its number of harmonics,
-    2 by default.
+    2 by default, or `free`.
 
     Raises:
         ValueError: for an unknown word, a period or harmonics that the series cannot show, or a model that is none.
     """
     require(len(words) > 0, "components", "none", _EXPECTED)
     seasons = sum(word.startswith("season") for word in words)
-    found: list[Component] = []
+    found, free = list[Component](), list[float]()
     for word in words:
         kind, *rest = word.split(":")
         if kind == "season" and 1 <= len(rest) <= 2:
@@ -45,20 +58,25 @@ def components_of(words: Sequence[str], table: SeriesTable) -> StructuralModel:
             period, span = table.duration("components", rest[0]), float(table.times[-1] - table.times[0])
             expected = f"a season of at most the span of the series, {span:g} {table.unit}".rstrip()
             require(period <= span, "components", word, expected)
-            found.append(Season(period, _harmonics(word, rest, table), **name))
+            if rest[1:] == [FREE]:
+                free.append(period)
+            else:
+                found.append(Season(period, _harmonics(word, rest, table), **name))
         elif kind == "cycle" and len(rest) == 1:
             found.append(Cycle(table.duration("components", rest[0])))
         else:
             require(kind in _KINDS and not rest, "components", word, _EXPECTED)
             found.append(_KINDS[kind]())
-    return StructuralModel(*found)
+    require(len(free) <= 1, "components", " ".join(words), "one free season at most")
+    require(len(found) > 0, "components", " ".join(words), "level, trend or ar beside a free season")
+    require(not (free and table.sensor), "components", " ".join(words), "no free season where there are sensors")
+    return ForecastModel(StructuralModel(*found), *free)
 
 
 def _harmonics(word: str, rest: list[str], table: SeriesTable) -> int:
     whole = len(rest) == 1 or (rest[1].isascii() and rest[1].isdigit() and 1 <= int(rest[1]) <= 100)
-    require(whole, "components", word, "a number of harmonics from 1 to 100, as in season:24h:3")
-    wanted = int(rest[1]) if len(rest) == 2 else _HARMONICS
-    most = math.floor(table.duration("components", rest[0]) / table.gap / 2 + 1e-9)
+    require(whole, "components", word, "a number of harmonics from 1 to 100, as in season:24h:3, or free")
+    wanted, most = int(rest[1]) if len(rest) == 2 else _HARMONICS, most_harmonics(rest[0], table)
     if len(rest) == 1:
         wanted = max(1, min(wanted, most))
     expected = f"at most {most} harmonics: a wave needs two readings, and the typical gap is {table.gap:g} {table.unit}"
@@ -66,68 +84,47 @@ def _harmonics(word: str, rest: list[str], table: SeriesTable) -> int:
     return wanted
 
 
-def chosen_components(
-    table: SeriesTable, values: Float[np.ndarray, " T"], report: Any = None
-) -> tuple[list[str], dict[str, float]]:
-    """The words of a default model, and the criterion of each model that was tried, by its words joined with " + ".
+def most_harmonics(period: str, table: SeriesTable) -> int:
+    """That a season of this period can have: a wave needs two readings."""
+    return math.floor(table.duration("components", period) / table.gap / 2 + 1e-9)
 
-    The criterion is the Bayesian one of Kalman filters: `log p(values) - parameters log(readings) / 2`. Values are in
-    median deviations and times in median gaps, so that the units do not matter. Where most values are equal, the
-    standard deviation stands for the median deviation. What a robust level takes for outliers counts as missing.
 
-    First `level` or `trend`; then, for a dated series, the best season among a day, a week and a year, while the
-    criterion improves; at last `level` or `trend` again, beside the seasons. A season needs two periods in the series.
-    A series of one value is a level. `report` is called with the number of models done and the most there can be.
+def free_season(
+    times: Float[np.ndarray, " T"],
+    values: Float[np.ndarray, " T"],
+    period: float,
+    at: Float[np.ndarray, " n"],
+    until: float | Float[np.ndarray, " n"] | None = None,
+) -> Float[np.ndarray, " n"]:
+    """The median of the readings at the same phase in the five periods before each time `at`.
+
+    Between two readings a value lies on the line that joins them, unless they are a quarter of a period apart.
+
+    Args:
+        times, values: increasing times, NaN where nothing was read.
+        period: of the season.
+        at: the times that are asked for.
+        until: the time after which no reading is known, for each. By default one period before `at`.
+
+    Returns:
+        `(n,)`, NaN where no period shows a reading.
     """
-    span = float(table.times[-1] - table.times[0])
-    seasons = [
-        f"season:{period}"
-        for period in (SEASONS if table.unit else ())
-        if 2 * table.duration("season", period) <= span and table.duration("season", period) >= 4 * table.gap
-    ]
-    most, tried = 4 + len(seasons) * (len(seasons) + 1) // 2, dict[str, float]()
-    seen = values[~np.isnan(values)]
-    deviation = float(np.median(np.abs(seen - np.median(seen)))) or float(np.std(seen))  # 0: most values are equal
-    if np.ptp(seen) == 0:
-        return ["level"], {}
-    scaled = (values - np.median(seen)) / deviation
-    times = table.times.numpy() / table.gap
-    unit = table._replace(times=table.times / table.gap, unit="")
-    sensor = list(table.sensor) or None
-
-    def done() -> None:
-        if report is not None:
-            report(min(len(tried) + 1, most), most)
-
-    level = RobustFilter(Level()).fit(times, scaled, sensor=sensor, max_steps=_SEARCH_STEPS)
-    kept = np.where(level.filter().outliers, np.nan, scaled)
-    done()
-
-    def criterion(words: list[str]) -> float:
-        in_gaps = [word if ":" not in word else _in_gaps(word, table) for word in words]
-        model = components_of(in_gaps, unit)
-        fitted = RobustFilter(model, robust=False).fit(times, kept, sensor=sensor, max_steps=_SEARCH_STEPS)
-        tried[" + ".join(words)] = found = fitted.log_likelihood - math.log(len(seen)) * len(fitted.parameters) / 2
-        done()
-        return found
-
-    chosen = max((["level"], ["trend"]), key=criterion)
-    best = tried[chosen[0]]
-    while seasons:
-        season = max(seasons, key=lambda one: criterion([*chosen, one]))
-        if tried[" + ".join([*chosen, season])] <= best:
-            break
-        best = tried[" + ".join([*chosen, season])]
-        chosen = [*chosen, season]
-        seasons.remove(season)
-    if len(chosen) > 1:  # without its season a smooth wave looks like a trend
-        other = ["trend" if chosen[0] == "level" else "level", *chosen[1:]]
-        chosen = other if criterion(other) > best else chosen
-    if report is not None:
-        report(most, most)
-    return chosen, tried
-
-
-def _in_gaps(word: str, table: SeriesTable) -> str:
-    kind, period, *rest = word.split(":")
-    return ":".join([kind, repr(table.duration("season", period) / table.gap), *rest])
+    seen = ~np.isnan(values)
+    times, values = times[seen], values[seen]
+    before = at - period if until is None else np.broadcast_to(until, at.shape)
+    last = np.searchsorted(times, before, side="right") - 1  # the last reading that is known
+    first = np.maximum(np.ceil((at - before) / period - 1e-9), 1.0)  # periods back to one that is known
+    phases = at - (first + np.arange(_PERIODS)[:, None]) * period
+    left = np.searchsorted(times, phases, side="right") - 1
+    right = np.minimum(left + 1, last)
+    inside = left >= 0
+    left, right = np.maximum(left, 0), np.maximum(right, 0)
+    gap = times[right] - times[left]
+    share = np.where(gap > 0, (phases - times[left]) / np.where(gap > 0, gap, 1.0), 0.0)
+    usual = float(np.median(np.diff(times))) if len(times) > 1 else 0.0
+    near = (gap <= max(period / 4, 2 * usual)) & (phases - times[left] <= max(period / 4, 2 * usual))
+    found = np.where(inside & near, values[left] + share * (values[right] - values[left]), np.nan)
+    known = ~np.isnan(found).all(axis=0)
+    median = np.full(at.shape, np.nan)
+    median[known] = np.nanmedian(found[:, known], axis=0)
+    return median

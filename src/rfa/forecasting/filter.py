@@ -1,28 +1,32 @@
-"""Forecasts by filters: one for each channel, its components given or chosen, and its outliers."""
+"""Forecasts by filters: one for each channel, its components and its scale given or chosen, and its outliers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from rfa.checks import require
-from rfa.estimation import RobustFilter
 from rfa.progress import Stage, StageProgress
 
-from .components import chosen_components, components_of
+from .bands import PastErrors
+from .choice import Choice, choose
+from .components import components_of
 from .request import LEVELS, ChannelForecast, Forecaster, ForecastRequest, outlier_entry
+from .rolling import Channel, FittedChannel
+from .scale import SCALES, allowed_scales
 from .table import SeriesTable
 
 _FEWEST = 4  # readings of a channel
 _FITTED = 1000  # readings, the last ones, to which parameters are fitted
+_MANY, _TOO_MANY = 0.05, 0.2  # shares of the readings that are refused: it is said; they are no outliers
 
 
 def forecast_by_filter(request: ForecastRequest, progress: StageProgress | None = None) -> Forecaster:
     """Forecasts by a `RobustFilter` for each channel.
 
     Its parameters are fitted to the last 1,000 readings, or to two of the longest period. Estimates and outliers of
-    the past are the smoother's, over the whole series.
+    the past are the smoother's, over the whole series. Bands are those of `PastErrors`.
     """
 
     def forecast(table: SeriesTable, query_times: Float[np.ndarray, " steps"]) -> list[ChannelForecast]:
@@ -30,86 +34,126 @@ def forecast_by_filter(request: ForecastRequest, progress: StageProgress | None 
             components_of(request.components, table)  # errors come before the first fit
         for name, readings in zip(table.channels, (~table.values.isnan()).sum(0).tolist(), strict=True):
             require(readings >= _FEWEST, "values", f"{readings} readings in {name!r}", f"at least {_FEWEST} for a fit")
-        return [_filtered(request, table, query_times, place, progress) for place in range(len(table.channels))]
+        scales = [
+            allowed_scales(name, values, request.positive, request.counts)
+            for name, values in zip(table.channels, table.values.numpy().T, strict=True)
+        ]
+        return [
+            _forecast_channel(request, table, query_times, place, scales[place], progress)
+            for place in range(len(table.channels))
+        ]
 
     return forecast
 
 
-def _filtered(
+def _forecast_channel(
     request: ForecastRequest,
     table: SeriesTable,
     query_times: np.ndarray,
     place: int,
+    scales: list[str],
     progress: StageProgress | None,
 ) -> ChannelForecast:
-    name = table.channels[place]
-    table, values = _with_readings(table, table.values[:, place].numpy())
+    name, values = table.channels[place], table.values[:, place].numpy()
 
     def say(stage: str, done: int, total: int) -> None:
         if progress is not None:
             progress(Stage(stage, name), done, total)
 
-    seen = np.flatnonzero(~np.isnan(values))
-    words, tried = request.components, dict[str, float]()
-    tail = slice(int(seen[-min(_FITTED, len(seen))]), None)
-    if words is None:
+    table, values = _with_readings(table, values)
+    times, seen = table.times.numpy(), np.flatnonzero(~np.isnan(values))
+    tail, horizon = int(seen[-min(_FITTED, len(seen))]), float(query_times[-1] - times[-1])
+
+    def channel(scale: str, first: int = 0) -> Channel:
+        on_scale = SCALES[scale].forth(values)
+        return Channel(table.rows(slice(first, None)), on_scale[first:], (times, on_scale)).with_readings()
+
+    if request.components is None:
         say("choosing", 0, 1)
-        recent = _with_readings(table.rows(tail), values[tail])
-        words, tried = chosen_components(*recent, lambda *far: say("choosing", *far))
-    model = components_of(words, table)
-    longest = max((component.shortest_span() for component in model.components), default=0.0)
-    times = table.times.numpy()
-    if times[-1] - times[tail.start] < 2 * longest:
-        tail = slice(int(np.searchsorted(times, times[-1] - 2 * longest)), None)
-    sensor = list(table.sensor) or None
-    recent = _with_readings(table.rows(tail), values[tail])
+        recent = {scale: channel(scale, tail) for scale in scales}
+        choice = choose(recent, horizon, request.robust, lambda *far: say("choosing", *far))
+    else:
+        choice = Choice(request.components, scales[0] if request.positive or request.counts else "linear", {})
+    model = components_of(choice.words, table)
+    longest = max((component.shortest_span() for component in model.components.components), default=0.0)
+    if times[-1] - times[tail] < 2 * longest:
+        tail = int(np.searchsorted(times, times[-1] - 2 * longest))
     say("fitting", 0, 3)
     try:
-        fitted = RobustFilter(model, request.robust)
-        fitted.fit(recent[0].times.numpy(), recent[1], sensor=list(recent[0].sensor) or None)
-        say("fitting", 1, 3)
-        known = fitted.parameters
-        if sensor is not None:  # a sensor that the last readings lack takes the noise of the others
-            known = _with_all_sensors(known, sorted(set(table.sensor)))
-        whole = RobustFilter(model, request.robust).fit(times, values, sensor=sensor, fixed=known)
-        past = whole.smooth()
-        say("fitting", 2, 3)
-        ahead = whole.forecast(query_times)
+        return _fitted(request, choice, channel(choice.scale, tail), channel(choice.scale), query_times, place, say)
     except ValueError as error:
         raise ValueError(f"{error} (column {name!r})") from None
+
+
+def _fitted(
+    request: ForecastRequest,
+    choice: Choice,
+    recent: Channel,
+    all_readings: Channel,
+    query_times: np.ndarray,
+    place: int,
+    say: Callable[[str, int, int], None],
+) -> ChannelForecast:
+    """The forecast of a channel whose model is chosen: fitted to recent readings, filtered over all."""
+    name, times, back = recent.table.channels[place], all_readings.times, SCALES[choice.scale].back
+    readings, notes, robust = int((~np.isnan(recent.values)).sum()), list[str](), request.robust
+    fitted = FittedChannel.of(recent, choice.words, robust)
+    refused = float(np.sum(fitted.filter.filter().outliers)) / readings
+    if robust and refused > _TOO_MANY:
+        robust, fitted = False, FittedChannel.of(recent, choice.words, False)
+        notes.append(f"{name}: {refused:.0%} of the readings would be refused, so all of them count fully")
+    elif refused > _MANY:
+        notes.append(f"{name}: {refused:.0%} of the readings are refused; the bands count them")
+    say("fitting", 1, 3)
+    known = fitted.filter.parameters
+    if all_readings.sensor is not None:  # a sensor that the last readings lack takes the noise of the others
+        known = _with_all_sensors(known, sorted(set(all_readings.sensor)))
+    whole = FittedChannel.of(all_readings, choice.words, robust, fixed=known)
+    past = whole.filter.smooth()
+    say("fitting", 2, 3)
+    season = whole.season_at(query_times, times[-1])
+    if season is not None:
+        missing = bool(np.isnan(season).any())
+        require(not missing, "components", " ".join(choice.words), "readings at each phase of the free season")
+    ahead = whole.filter.forecast(query_times, offset=season)
+    lags, deviation = query_times - times[-1], np.sqrt(ahead.variance)
+    errors = PastErrors.of(whole, float(lags[-1]))
+    widths = {level: errors.half_widths(level, lags) * deviation for level in LEVELS}
     say("fitting", 3, 3)
+    if choice.scale != "linear":
+        notes.append(f"{name}: filtered on a {choice.scale} scale, so no forecast is negative; `mean` is the median")
+    values, expected = back(all_readings.values), back(past.mean)
     outliers = [
-        outlier_entry(table.label(times[row]), times[row], values[row], past.mean[row], past.weights[row])
+        outlier_entry(all_readings.table.label(times[row]), times[row], values[row], expected[row], past.weights[row])
         for row in np.flatnonzero(past.outliers)
     ]
     details: dict[str, Any] = {
-        "components": " + ".join(words),
+        "components": " + ".join(choice.words),
+        "scale": choice.scale,
         "chosen": request.components is None,
-        "tried": tried,
-        "parameters": whole.parameters,
-        "log_likelihood": fitted.log_likelihood,
-        "fitted_readings": int((~np.isnan(values[tail])).sum()),
-        "converged": fitted.converged,
+        "tried": choice.tried,
+        "parameters": whole.filter.parameters,
+        "log_likelihood": fitted.filter.log_likelihood,
+        "fitted_readings": readings,
+        "converged": fitted.filter.converged,
     }
-    if sensor is not None:
+    if all_readings.sensor is not None:
         details["sensor"] = str(ahead.sensor[0])
     return ChannelForecast(
         name=name,
-        mean=ahead.mean,
-        intervals={level: ahead.interval(level) for level in LEVELS},
-        past=(times, past.mean, *past.interval(0.9)),
+        mean=back(ahead.mean),
+        intervals={level: (back(ahead.mean - half), back(ahead.mean + half)) for level, half in widths.items()},
+        past=(times, expected, *(back(end) for end in past.interval(0.9))),
         outliers=outliers,
+        notes=notes,
         details=details,
     )
 
 
 def _with_readings(table: SeriesTable, values: np.ndarray) -> tuple[SeriesTable, np.ndarray]:
     """The rows of sensors that have a reading among the values, and the values: others have no noise to fit."""
-    if not table.sensor:
-        return table, values
-    sensor = np.asarray(table.sensor)
-    rows = np.isin(sensor, sensor[~np.isnan(values)])
-    return table.rows(rows), values[rows]
+    found = Channel(table, values, (values, values)).with_readings()
+    return found.table, found.values
 
 
 def _with_all_sensors(parameters: dict[str, float], sensors: Sequence[str]) -> dict[str, float]:

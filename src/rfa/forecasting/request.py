@@ -50,6 +50,8 @@ class ForecastRequest:
         table_format: how the file is written.
         components: of the filter, as for `components_of`; by default the data choose.
         robust: False: the Kalman filter.
+        positive, counts: values are above 0: filtered on the scale of their logarithm; they are at least 0: of their
+            square root. By default the readings say so.
     """
 
     file: Path
@@ -61,6 +63,11 @@ class ForecastRequest:
     table_format: TableFormat = field(default_factory=TableFormat)
     components: list[str] | None = None
     robust: bool = True
+    positive: bool = False
+    counts: bool = False
+
+    def __post_init__(self) -> None:
+        require(not (self.positive and self.counts), "positive", "it and --counts", "one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +80,7 @@ class ChannelForecast:
         intervals: lower and upper ends `(steps,)` by probability.
         past: times, means, and the 90 % interval of estimates at readings, for the figure.
         outliers: of `outlier_entry`, for each.
+        notes: what was assumed, a line each.
         details: further entries of `forecast.json`.
     """
 
@@ -81,6 +89,7 @@ class ChannelForecast:
     intervals: dict[float, tuple[np.ndarray, np.ndarray]]
     past: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
     outliers: list[dict[str, Any]]
+    notes: list[str] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
 
 
@@ -214,7 +223,7 @@ def write_forecast(
         "readings": {name: int(n) for name, n in zip(table.channels, (~table.values.isnan()).sum(0), strict=True)},
         "last": table.label(float(table.times[-1])),
         "horizon": request.horizon,
-        "notes": list(table.notes),
+        "notes": [*table.notes, *(note for one in found for note in one.notes)],
         "step": float(query_times[-1] - float(table.times[-1])) / len(query_times),
         "channels": {
             one.name: {

@@ -14,6 +14,7 @@ from .app import ManyValues, app, check_out, check_resume, console, one_line, sa
 from .console import metrics_words, progress_bars, stage_words
 
 _LISTED = 10  # outliers of a channel that are printed
+_COMPARED = 4  # models whose errors are printed
 TimeOption = Annotated[str, typer.Option(help="The column of times: numbers or dates.", metavar="COLUMN")]
 ValuesOption = Annotated[
     list[str] | None, typer.Option(help="The columns to forecast; all others by default.", metavar="A B ...")
@@ -64,11 +65,14 @@ def forecast(
     components: Annotated[
         list[str] | None,
         typer.Option(
-            help="Of the filter: level, trend, season:24h, season:24h:3 (harmonics), cycle, ar; chosen by default.",
+            help="Of the filter: level, trend, damped-trend, ar, cycle, season:24h:3 (waves), season:7D:free; "
+            "those that would have forecast best by default.",
             metavar="C ...",
         ),
     ] = None,
     not_robust: Annotated[bool, typer.Option("--not-robust", help="The Kalman filter.")] = False,
+    positive: Annotated[bool, typer.Option("--positive", help="All values are above 0: no forecast is less.")] = False,
+    counts: Annotated[bool, typer.Option("--counts", help="No value is negative: no forecast is, either.")] = False,
     sensor: Annotated[
         str | None, typer.Option(help="A column that names the sensor of each row; filter only.", metavar="COLUMN")
     ] = None,
@@ -111,6 +115,8 @@ def forecast(
         table_format=_table_format(ctx),
         components=components,
         robust=not not_robust,
+        positive=positive,
+        counts=counts,
     )
     go_on = "go on with the same command and --resume"
     with stoppable(go_on), progress_bars() as bar:
@@ -268,6 +274,10 @@ def _print_forecast(content: dict[str, Any], out: Path) -> None:
             by = "chosen by the data" if one["chosen"] else "as given"
             of = f", for readings of sensor {one['sensor']}" if "sensor" in one else ""
             _say(f"model of {name}: {one['components']} ({by}){of}")
+            if one["tried"]:
+                least = sorted(one["tried"].items(), key=lambda each: each[1])[:_COMPARED]
+                said = ", ".join(f"{words} {error:.4g}" for words, error in least)
+                _say(f"mean error at this horizon of the best of {len(one['tried'])} models: {said}")
         for outlier in one["outliers"][-_LISTED:]:
             weight = "" if outlier["weight"] is None else f", weight {outlier['weight']:.2g}"
             said = f"outlier: {name} {outlier['value']:.6g} at {outlier['time']}, expected {outlier['expected']:.6g}"

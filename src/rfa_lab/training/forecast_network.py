@@ -296,6 +296,8 @@ def _check_options(request: ForecastRequest, model: str, network: Any, training:
     require(request.components is None, "components", request.components, "none with a network")
     require(request.sensor is None, "sensor", request.sensor, "none with a network; --model filter takes several")
     require(request.robust, "not-robust", True, "it with --model filter")
+    scale = request.positive or request.counts
+    require(not scale, "positive" if request.positive else "counts", True, "it with --model filter")
     if network is not None:
         given = [*training, *(["resume"] if resume else [])]
         require(not given, "network", f"a trained one with {', '.join(given)}", "one of them")

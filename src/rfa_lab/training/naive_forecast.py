@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
-from rfa.forecasting.components import SEASONS
+from rfa.forecasting.choice import SEASONS
 from rfa.forecasting.network import TrainingData, WindowPlace, predicted
 from rfa.forecasting.scores import forecast_scores
 from rfa.forecasting.table import SeriesTable

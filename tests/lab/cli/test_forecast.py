@@ -38,9 +38,15 @@ def test_the_files_hold_the_filters_own_numbers(rfa, write, tmp_path):
     with (tmp_path / "o" / "forecast.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     assert [(row["time"], row["channel"]) for row in table] == [("40", "a"), ("41", "a"), ("42", "a")]
-    columns = [ahead.mean, *ahead.interval(0.5), *ahead.interval(0.9)]
-    for name, column in zip(("mean", "lower_50", "upper_50", "lower_90", "upper_90"), columns, strict=True):
-        np.testing.assert_allclose([float(row[name]) for row in table], column, rtol=1e-9)  # printed to 16 digits
+    written = {
+        name: np.array([float(row[name]) for row in table]) for name in table[0] if name not in ("time", "channel")
+    }
+    np.testing.assert_allclose(written["mean"], ahead.mean, rtol=1e-9)  # printed to 16 digits
+    for level_of in (50, 90):  # wider or narrower than the model's, by its errors
+        lower, upper = written[f"lower_{level_of}"], written[f"upper_{level_of}"]
+        np.testing.assert_allclose(upper + lower, 2 * ahead.mean, rtol=1e-9)
+        model = np.subtract(*ahead.interval(level_of / 100)[::-1])
+        assert ((upper - lower > 0.5 * model) & (upper - lower < 2 * model)).all()
     one = json.loads((tmp_path / "o" / "forecast.json").read_text())["channels"]["a"]
     assert one["parameters"] == pytest.approx(level.parameters)
     assert [(found["time"], found["value"]) for found in one["outliers"]] == [("20", 50.0)]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from training.runs import at_step, contents, ctrl_c
 
 from rfa.estimation import RobustFilter, Season, Trend
-from rfa.forecasting.components import chosen_components, components_of
+from rfa.forecasting.components import components_of
 from rfa.forecasting.network import (
     NetworkRequest,
     SeriesWindows,
@@ -36,39 +36,6 @@ def table(times, values, unit="", channels=None):
     values = torch.as_tensor(values, dtype=torch.float64).reshape(len(times), -1)
     channels = channels or tuple(f"x{k}" for k in range(values.shape[1]))
     return SeriesTable(torch.as_tensor(times, dtype=torch.float64), values, channels, unit)
-
-
-def daily_pattern(seed=0, days=3, amplitude=1.0):
-    random = np.random.default_rng(seed)
-    hours = np.arange(24.0 * days)
-    return hours, random.normal(size=len(hours)).cumsum() * 0.1 + amplitude * np.sin(2 * np.pi * hours / 24)
-
-
-@pytest.mark.parametrize(("unit", "scale"), [("h", 1.0), pytest.param("min", 1e6, marks=slow)])
-def test_a_daily_pattern_is_found_in_any_unit_and_through_an_outlier(unit, scale):
-    hours, values = daily_pattern()
-    values[30] = 1000.0
-    one = table(hours * (60 if unit == "min" else 1), scale * values, unit)
-    words, tried = chosen_components(one, one.values[:, 0].numpy())
-    assert words == ["level", "season:1D"]
-    assert tried["level + season:1D"] > max(tried["level"], tried["trend"]) + 10  # nats: no close call
-
-
-@slow
-def test_a_wandering_level_has_no_season():
-    hours, values = daily_pattern(amplitude=0.0)
-    assert chosen_components(table(hours, values, "h"), values)[0] == ["level"]
-    assert chosen_components(table(hours, values), values)[0] == ["level"]  # numbers: nothing is known of days
-
-
-def test_seasons_are_tried_where_most_values_are_equal():
-    """As of solar power, which is 0 at night: 14 of 24 hours."""
-    hours = np.arange(24.0 * 5)
-    values = np.clip(np.sin(2 * np.pi * (hours - 7) / 20), 0, None) * (hours % 24 >= 7) * (hours % 24 < 17)
-    values = values.round(3) * np.random.default_rng(0).uniform(0.8, 1, len(hours))
-    assert np.median(values) == 0
-    assert chosen_components(table(hours, values, "h"), values)[0][1:] == ["season:1D"]
-    assert chosen_components(table(hours, 0 * values + 0.1, "h"), 0 * values + 0.1) == (["level"], {})
 
 
 @pytest.mark.parametrize("missing", [[], [50, 90]])
@@ -145,10 +112,23 @@ def test_windows_of_a_month_reach_the_next_month(tmp_path):
 def test_words_are_components():
     one = table(np.arange(100.0), np.zeros(100), "h")
     model = components_of(["trend", "season:1D:3"], one)
-    assert model.components == (Trend(), Season(24.0, 3))
+    assert (model.components.components, model.period) == ((Trend(), Season(24.0, 3)), None)
     both = components_of(["level", "season:6h", "season:2D:1", "cycle:10h", "ar"], one)
-    assert [component.name for component in both.components] == ["level", "season 6h", "season 2D", "cycle", "ar"]
-    assert components_of(["season:2h"], one).components == (Season(2.0, 1),)  # two readings show one wave
+    assert [component.name for component in both.components.components] == [
+        "level",
+        "season 6h",
+        "season 2D",
+        "cycle",
+        "ar",
+    ]
+    assert components_of(["season:2h"], one).components.components == (Season(2.0, 1),)  # two readings show one wave
+    assert components_of(["level", "season:7D:free"], table(np.arange(400.0), np.zeros(400), "h")).period == 168.0
+    for words, expected in (
+        (["season:1D:free"], "level, trend or ar"),
+        (["level", *2 * ["season:1D:free"]], "one free"),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            components_of(words, one)
 
 
 def write_csv(path, one):
@@ -189,7 +169,7 @@ def test_parameters_come_from_the_last_readings_and_outliers_from_all(tmp_path, 
     request = ForecastRequest(file=file, time="t", horizon="2", components=["level"])
     found = forecast_file(request, tmp_path / "out")["channels"]["x0"]
     model = components_of(["level"], table(np.arange(60.0), values))
-    assert found["parameters"] == RobustFilter(model).fit(np.arange(30.0, 60.0), values[30:]).parameters
+    assert found["parameters"] == RobustFilter(model.components).fit(np.arange(30.0, 60.0), values[30:]).parameters
     assert (found["fitted_readings"], [each["time"] for each in found["outliers"]]) == (30, ["5"])
 
 
@@ -212,7 +192,7 @@ def test_a_sensor_that_the_last_readings_lack_takes_the_noise_of_the_others(tmp_
     (tmp_path / "x.csv").write_text("\n".join(["t,s,x", *rows]) + "\n")
     request = ForecastRequest(file=tmp_path / "x.csv", time="t", horizon="2", sensor="s", components=["level"])
     found = forecast_file(request, tmp_path / "out")["channels"]["x"]
-    level = RobustFilter(components_of(["level"], table(np.arange(60.0), values)))
+    level = RobustFilter(components_of(["level"], table(np.arange(60.0), values)).components)
     level.fit(np.arange(30.0, 60.0), values[30:], sensor=["new"] * 30)
     noise = level.parameters["sigma2.irregular.new"]
     assert found["parameters"] == level.parameters | {f"sigma2.irregular.{sensor}": noise for sensor in sensors}

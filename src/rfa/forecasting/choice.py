@@ -1,0 +1,131 @@
+"""The model of a default forecast: the components and the scale that would have forecast best so far."""
+
+from collections.abc import Callable
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from rfa.estimation import Level, RobustFilter
+
+from .components import FREE, most_harmonics
+from .rolling import Channel, FittedChannel, Origins
+from .scale import SCALES
+
+SEASONS = ("1D", "7D", "365.2425D")  # that a dated series is searched for
+_HARMONICS = 2, 5  # of a season that are tried
+_OF_TWO = 4, 3  # harmonics of two seasons that are tried together
+_KINDS = ["level", "ar"], ["level"], ["damped-trend"], ["trend"]  # what follows the readings beside a season
+_SEASON_GAIN = 0.9  # of the error without a season, which one with a season must be below
+_PERIODS = 5  # of a cycle that is tried: fewer are seen in any walk
+_SEARCH_STEPS = 15  # of a fit that is only compared
+_COST = 0.02  # of a parameter: the share by which it must reduce the error
+_MOST_REFUSED = 0.2  # share of the readings that a filter may refuse; where it is more they are no outliers
+
+
+class Choice(NamedTuple):
+    """What is chosen.
+
+    Fields:
+        words: of the components.
+        scale: a name of `SCALES`.
+        tried: the mean absolute error of the rolling forecasts of each model, by its words and its scale.
+    """
+
+    words: list[str]
+    scale: str
+    tried: dict[str, float]
+
+
+def choose(channels: dict[str, Channel], horizon: float, robust: bool, report: Callable[[int, int], None]) -> Choice:
+    """The model whose forecasts of the last readings, at the horizon that is asked for, had the smallest error.
+
+    Each model is fitted to all readings. Its filter then forecasts from up to 40 earlier readings, from each without a
+    look at later ones. The error is the mean absolute one, times 1.02 for each parameter. First the components without
+    a season are compared; then, for dated series, seasons of a day, a week and a year, two of them, and free ones; then
+    what follows the readings beside the best waves and the best free season. A season must make the error a tenth
+    smaller. At last the scales are compared.
+
+    Args:
+        channels: of each scale that is allowed, by its name. The first one is the usual one.
+        horizon: in units of the times.
+        robust: whether readings that a robust level refuses are left out of these fits.
+        report: called with the number of models done and the most there can be.
+    """
+    usual, *others = channels
+    table, truth = channels[usual].table, SCALES[usual].back(channels[usual].values)
+    if np.ptp(truth[~np.isnan(truth)]) == 0:
+        return Choice(["level"], usual, {})
+    origins = Origins.of(channels[usual], horizon)
+    cleaned = {name: _cleaned(channel) if robust else channel for name, channel in channels.items()}
+    tried, costs = dict[str, float](), dict[str, float]()
+    seasons = _seasons(channels[usual])
+    cycle = f"cycle:{_main_period(channels[usual])}{table.unit}"
+    kinds = [*_KINDS, ["level", "ar", cycle]]
+    most = len(kinds) + len(seasons) + 2 * (len(_KINDS) - 1) * bool(seasons) + len(others)
+
+    def cost(words: list[str], scale: str = usual) -> float:
+        label = " + ".join(words) + (f" ({scale})" if scale != usual else "")
+        if label not in costs:
+            report(len(costs), most)
+            costs[label] = np.inf
+            try:
+                fitted = FittedChannel.of(cleaned[scale], words, False, max_steps=_SEARCH_STEPS)
+                mean = SCALES[scale].back(fitted.rolling(origins)[0])
+            except ValueError:  # it cannot be fitted to these readings
+                return np.inf
+            error = float(np.mean(np.abs(mean - truth[origins.targets])))
+            if np.isfinite(error):
+                tried[label], costs[label] = error, error * (1 + _COST * len(fitted.filter.parameters))
+        return costs[label]
+
+    chosen = min(kinds, key=cost)
+    forms = [[season for season in seasons if season[0].endswith(FREE) == free] for free in (False, True)]
+    best = [min(form, key=lambda season: cost([*_KINDS[0], *season])) for form in forms if form]
+    if best:
+        seasonal = min(([*kind, *season] for season in best for kind in _KINDS), key=cost)
+        chosen = seasonal if cost(seasonal) < _SEASON_GAIN * cost(chosen) else chosen
+    scale = min(channels, key=lambda name: cost(chosen, name))
+    report(most, most)
+    return Choice(chosen if tried else ["level"], scale, tried)
+
+
+def _seasons(channel: Channel) -> list[list[str]]:
+    """The seasons that are tried: waves of two periods in these readings, free ones of two in all, and two together."""
+    table, span = channel.table, float(channel.times[-1] - channel.times[0])
+    all_times = channel.past[0]
+    lengths = {period: table.duration("season", period) for period in (SEASONS if table.unit else ())}
+    lengths = {period: length for period, length in lengths.items() if length >= 4 * table.gap}
+    waves = [period for period, length in lengths.items() if 2 * length <= span]
+    found: list[list[str]] = []
+    for period, length in lengths.items():
+        harmonics = sorted({min(each, most_harmonics(period, table)) for each in _HARMONICS})
+        found += [[f"season:{period}:{each}"] for each in harmonics if period in waves]
+        if 2 * length <= all_times[-1] - all_times[0] and not table.sensor:
+            found.append([f"season:{period}:free"])
+    for pair in combinations(waves, 2):
+        two = zip(pair, _OF_TWO, strict=True)
+        found.append([f"season:{period}:{min(each, most_harmonics(period, table))}" for period, each in two])
+    return found
+
+
+def _cleaned(channel: Channel) -> Channel:
+    """Without the readings that a robust level refuses, unless they are many."""
+    fitted = RobustFilter(Level()).fit(channel.times, channel.values, sensor=channel.sensor, max_steps=_SEARCH_STEPS)
+    outliers = np.asarray(fitted.filter().outliers)
+    if outliers.sum() > _MOST_REFUSED * (~np.isnan(channel.values)).sum():
+        return channel
+    return channel._replace(values=np.where(outliers, np.nan, channel.values))
+
+
+def _main_period(channel: Channel) -> str:
+    """The period of the largest wave in the series, by the periodogram of its readings on a regular grid."""
+    seen = ~np.isnan(channel.values)
+    times, values = channel.times[seen], channel.values[seen]
+    grid = np.linspace(times[0], times[-1], len(times))
+    level = np.interp(grid, times, values)
+    level -= np.polyval(np.polyfit(grid - grid[0], level, 1), grid - grid[0])
+    power = np.abs(np.fft.rfft(level * np.hanning(len(grid)))) ** 2
+    power[:_PERIODS], power[len(grid) // 4 + 1 :] = 0.0, 0.0  # of four readings or more
+    period = (grid[-1] - grid[0]) / max(int(power.argmax()), _PERIODS)
+    return np.format_float_positional(period, precision=4, fractional=False, trim="-")

@@ -1,0 +1,105 @@
+"""One channel, its model fitted, and what the model would have forecast from earlier readings."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from rfa.estimation import RobustFilter
+
+from .components import components_of, free_season
+from .table import SeriesTable
+
+_ORIGINS, _TARGETS = 40, 60  # of rolling forecasts, and readings that each of them forecasts, at most
+_RECENT = 400  # readings, at most half of the series, over which origins are spread
+
+
+class Channel(NamedTuple):
+    """A channel of a table on the scale on which it is filtered, and its past, in which free seasons are found."""
+
+    table: SeriesTable
+    values: Float[np.ndarray, " T"]  # of the rows of the table, NaN where nothing was read
+    past: tuple[Float[np.ndarray, " all"], Float[np.ndarray, " all"]]  # times and values of all rows
+
+    @property
+    def times(self) -> Float[np.ndarray, " T"]:
+        """Of the rows."""
+        return self.table.times.numpy()
+
+    @property
+    def sensor(self) -> list[str] | None:
+        """Of the rows, None where no column names sensors."""
+        return list(self.table.sensor) or None
+
+    def with_readings(self) -> "Channel":
+        """Without the rows of sensors that have no reading here: they have no noise to fit."""
+        if not self.table.sensor:
+            return self
+        sensor = np.asarray(self.table.sensor)
+        rows = np.isin(sensor, sensor[~np.isnan(self.values)])
+        return self._replace(table=self.table.rows(rows), values=self.values[rows])
+
+
+class Origins(NamedTuple):
+    """Which readings are forecast from which: their rows, a pair for each."""
+
+    rows: Int[np.ndarray, " pairs"]
+    targets: Int[np.ndarray, " pairs"]
+
+    @classmethod
+    def of(cls, channel: Channel, horizon: float) -> "Origins":
+        """Forecasts of the readings within the horizon, from up to 40 readings of the later half of the series."""
+        times, seen = channel.times, np.flatnonzero(~np.isnan(channel.values))
+        count = len(seen)
+        first = seen[max(count // 2, count - _RECENT)]
+        last = int(np.searchsorted(times, times[-1] - horizon, side="right")) - 1
+        if last <= first:  # a short series, or a far horizon
+            first = seen[max(count // 3, min(3, count - 1))]
+        spread = np.linspace(first, max(last, first), _ORIGINS).astype(int)
+        rows, targets = list[int](), list[int]()
+        for row in sorted({int(seen[seen <= place].max()) for place in spread}):
+            later = seen[(times[seen] > times[row]) & (times[seen] <= times[row] + horizon * (1 + 1e-6))]
+            if len(later) > _TARGETS:
+                later = later[np.linspace(0, len(later) - 1, _TARGETS).astype(int)]
+            rows += [row] * len(later)
+            targets += later.tolist()
+        return cls(np.array(rows, dtype=np.int64), np.array(targets, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class FittedChannel:
+    """A channel and the filter of its model."""
+
+    channel: Channel
+    filter: RobustFilter
+    period: float | None  # of the free season
+    season: Float[np.ndarray, " T"] | None  # the free season at the rows
+
+    @classmethod
+    def of(cls, channel: Channel, words: list[str], robust: bool, **options: Any) -> "FittedChannel":
+        """Fit the model of some words. `options` are those of `RobustFilter.fit`."""
+        model, values, season = components_of(words, channel.table), channel.values, None
+        if model.period is not None:
+            times, past = channel.past
+            season = free_season(times, past, model.period, channel.times)
+            later = free_season(-times[::-1], past[::-1], model.period, -channel.times)
+            season = np.where(np.isnan(season), later, season)  # the first period is told from the next ones
+            values, season = np.where(np.isnan(season), np.nan, values), np.nan_to_num(season)
+        fitted = RobustFilter(model.components, robust)
+        fitted.fit(channel.times, values, sensor=channel.sensor, offset=season, **options)
+        return cls(channel, fitted, model.period, season)
+
+    def season_at(self, times: Float[np.ndarray, " n"], until: Any) -> Float[np.ndarray, " n"] | None:
+        """The free season at times, by readings until others."""
+        return None if self.period is None else free_season(*self.channel.past, self.period, times, until)
+
+    def rolling(self, origins: Origins) -> tuple[Float[np.ndarray, " pairs"], Float[np.ndarray, " pairs"]]:
+        """Mean and variance of the readings that are forecast, each from its origin."""
+        mean, variance = self.filter.rolling_forecast(*origins)
+        times = self.channel.times
+        season = self.season_at(times[origins.targets], times[origins.rows])
+        if season is not None:
+            assert self.season is not None
+            mean = mean - self.season[origins.targets] + season
+        return mean, variance

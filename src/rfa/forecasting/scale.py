@@ -1,0 +1,59 @@
+"""The scale on which a channel is filtered: as it is, or one on which no forecast is negative."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from rfa.checks import require
+
+Values = Float[np.ndarray, "*shape"]
+
+
+class Scale(NamedTuple):
+    """A function of the values, and its inverse. Both increase, so quantiles stay quantiles."""
+
+    forth: Callable[[Values], Values]
+    back: Callable[[Values], Values]
+
+
+def _squared(values: Values) -> Values:
+    return np.square(np.maximum(values, 0.0))
+
+
+SCALES = {
+    "linear": Scale(np.asarray, np.asarray),
+    "log": Scale(np.log, np.exp),
+    "square root": Scale(np.sqrt, _squared),
+}
+_NEAR_ZERO = 0.1  # of the median: a series that comes so near to zero, and never below
+
+
+def allowed_scales(name: str, values: Float[np.ndarray, " T"], positive: bool, counts: bool) -> list[str]:
+    """The scales that a channel may have, the usual one first.
+
+    Args:
+        name: of the channel.
+        values: its readings, NaN where there is none.
+        positive: they are known to be above 0: the logarithm.
+        counts: they are known to be counts, or never negative: the square root.
+
+    Raises:
+        ValueError: for a reading that such values do not have, with its number.
+    """
+    seen = values[~np.isnan(values)]
+    for wanted, option, bad, expected in (
+        (positive, "positive", values <= 0, "values above 0; --counts takes 0 too"),
+        (counts, "counts", values < 0, "values of at least 0"),
+    ):
+        if wanted:
+            first = int(bad.argmax())
+            require(not bad.any(), option, f"{values[first]:g} in reading {first + 1} of {name!r}", expected)
+    if positive or counts:
+        return ["log" if positive else "square root"]
+    if seen.min() < 0:
+        return ["linear"]
+    own = "log" if seen.min() > 0 else "square root"
+    near = np.quantile(seen, 0.05) <= _NEAR_ZERO * np.median(seen)
+    return ["square root", *(["log"] if own == "log" else [])] if near else ["linear", own]
