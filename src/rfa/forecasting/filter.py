@@ -122,7 +122,7 @@ def _fitted(
     say("fitting", 3, 3)
     if choice.scale != "linear":
         notes.append(f"{name}: filtered on a {choice.scale} scale, so no forecast is negative; `mean` is the median")
-    values, expected = back(all_readings.values), back(past.mean)
+    values, expected, (lower, upper) = back(all_readings.values), back(past.mean), past.interval(0.9)
     outliers = [
         outlier_entry(all_readings.table.label(times[row]), times[row], values[row], expected[row], past.weights[row])
         for row in np.flatnonzero(past.outliers)
@@ -143,7 +143,7 @@ def _fitted(
         name=name,
         mean=back(ahead.mean),
         intervals={level: (back(ahead.mean - half), back(ahead.mean + half)) for level, half in widths.items()},
-        past=(times, expected, *(back(end) for end in past.interval(0.9))),
+        past=(times, expected, back(lower), back(upper)),
         outliers=outliers,
         notes=notes,
         details=details,
