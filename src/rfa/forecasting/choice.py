@@ -13,7 +13,7 @@ from .rolling import Channel, FittedChannel, Origins
 from .scale import SCALES
 
 SEASONS = ("1D", "7D", "365.2425D")  # that a dated series is searched for
-_HARMONICS = 2, 5  # of a season that are tried
+_HARMONICS = 2, 6  # of a season that are tried
 _OF_TWO = 4, 3  # harmonics of two seasons that are tried together
 _KINDS = ["level", "ar"], ["level"], ["damped-trend"], ["trend"]  # what follows the readings beside a season
 _SEASON_GAIN = 0.9  # of the error without a season, which one with a season must be below

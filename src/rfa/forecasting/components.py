@@ -15,6 +15,7 @@ from .table import SeriesTable
 
 _HARMONICS = 2  # of a season without a number
 FREE = "free"  # in the place of a number: a season of any form
+_LONG_MONTHS = 0.12  # 12 months of 31 days and 4 quarters of 92 days are a year: 5.89 and 1.98 waves
 _PERIODS = 5  # whose readings at the same phase are a free season
 _KINDS: dict[str, Callable[[], Component]] = {
     "level": Level,
@@ -85,8 +86,8 @@ def _harmonics(word: str, rest: list[str], table: SeriesTable) -> int:
 
 
 def most_harmonics(period: str, table: SeriesTable) -> int:
-    """That a season of this period can have: a wave needs two readings."""
-    return math.floor(table.duration("components", period) / table.gap / 2 + 1e-9)
+    """That a season of this period can have: a wave needs two readings. Most months are longer than a twelfth."""
+    return math.floor(table.duration("components", period) / table.gap / 2 + _LONG_MONTHS)
 
 
 def free_season(
