@@ -9,11 +9,10 @@ from jaxtyping import Float
 from rfa.checks import require
 from rfa.progress import Stage, StageProgress
 
-from .bands import PastErrors
 from .choice import Choice, choose
 from .components import components_of
 from .request import LEVELS, ChannelForecast, Forecaster, ForecastRequest, outlier_entry
-from .rolling import Channel, FittedChannel
+from .rolling import Channel, FittedChannel, PastErrors
 from .scale import SCALES, allowed_scales
 from .table import SeriesTable
 

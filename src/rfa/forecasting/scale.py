@@ -11,8 +11,13 @@ from rfa.checks import require
 Values = Float[np.ndarray, "*shape"]
 
 
-class Scale(NamedTuple):
-    """A function of the values, and its inverse. Both increase, so quantiles stay quantiles."""
+class ValueScale(NamedTuple):
+    """A function of the values, and its inverse. Both increase, so quantiles stay quantiles.
+
+    Fields:
+        forth: to the scale of the filter.
+        back: to the scale of the readings.
+    """
 
     forth: Callable[[Values], Values]
     back: Callable[[Values], Values]
@@ -23,9 +28,9 @@ def _squared(values: Values) -> Values:
 
 
 SCALES = {
-    "linear": Scale(np.asarray, np.asarray),
-    "log": Scale(np.log, np.exp),
-    "square root": Scale(np.sqrt, _squared),
+    "linear": ValueScale(np.asarray, np.asarray),
+    "log": ValueScale(np.log, np.exp),
+    "square root": ValueScale(np.sqrt, _squared),
 }
 _NEAR_ZERO = 0.1  # of the median: a series that comes so near to zero, and never below
 

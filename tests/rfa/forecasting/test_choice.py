@@ -5,10 +5,9 @@ import pytest
 import torch
 from cover import slow
 
-from rfa.forecasting.bands import PastErrors
 from rfa.forecasting.choice import choose
 from rfa.forecasting.components import free_season
-from rfa.forecasting.rolling import Channel, FittedChannel, Origins
+from rfa.forecasting.rolling import Channel, FittedChannel, Origins, PastErrors
 from rfa.forecasting.scale import SCALES, allowed_scales
 from rfa.forecasting.table import SeriesTable
 
