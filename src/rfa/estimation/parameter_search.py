@@ -47,6 +47,9 @@ _FLAT_OF_LONG = 1e-5  # the same of a long series: a three hundredth of a standa
 # of the robust fit, whose likelihood is that of the readings that the robust filter keeps
 _MOST_ROUNDS = 4
 _FAR = 4.0  # standard deviations from its prediction at which a reading is left out: 1 of 16,000 good ones
+_HALF = 0.6745  # standard deviations that half of all normal numbers exceed in size
+_MASKED, _CHANCE = 0.8, 3.5  # a smaller deviation of most innovations; three standard errors of it, times root of T
+_NOISY = 0.1  # of the variance of the change from reading to reading: less noise hides nothing
 _SLOWER_STARTS = 20  # each ten times slower
 _EXTRA_READINGS = 2  # Prefixes of up to 2 x unpredicted + 2 readings are tried.
 _JUDGED = 1000  # of the readings: a wrong start shows there
@@ -266,8 +269,18 @@ class ParameterSearch:
         return start
 
     def _far(self, values: Mapping[str, float], readings: Readings) -> np.ndarray:
-        """Which readings are far from their predictions, `(T,)`."""
-        return np.abs(self._innovations(values, readings)) > _FAR
+        """Which readings are far from their predictions, `(T,)`.
+
+        As long as many wrong readings are among the fitted ones, the noise is too large. This shows where most
+        innovations are far smaller than predicted. Then their own deviation counts.
+        """
+        sizes = np.abs(self._innovations(values, readings))
+        known = sizes[~np.isnan(sizes)]
+        deviation = float(np.median(known)) / _HALF if len(known) else 1.0
+        noise = max(values[name] for name in irregular_names(readings.sensors))
+        smaller = deviation < min(_MASKED, 1 - _CHANCE / math.sqrt(max(len(known), 1)))
+        masked = smaller and noise > _NOISY * self.scale.step_variance
+        return sizes > _FAR * (deviation if masked else 1.0)
 
     def _innovations(self, values: Mapping[str, float], readings: Readings) -> np.ndarray:
         """Of the robust filter, NaN where nothing predicts a reading."""

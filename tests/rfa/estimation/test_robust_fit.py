@@ -103,3 +103,13 @@ def test_a_long_series_has_the_maximum_of_a_direct_search(model, robust, monkeyp
     for name, error in direct.standard_errors.items():
         if np.isfinite(error):
             assert quick.parameters[name] == pytest.approx(direct.parameters[name], abs=0.05 * error)
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.0, 1.3), (0.2, 1.9), (0.35, 6.0)])
+def test_many_wrong_readings_do_not_hide_behind_the_noise_that_they_cause(share, most):
+    """The noise is that of the others, and bands are not too wide."""
+    random = np.random.default_rng(5)
+    level, noise, wrong = 0.1 * random.normal(size=600).cumsum(), random.normal(size=600), random.random(600) < share
+    values = level + np.where(wrong, 10.0, 1.0) * noise
+    fitted = RobustFilter(Level()).fit(np.arange(600), values)
+    assert 0.6 < fitted.parameters["sigma2.irregular"] < most
