@@ -116,6 +116,7 @@ def test_checker_accepts_what_is_allowed(module, is_package, source):
 SHORT = {  # files under 60 lines, and why they are not part of a neighbour
     "rfa.auto_classes": "`import rfa` loads it, and it loads nothing",
     "rfa.former_paths": "`import rfa` loads it, and it loads nothing",
+    "rfa.integrations.default_model": "adapters of libraries share it that are not installed together",
     "rfa.progress": "the library and the lab say so how far they are",
     "rfa.ops.cpu.prebuilt": "the hub's kernel has it and no compiler",
     "rfa.models.remote_code": "its text is copied beside exported models",

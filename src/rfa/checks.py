@@ -15,6 +15,7 @@ _MODULES = {
     "hf": ("accelerate", "huggingface_hub", "safetensors", "tokenizers", "transformers"),
     "onnx": ("onnx", "onnxscript"),
     "series": ("matplotlib", "pandas", "scipy"),
+    "sktime": ("sktime",),
     "lab": ("datasets", "jinja2", "PIL", "pydantic", "rich", "tensorboard", "typer", "yaml"),
 }
 EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules}
