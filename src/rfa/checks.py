@@ -16,6 +16,7 @@ _MODULES = {
     "onnx": ("onnx", "onnxscript"),
     "series": ("matplotlib", "pandas", "scipy"),
     "sktime": ("sktime",),
+    "darts": ("darts",),
     "lab": ("datasets", "jinja2", "PIL", "pydantic", "rich", "tensorboard", "typer", "yaml"),
 }
 EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules}

@@ -4,7 +4,6 @@ from rfa.checks import needs
 
 needs("sktime", "pandas")
 
-from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -13,9 +12,9 @@ from sktime.forecasting.base import BaseForecaster
 from sktime.transformations.base import BaseTransformer
 
 from rfa.checks import require
-from rfa.estimation import Component, Level, RobustFilter, Season, StructuralModel
+from rfa.estimation import Component, Level, Season, StructuralModel
 
-from .default_model import default_model
+from .series_filter import fitted_filter
 
 _TEST_PARAMETERS: list[dict[str, Any]] = [
     {},
@@ -73,15 +72,18 @@ class RFAForecaster(BaseForecaster):
 
     def _fit(self, y: pd.Series, X: pd.DataFrame | None, fh: Any) -> "RFAForecaster":
         self._seen, self._exog = y, X
-        self.filter_ = _fitted(self, y, exog=X)
+        self.filter_ = fitted_filter(self, y.index, y, exog=X)
         return self
 
     def _update(self, y: pd.Series, X: pd.DataFrame | None = None, update_params: bool = True) -> "RFAForecaster":
         """The components stay. Parameters are fitted again to all readings, or stay too."""
         self._seen = update_data(self._seen, y)
         self._exog = None if self._exog is None else update_data(self._exog, X).reindex(self._seen.index)
-        known = {} if update_params else self.filter_.parameters
-        self.filter_ = _fitted(self, self._seen, self.filter_.model, known, self._exog)
+        known: dict[str, Any] = {
+            "model": self.filter_.model,
+            "fixed": None if update_params else self.filter_.parameters,
+        }
+        self.filter_ = fitted_filter(self, self._seen.index, self._seen, exog=self._exog, **known)
         return self
 
     def _predict(self, fh: Any, X: pd.DataFrame | None) -> pd.Series:
@@ -165,13 +167,13 @@ class RFAImputer(BaseTransformer):
     def _fit(self, X: pd.Series, y: None = None) -> "RFAImputer":
         require(self.replace in ("missing", "outliers", "all"), "replace", self.replace, "missing, outliers or all")
         self._seen = X
-        self.filter_ = _fitted(self, X)
+        self.filter_ = fitted_filter(self, X.index, X)
         return self
 
     def _transform(self, X: pd.Series, y: None = None) -> pd.Series:
         every = pd.concat([self._seen.drop(X.index, errors="ignore"), X]).sort_index()
-        filtered = _fitted(self, every, self.filter_.model, self.filter_.parameters)
-        found = filtered.smooth()
+        known: dict[str, Any] = {"model": self.filter_.model, "fixed": self.filter_.parameters}
+        found = fitted_filter(self, every.index, every, **known).smooth()
         mean, outliers = found.mean.loc[X.index], found.outliers.loc[X.index]
         if self.replace == "all":
             return mean.rename(X.name)
@@ -182,18 +184,3 @@ class RFAImputer(BaseTransformer):
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
         """Arguments with which sktime checks this class."""
         return [{**one, "replace": word} for one, word in zip(_TEST_PARAMETERS, ("missing", "all"), strict=True)]
-
-
-def _fitted(
-    given: RFAForecaster | RFAImputer,
-    series: pd.Series,
-    model: Component | StructuralModel | None = None,
-    fixed: Mapping[str, float] | None = None,
-    exog: pd.DataFrame | None = None,
-) -> RobustFilter:
-    """A filter of the series by the parameters of an estimator; by default with its model, or with one of the data."""
-    model = given.model if model is None else model
-    if model is None:
-        model = default_model(series.index, series.to_numpy(dtype=float), given.time_unit)
-    found = RobustFilter(model, given.robust, time_unit=given.time_unit)
-    return found.fit(series.index, series, exog=exog, fixed=fixed)

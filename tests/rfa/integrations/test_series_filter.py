@@ -7,7 +7,7 @@ import pytest
 from rfa.forecasting.components import components_of
 from rfa.forecasting.filter import forecast_by_filter
 from rfa.forecasting.request import ForecastRequest, read_request
-from rfa.integrations.default_model import default_model
+from rfa.integrations.series_filter import default_model
 
 
 def daily(count=24 * 12):

@@ -1,10 +1,11 @@
-"""The components of a series of another library, chosen as `rfa forecast` does."""
+"""A filter of a series of another library, with its components chosen as `rfa forecast` does."""
 
 from rfa.checks import needs
 
 needs("pandas")
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ import torch
 from jaxtyping import Float
 
 from rfa.checks import require
-from rfa.estimation import Level, StructuralModel
+from rfa.estimation import Component, Level, RobustFilter, StructuralModel
 from rfa.estimation.time_axis import TimeAxis
 from rfa.forecasting.components import chosen_components, components_of
 from rfa.forecasting.table import SeriesTable
@@ -20,6 +21,31 @@ from rfa.forecasting.table import SeriesTable
 _COMPARED = 1000  # readings, the last ones
 _FEWEST = 4  # readings between which components can be told
 _UNITS = {"second": "s", "minute": "min", "hour": "h", "day": "D"}
+
+
+class FilterOptions(Protocol):
+    """An estimator that has the arguments of `RobustFilter`. A model of None is one that the data choose."""
+
+    model: Component | StructuralModel | None
+    robust: bool
+    time_unit: str
+
+
+def fitted_filter(
+    options: FilterOptions,
+    index: Any,
+    values: Any,
+    *,
+    exog: Any = None,
+    model: Component | StructuralModel | None = None,
+    fixed: Mapping[str, float] | None = None,
+) -> RobustFilter:
+    """A filter of a series `(T,)`. `model` goes before that of the options. Raises as `RobustFilter.fit`."""
+    model = options.model if model is None else model
+    if model is None:
+        model = default_model(index, np.asarray(values, dtype=float), options.time_unit)
+    found = RobustFilter(model, options.robust, time_unit=options.time_unit)
+    return found.fit(index, values, exog=exog, fixed=fixed)
 
 
 def default_model(index: Any, values: Float[np.ndarray, " T"], time_unit: str) -> StructuralModel:
