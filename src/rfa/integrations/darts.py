@@ -21,7 +21,7 @@ class RobustFilterModel(TransferableFutureCovariatesLocalForecastingModel):
 
     One sample is the mean. Several are paths of the filter's SDE, so sums over the horizon have their distribution;
     components are drawn independently. Another series than that of training keeps components and parameters. Future
-    covariates are regressors.
+    covariates are regressors. A saved model is loaded with `trusted=True`: its file is a pickle.
 
     Args:
         model: components of `rfa.estimation` joined by `+`. None: chosen in `fit`, as `rfa forecast` does.
