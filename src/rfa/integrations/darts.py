@@ -24,7 +24,8 @@ class RobustFilterModel(TransferableFutureCovariatesLocalForecastingModel):
     covariates are regressors. A saved model is loaded with `trusted=True`: its file is a pickle.
 
     Args:
-        model: components of `rfa.estimation` joined by `+`. None: chosen in `fit`, as `rfa forecast` does.
+        model: components of `rfa.estimation` joined by `+`. None: chosen in `fit` by
+            rolling forecasts, among those of `rfa forecast` but for free seasons.
         robust: False: the Kalman filter.
         time_unit: of dates, in which the model's periods are, as in `RobustFilter`. Numbers are taken as they are.
         add_encoders, random_state, min_train_length: as in other models of darts.

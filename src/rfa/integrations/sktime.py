@@ -26,10 +26,12 @@ class RFAForecaster(BaseForecaster):
     """Forecaster by a `RobustFilter`, with gaps and wrong readings in the past.
 
     Means and variances are those of the filter after the last reading, and of the smoother before. Quantiles and
-    intervals are those of the normal distribution. Several columns get a filter each. Columns of X are regressors.
+    intervals are the model's, of the normal distribution. Several columns get a filter each. Columns of X are
+    regressors.
 
     Args:
-        model: components of `rfa.estimation` joined by `+`. None: chosen in `fit`, as `rfa forecast` does.
+        model: components of `rfa.estimation` joined by `+`. None: chosen in `fit` by
+            rolling forecasts, among those of `rfa forecast` but for free seasons.
         robust: False: the Kalman filter.
         time_unit: of dates, in which the model's periods are, as in `RobustFilter`. Numbers are taken as they are.
 
@@ -72,7 +74,8 @@ class RFAForecaster(BaseForecaster):
 
     def _fit(self, y: pd.Series, X: pd.DataFrame | None, fh: Any) -> "RFAForecaster":
         self._seen, self._exog = y, X
-        self.filter_ = fitted_filter(self, y.index, y, exog=X)
+        ahead = None if fh is None else fh.to_absolute_index(self.cutoff)
+        self.filter_ = fitted_filter(self, y.index, y, exog=X, ahead=ahead)
         return self
 
     def _update(self, y: pd.Series, X: pd.DataFrame | None = None, update_params: bool = True) -> "RFAForecaster":

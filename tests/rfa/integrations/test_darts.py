@@ -58,8 +58,9 @@ def test_another_series_keeps_the_parameters():
 
 
 def test_components_are_chosen_without_a_model():
-    hours = pd.date_range("2024-05-01", periods=240, freq="h")
-    values = 5 + np.sin(2 * np.pi * np.arange(240) / 24) + 0.1 * np.random.default_rng(0).normal(size=240)
+    hours = pd.date_range("2024-05-01", periods=144, freq="h")
+    waves = np.sin(2 * np.pi * np.arange(144) / 24) + np.cos(4 * np.pi * np.arange(144) / 24)
+    values = 5 + waves + 0.1 * np.random.default_rng(0).normal(size=144)
     model = RobustFilterModel().fit(TimeSeries.from_times_and_values(hours, values))
     assert "season" in [one.name for one in model.filters[0].model.components]
     assert str(model) == "RobustFilterModel()"

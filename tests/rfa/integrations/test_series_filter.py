@@ -1,4 +1,6 @@
-"""The components of a pandas series are those that `rfa forecast` takes for its file."""
+"""The components of a pandas series are those that `rfa forecast` takes for its file, unless it takes a free season."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,17 +12,20 @@ from rfa.forecasting.request import ForecastRequest, read_request
 from rfa.integrations.series_filter import default_model
 
 
-def daily(count=24 * 12):
+def daily(count=24 * 6):
     """A day in hours, a level, noise, a gap and a wrong reading."""
     random = np.random.default_rng(0)
     hours = np.arange(count)
-    values = 5 + np.sin(2 * np.pi * hours / 24) + 0.1 * random.normal(size=count)
+    values = 5 + np.sin(2 * np.pi * hours / 24) + np.cos(4 * np.pi * hours / 24) + 0.1 * random.normal(size=count)
     values[30:40], values[60] = np.nan, 1000.0
     return pd.Series(values, pd.date_range("2024-05-01", periods=count, freq="h"), name="value")
 
 
-@pytest.mark.parametrize("unit", ["day", "hour"])
-def test_it_is_the_choice_of_the_command(tmp_path, unit):
+def options(unit="day"):
+    return SimpleNamespace(model=None, robust=True, time_unit=unit)
+
+
+def test_it_is_the_choice_of_the_command_in_any_unit(tmp_path):
     series = daily()
     series.to_csv(tmp_path / "a.csv", index_label="time")
     request = ForecastRequest(file=tmp_path / "a.csv", time="time", horizon="3h")
@@ -28,18 +33,19 @@ def test_it_is_the_choice_of_the_command(tmp_path, unit):
     (found,) = forecast_by_filter(request)(table, query_times)
     words = found.details["components"].split(" + ")
     assert any(word.startswith("season:1D") for word in words)
-    table = table.in_unit({"day": "D", "hour": "h"}[unit])
-    model = default_model(series.index, series.to_numpy(), unit)
-    assert model.components == components_of(words, table).components
+    ahead = pd.date_range(series.index[-1], periods=4, freq="h")[1:]
+    for unit, name in (("day", "D"), ("hour", "h")):
+        model = default_model(series.index, series.to_numpy(), options(unit), ahead)
+        assert model.components == components_of(words, table.in_unit(name)).components.components
 
 
 def test_of_numbers_and_of_short_series():
-    assert [*default_model(pd.RangeIndex(60), 3.0 * np.arange(60.0), "day").states] == ["level", "trend"]
-    assert [*default_model(pd.RangeIndex(3), np.array([1.0, np.nan, 5.0]), "day").states] == ["level"]
+    assert [*default_model(pd.RangeIndex(60), 3.0 * np.arange(60.0), options()).states] == ["level", "trend"]
+    assert [*default_model(pd.RangeIndex(3), np.array([1.0, np.nan, 5.0]), options()).states] == ["level"]
 
 
 def test_what_has_no_choice_is_named():
     with pytest.raises(ValueError, match=r"time_unit: got 'year', expected one of second, minute, hour, day where no"):
-        default_model(daily().index, daily().to_numpy(), "year")
+        default_model(daily().index, daily().to_numpy(), options("year"))
     with pytest.raises(ValueError, match=r"values: got 'missing values in all rows', expected some readings"):
-        default_model(pd.RangeIndex(5), np.full(5, np.nan), "day")
+        default_model(pd.RangeIndex(5), np.full(5, np.nan), options())
