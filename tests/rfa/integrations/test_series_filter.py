@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from cover import slow
 
 from rfa.forecasting.components import components_of
 from rfa.forecasting.filter import forecast_by_filter
@@ -25,6 +26,12 @@ def options(unit="day"):
     return SimpleNamespace(model=None, robust=True, time_unit=unit)
 
 
+def test_a_day_is_found():
+    model = default_model(daily().index, daily().to_numpy(), options("hour"))
+    assert [one.period for one in model.components if one.name == "season"] == [24.0]
+
+
+@slow
 def test_it_is_the_choice_of_the_command_in_any_unit(tmp_path):
     series = daily()
     series.to_csv(tmp_path / "a.csv", index_label="time")
