@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 from pandas.tseries.api import guess_datetime_format
 
+from rfa.checks import require
+
 # units of the times of dated series, the coarsest first
 UNITS = {name: pd.Timedelta(1, unit=name) for name in ("D", "h", "min", "s")}
 EPOCHS = {"s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}  # nanoseconds
@@ -21,6 +23,7 @@ _SPELLINGS = {
     14: ("YYYYMMDDHHMMSS", "%Y%m%d%H%M%S"),
 }
 _FIRST, _LAST = 1e17, 4.1e18  # epoch stamps that are recognised: 1973-03-03 to 2099-12-03, in nanoseconds
+_FEW = 0.5  # share of the times
 _KEEP = "--time-unit number keeps numbers"
 
 
@@ -54,6 +57,9 @@ def read_times(
     if time_unit is not None or not numbers.isna().any():
         return _plain(column, numbers, path), ""
     expected = "a number, or a date like 2024-01-31 12:00; --date-format reads others, such as %d.%m.%Y"
+    if numbers.isna().mean() < _FEW:  # a row that is none of the series
+        _check(column, numbers.isna(), path, expected)
+    column = _first_days(column)
     dates = pd.to_datetime(column, errors="coerce", format="ISO8601", utc=True)
     formats = _fitting(column) if dates.isna().any() else []
     if len(formats) > 1:
@@ -108,6 +114,25 @@ def _spelled(column: "pd.Series[Any]", path: Path) -> tuple["pd.Series[Any]", st
     return _to_microseconds(dates), f"times: {column.name!r} was read as dates, {name} ({_KEEP})"
 
 
+def check_date_format(given: str | None) -> None:
+    """Raise `ValueError` for what is no format of dates."""
+    expected = "a format of dates such as %d.%m.%Y or %Y-%m-%d %H:%M"
+    require(given is None or "%" in given, "date-format", given, expected)
+    try:
+        pd.to_datetime(pd.Series(["0"]), errors="coerce", format=given)
+    except (ValueError, re.error):
+        raise ValueError(f"date-format: got {given!r}, expected {expected}") from None
+
+
+def _first_days(column: "pd.Series[Any]") -> "pd.Series[Any]":
+    """Months and quarters, written as 2024M03 or 2024-Q1, by their first days; other dates as they are."""
+    parts = column.str.extract(r"^(\d{4})-?([MQ])(\d{1,2})$")
+    if parts.isna().any(axis=None):
+        return column
+    months = parts[2].astype(int).where(parts[1] == "M", 3 * parts[2].astype(int) - 2)
+    return parts[0] + "-" + months.astype(str).str.zfill(2)
+
+
 def _fitting(column: "pd.Series[Any]") -> list[str]:
     """The formats, of those that fit the first date, that fit all."""
     with warnings.catch_warnings():
@@ -127,6 +152,9 @@ def _parsed(column: "pd.Series[Any]", path: Path, date_format: str, expected: st
             zone = pd.to_datetime(column, format=date_format).dt.tz
     except (FutureWarning, ValueError):
         zone = "UTC"
+        if date_format == "ISO8601":  # other formats have an offset in all rows, or in none
+            local = column.map(lambda date: pd.Timestamp(date).tz is None)
+            _check(column, local, path, "an offset such as +01:00 or Z, as other rows have")
     return _to_microseconds(dates.dt.tz_convert(zone))
 
 

@@ -23,9 +23,10 @@ from torch import Tensor
 
 from rfa.checks import require
 
-from .dates import EPOCHS, UNITS, calendar_offset, first_row, numbers_of, read_times, rounded
+from .dates import EPOCHS, UNITS, calendar_offset, check_date_format, first_row, numbers_of, read_times, rounded
 
 _LARGEST = 1e30  # larger ones are marks of missing readings, such as 9.97e36
+_SIGNS = ".,'_ \u00a0\u202f\u2019"  # of thousands, spaces and a quote among them
 _DUPLICATES = ("refuse", "mean", "first", "last")
 _SEPARATORS = {"tab": "\t", "\\t": "\t", "space": r"\s+"}
 _TOLD = (",", ";", "\t", "|", r"\s+")  # separators that the header tells
@@ -63,12 +64,13 @@ class TableFormat:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "missing", tuple(self.missing or ()))
+        check_date_format(self.date_format)
         units = (*EPOCHS, "number")
         require(self.time_unit in (None, *units), "time-unit", self.time_unit, f"one of {', '.join(units)}")
         require(None in (self.date_format, self.time_unit), "date-format", self.date_format, "it or --time-unit")
         separates = self.separator is None or self.separator in _SEPARATORS or len(self.separator) == 1
         require(separates, "separator", self.separator, "a single character, tab or space")
-        for name, signs in (("decimal", ".,"), ("thousands", ".,'_ \u00a0\u202f\u2019")):  # spaces and a quote
+        for name, signs in (("decimal", ".,"), ("thousands", _SIGNS)):
             sign = getattr(self, name)
             fits = sign is None or (len(sign) == 1 and sign in signs)
             require(fits, name, sign, "a point or a comma" + ("" if name == "decimal" else ", a quote, _ or a space"))
@@ -113,7 +115,13 @@ class SeriesTable(NamedTuple):
         """
         expected = "a length of time above 0, such as 24h, 7D or 12M" if self.unit else "a number above 0"
         notes = [note for note in self.notes if note.startswith("times: ")]
-        hint = f"; {notes[0]}" if notes else "" if self.unit else "; the times are numbers, --date-format reads dates"
+        hint = (
+            f"; {notes[0]}"
+            if notes
+            else ""
+            if self.unit
+            else "; the times are numbers, --date-format or --time-unit reads dates"
+        )
         try:
             if self.unit and not re.search("[A-Za-z]", given):  # pandas takes a bare number for nanoseconds
                 raise ValueError
@@ -291,7 +299,8 @@ def _read_file(
     if {time, label[1]} & set(columns) or not columns or len(set(columns)) < len(columns):
         raise ValueError(f"values: got {columns}, expected columns other than those of times and labels, each once")
     decimal = table_format.decimal or _decimal(table[columns], table_format, notes)
-    stamps = _plain_numbers(table[time], decimal, table_format.thousands if table_format.time_unit else None)
+    of_times = decimal if table[time].str.contains(decimal, regex=False).any() else "."
+    stamps = _plain_numbers(table[time], of_times, table_format.thousands if table_format.time_unit else None)
     if table_format.date_format or (not table_format.time_unit and pd.to_numeric(stamps, errors="coerce").isna().any()):
         stamps = table[time]  # a date's own signs stay
     times, note = read_times(stamps, path, table_format.date_format, table_format.time_unit)
@@ -352,7 +361,7 @@ def _separator(text: str, time: str, given: str | None, notes: list[str]) -> str
 def _records(text: str, separator: str) -> Iterable[tuple[list[str], int]]:
     """The cells of records without spaces around them, and the lines on which they begin. Blank lines have none."""
     spaces = separator == r"\s+"
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=" " if spaces else separator, skipinitialspace=spaces)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=" " if spaces else separator, skipinitialspace=True)
     line = 1
     for cells in reader:
         cells = [cell.strip() for cell in cells]
@@ -364,15 +373,14 @@ def _records(text: str, separator: str) -> Iterable[tuple[list[str], int]]:
 def _read_cells(path: Path, text: str, separator: str) -> pd.DataFrame:
     """The cells as texts. The index has their lines."""
     try:
-        kept: dict[str, Any] = {"dtype": str, "sep": separator}
+        kept: dict[str, Any] = {"dtype": str, "sep": separator, "skipinitialspace": True}
         names = pd.read_csv(io.StringIO(text), header=None, nrows=1, keep_default_na=False, **kept).iloc[0].tolist()
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # pandas would shift or cut off cells
             table = pd.read_csv(io.StringIO(text), index_col=False, **kept)
         lines = [line for _, line in _records(text, separator)][1:]
-    except pd.errors.ParserWarning:
-        raise ValueError(f"file: rows of {path} have more cells than its header, expected a name for each") from None
-    except (csv.Error, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+    except (csv.Error, pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError) as error:
+        _check_lengths(path, text, separator)
         raise ValueError(f"file: {path} cannot be read as CSV: {str(error).strip().splitlines()[0]}") from None
     names = [name.strip() for name in names]  # pandas renames the second of two equal names, and one that is empty
     if len(set(names)) < len(names):
@@ -383,6 +391,20 @@ def _read_cells(path: Path, text: str, separator: str) -> pd.DataFrame:
     if not len(table):
         raise ValueError(f"file: {path} has no rows, expected at least one")
     return table
+
+
+def _check_lengths(path: Path, text: str, separator: str) -> None:
+    """Raise `ValueError` for the first row with more cells than the header, and for a quote without an end."""
+    line, header = 1, list[str]()
+    for cells, line in _records(text, separator):
+        header = header or cells
+        count = max((place for place, cell in enumerate(cells, 1) if cell), default=0)
+        if count > len(header):
+            given = f"{count} cells in row {line} of {path}"
+            expected = f"{len(header)} as in its header, {', '.join(header):.80}; --separator tells where they end"
+            raise ValueError(f"file: got {given}, expected {expected}")
+    if text.count('"') % 2:
+        raise ValueError(f"file: got a quote in row {line} of {path} without an end, expected quotes in pairs")
 
 
 def _decimal(cells: pd.DataFrame, table_format: TableFormat, notes: list[str]) -> str:
@@ -399,15 +421,18 @@ def _decimal(cells: pd.DataFrame, table_format: TableFormat, notes: list[str]) -
 
 
 def _plain_numbers(column: "pd.Series[Any]", decimal: str, thousands: str | None) -> "pd.Series[Any]":
-    """Cells with the signs of Python's numbers."""
+    """Cells with the signs of Python's numbers. One with its signs elsewhere stays text."""
     column = column.str.strip()
-    column = column if thousands is None else column.str.replace(thousands, "", regex=False)
-    return column if decimal == "." else column.str.replace(decimal, ".", regex=False)
+    if thousands is not None:
+        sign, point = re.escape(thousands), re.escape(decimal)
+        grouped = column.str.fullmatch(rf"[+-]?\d{{1,4}}({sign}\d{{2,4}})*{sign}\d{{3,4}}({point}\d*)?")
+        column = column.where(grouped != True, column.str.replace(thousands, "", regex=False))  # noqa: E712 - or NA
+    return column.str.translate(str.maketrans(decimal + ".", "." + decimal))
 
 
 def _numbers(column: "pd.Series[Any]", path: Path, decimal: str, table_format: TableFormat) -> "pd.Series[Any]":
     """The values of a column, NaN where none was read."""
-    marks = pd.Series([*table_format.missing], dtype=str)
+    marks = pd.Series(["", *table_format.missing], dtype=str)
     numbers = pd.to_numeric(_plain_numbers(column, decimal, table_format.thousands), errors="coerce")
     missing = column.isna() | column.str.strip().isin(marks)
     missing |= numbers.isin(pd.to_numeric(marks, errors="coerce").dropna())
@@ -415,8 +440,8 @@ def _numbers(column: "pd.Series[Any]", path: Path, decimal: str, table_format: T
     if wrong.any():
         row, expected = first_row(wrong), f"a number up to {_LARGEST:g}, or an empty cell where none was read"
         given = str(column.loc[row])
-        comma = bool(re.fullmatch(r"\s*[+-]?[\d.]*,[\d,.]+\s*", given))
-        hint = "--decimal , or --thousands , reads commas" if comma else "--missing names other marks, --values columns"
+        signs = re.fullmatch(rf"\s*[+-]?\d*([{_SIGNS}]\d+)+\s*", given)
+        hint = "--decimal or --thousands reads such signs" if signs else "--missing names other marks, --values columns"
         raise ValueError(f"values: got {given!r} in row {row} of {path}, expected {expected}; {hint} ({column.name})")
     return numbers.astype(np.float64).mask(missing)
 
