@@ -5,10 +5,11 @@ from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from rfa.estimation import Level, RobustFilter
 
-from .components import FREE, most_harmonics
+from .components import FREE, free_season, most_harmonics
 from .rolling import Channel, FittedChannel, Origins
 from .scale import SCALES
 
@@ -37,7 +38,12 @@ class Choice(NamedTuple):
     tried: dict[str, float]
 
 
-def choose(channels: dict[str, Channel], horizon: float, robust: bool, report: Callable[[int, int], None]) -> Choice:
+def choose(
+    channels: dict[str, Channel],
+    query_times: Float[np.ndarray, " steps"],
+    robust: bool,
+    report: Callable[[int, int], None],
+) -> Choice:
     """The model whose forecasts of the last readings, at the horizon that is asked for, had the smallest error.
 
     Each model is fitted to all readings. Its filter then forecasts from up to 40 earlier readings, from each without a
@@ -48,20 +54,19 @@ def choose(channels: dict[str, Channel], horizon: float, robust: bool, report: C
 
     Args:
         channels: of each scale that is allowed, by its name. The first one is the usual one.
-        horizon: in units of the times.
+        query_times: that are to be forecast.
         robust: whether readings that a robust level refuses are left out of these fits.
         report: called with the number of models done and the most there can be.
     """
     usual, *others = channels
     table, truth = channels[usual].table, SCALES[usual].back(channels[usual].values)
-    if np.ptp(truth[~np.isnan(truth)]) == 0:
+    origins = Origins.of(channels[usual], float(query_times[-1] - channels[usual].times[-1]))
+    if np.ptp(truth[~np.isnan(truth)]) == 0 or not len(origins.targets):
         return Choice(["level"], usual, {})
-    origins = Origins.of(channels[usual], horizon)
     cleaned = {name: _cleaned(channel) if robust else channel for name, channel in channels.items()}
     tried, costs = dict[str, float](), dict[str, float]()
-    seasons = _seasons(channels[usual])
-    cycle = f"cycle:{_main_period(channels[usual])}{table.unit}"
-    kinds = [*_KINDS, ["level", "ar", cycle]]
+    seasons, period = _seasons(channels[usual], query_times), _main_period(channels[usual])
+    kinds = [*_KINDS, *([["level", "ar", f"cycle:{period}{table.unit}"]] if period else [])]
     most = len(kinds) + len(seasons) + 2 * (len(_KINDS) - 1) * bool(seasons) + len(others)
 
     def cost(words: list[str], scale: str = usual) -> float:
@@ -90,8 +95,11 @@ def choose(channels: dict[str, Channel], horizon: float, robust: bool, report: C
     return Choice(chosen if tried else ["level"], scale, tried)
 
 
-def _seasons(channel: Channel) -> list[list[str]]:
-    """The seasons that are tried: waves of two periods in these readings, free ones of two in all, and two together."""
+def _seasons(channel: Channel, query_times: Float[np.ndarray, " steps"]) -> list[list[str]]:
+    """The seasons that are tried: waves of two periods in these readings, free ones of two in all, and two together.
+
+    A free one needs readings at the phases that are to be forecast: of the night too, where only days have some.
+    """
     table, span = channel.table, float(channel.times[-1] - channel.times[0])
     all_times = channel.past[0]
     lengths = {period: table.duration("season", period) for period in (SEASONS if table.unit else ())}
@@ -102,7 +110,8 @@ def _seasons(channel: Channel) -> list[list[str]]:
         harmonics = sorted({min(each, most_harmonics(period, table)) for each in _HARMONICS})
         found += [[f"season:{period}:{each}"] for each in harmonics if period in waves]
         if 2 * length <= all_times[-1] - all_times[0] and not table.sensor:
-            found.append([f"season:{period}:free"])
+            ahead = free_season(*channel.past, length, query_times, all_times[-1])
+            found += [] if np.isnan(ahead).any() else [[f"season:{period}:free"]]
     for pair in combinations(waves, 2):
         two = zip(pair, _OF_TWO, strict=True)
         found.append([f"season:{period}:{min(each, most_harmonics(period, table))}" for period, each in two])
@@ -119,13 +128,18 @@ def _cleaned(channel: Channel) -> Channel:
 
 
 def _main_period(channel: Channel) -> str:
-    """The period of the largest wave in the series, by the periodogram of its readings on a regular grid."""
+    """The period of the largest wave in the series, by the periodogram of its readings on a regular grid.
+
+    A wave has five periods, of four readings at least: there is none, "", in fewer than 20 readings.
+    """
     seen = ~np.isnan(channel.values)
     times, values = channel.times[seen], channel.values[seen]
+    if len(times) < 4 * _PERIODS:
+        return ""
     grid = np.linspace(times[0], times[-1], len(times))
     level = np.interp(grid, times, values)
     level -= np.polyval(np.polyfit(grid - grid[0], level, 1), grid - grid[0])
     power = np.abs(np.fft.rfft(level * np.hanning(len(grid)))) ** 2
-    power[:_PERIODS], power[len(grid) // 4 + 1 :] = 0.0, 0.0  # of four readings or more
+    power[:_PERIODS], power[len(grid) // 4 + 1 :] = 0.0, 0.0
     period = (grid[-1] - grid[0]) / max(int(power.argmax()), _PERIODS)
     return np.format_float_positional(period, precision=4, fractional=False, trim="-")

@@ -24,6 +24,7 @@ _SPELLINGS = {
 }
 _FIRST, _LAST = 1e17, 4.1e18  # epoch stamps that are recognised: 1973-03-03 to 2099-12-03, in nanoseconds
 _FEW = 0.5  # share of the times
+_LARGEST = 1e100  # time: squares are computed
 _KEEP = "--time-unit number keeps numbers"
 
 
@@ -75,8 +76,7 @@ def _plain(column: "pd.Series[Any]", numbers: "pd.Series[Any]", path: Path) -> "
     """Numbers as float64, which must hold them."""
     _check(column, numbers.isna(), path, "a number (--time-unit number)")
     times = numbers.astype(np.float64)
-    if not np.isfinite(times).all():
-        raise ValueError(f"time: row {first_row(~np.isfinite(times))} of {path} is infinite, expected a finite number")
+    _check(column, ~(times.abs() <= _LARGEST), path, f"a finite number, up to {_LARGEST:g}")
     if pd.api.types.is_integer_dtype(numbers):
         changed = times.astype(numbers.dtype) != numbers
         _check(column, changed, path, "a number up to 2**53; --time-unit ns reads epoch stamps")

@@ -32,9 +32,14 @@ def forecast_by_filter(request: ForecastRequest, progress: StageProgress | None 
         if request.components is not None:
             components_of(request.components, table)  # errors come before the first fit
         for name, readings in zip(table.channels, (~table.values.isnan()).sum(0).tolist(), strict=True):
-            require(readings >= _FEWEST, "values", f"{readings} readings in {name!r}", f"at least {_FEWEST} for a fit")
+            require(
+                readings >= _FEWEST,
+                "values",
+                f"{readings} readings in {name!r}",
+                f"at least {_FEWEST}; --values names other columns",
+            )
         scales = [
-            allowed_scales(name, values, request.positive, request.counts)
+            allowed_scales(name, values, request.positive, request.counts, table.lines)
             for name, values in zip(table.channels, table.values.numpy().T, strict=True)
         ]
         return [
@@ -61,7 +66,7 @@ def _forecast_channel(
 
     table, values = _with_readings(table, values)
     times, seen = table.times.numpy(), np.flatnonzero(~np.isnan(values))
-    tail, horizon = int(seen[-min(_FITTED, len(seen))]), float(query_times[-1] - times[-1])
+    tail = int(seen[-min(_FITTED, len(seen))])
 
     def channel(scale: str, first: int = 0) -> Channel:
         on_scale = SCALES[scale].forth(values)
@@ -70,7 +75,7 @@ def _forecast_channel(
     if request.components is None:
         say("choosing", 0, 1)
         recent = {scale: channel(scale, tail) for scale in scales}
-        choice = choose(recent, horizon, request.robust, lambda *far: say("choosing", *far))
+        choice = choose(recent, query_times, request.robust, lambda *far: say("choosing", *far))
     else:
         choice = Choice(request.components, scales[0] if request.positive or request.counts else "linear", {})
     model = components_of(choice.words, table)

@@ -121,10 +121,15 @@ def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarra
         if calendar_offset(request.horizon) is not None:
             horizon = float(table.since_origin([end])[0] - table.times[-1])
     step = _usual_step(table) if request.step is None else table.duration("step", request.step)
-    steps = int(horizon / step * (1 + 1e-6))  # steps are known to so much
+    count = horizon / step * (1 + 1e-6)  # steps are known to so much
     name = f"{step:g} {table.unit}".rstrip()
-    require(steps >= 1, "horizon", request.horizon, f"at least one step, {name}; --step chooses another")
-    require(steps <= _MOST_STEPS, "horizon", f"{request.horizon}, {steps} steps of {name}", f"at most {_MOST_STEPS}")
+    require(count >= 1, "horizon", request.horizon, f"at least one step, {name}; --step chooses another")
+    given, most = (
+        f"{request.horizon}, {count:.6g} steps of {name}",
+        f"at most {_MOST_STEPS}; --step chooses longer ones",
+    )
+    require(count < _MOST_STEPS + 1, "horizon", given, most)
+    steps = int(count)
     return table, float(table.times[-1]) + step * np.arange(1, steps + 1)
 
 
@@ -151,7 +156,8 @@ def _calendar_dates(table: SeriesTable, request: ForecastRequest, end: pd.Timest
     later = takewhile(lambda date: date <= end, (dates[-1] + offset * k for k in count(1)))
     found = list(islice(later, _MOST_STEPS + 1))
     require(len(found) > 0, "horizon", request.horizon, f"at least one step, {name}; --step chooses another")
-    require(len(found) <= _MOST_STEPS, "horizon", request.horizon, f"at most {_MOST_STEPS} steps of {name}")
+    most = f"at most {_MOST_STEPS} steps of {name}; --step chooses longer ones"
+    require(len(found) <= _MOST_STEPS, "horizon", request.horizon, most)
     return name, found
 
 

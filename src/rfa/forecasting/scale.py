@@ -1,6 +1,6 @@
 """The scale on which a channel is filtered: as it is, or one on which no forecast is negative."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +35,9 @@ SCALES = {
 _NEAR_ZERO = 0.1  # of the median: a series that comes so near to zero, and never below
 
 
-def allowed_scales(name: str, values: Float[np.ndarray, " T"], positive: bool, counts: bool) -> list[str]:
+def allowed_scales(
+    name: str, values: Float[np.ndarray, " T"], positive: bool, counts: bool, lines: Sequence[int]
+) -> list[str]:
     """The scales that a channel may have, the usual one first.
 
     Args:
@@ -43,9 +45,10 @@ def allowed_scales(name: str, values: Float[np.ndarray, " T"], positive: bool, c
         values: its readings, NaN where there is none.
         positive: they are known to be above 0: the logarithm.
         counts: they are known to be counts, or never negative: the square root.
+        lines: of the file, where the values stand.
 
     Raises:
-        ValueError: for a reading that such values do not have, with its number.
+        ValueError: for a reading that such values do not have, with its row.
     """
     seen = values[~np.isnan(values)]
     for wanted, option, bad, expected in (
@@ -54,7 +57,7 @@ def allowed_scales(name: str, values: Float[np.ndarray, " T"], positive: bool, c
     ):
         if wanted:
             first = int(bad.argmax())
-            require(not bad.any(), option, f"{values[first]:g} in reading {first + 1} of {name!r}", expected)
+            require(not bad.any(), option, f"{values[first]:g} in row {lines[first]} of {name!r}", expected)
     if positive or counts:
         return ["log" if positive else "square root"]
     if seen.min() < 0:

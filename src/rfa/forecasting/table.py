@@ -90,6 +90,7 @@ class SeriesTable(NamedTuple):
         unit: "D", "h", "min" or "s" of dated series; "" where the file has numbers.
         origin: the date of time 0, in the zone of the file; None where the file has numbers.
         sensor: the label of each row's sensor; empty where no column names sensors. Then times may be equal.
+        lines: of the file, where the rows stand; empty where there is no file.
         notes: what was told from the file, and what was changed, a line each.
     """
 
@@ -99,6 +100,7 @@ class SeriesTable(NamedTuple):
     unit: str = ""
     origin: pd.Timestamp | None = None
     sensor: tuple[str, ...] = ()
+    lines: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -128,6 +130,8 @@ class SeriesTable(NamedTuple):
             calendar = calendar_offset(given) if self.unit else None
             span = calendar[1] if calendar else pd.Timedelta(given) if self.unit else float(given)
             length = float(span / UNITS[self.unit]) if self.unit else float(span)
+        except pd.errors.OutOfBoundsTimedelta:
+            raise ValueError(f"{name}: got {given!r}, expected at most {pd.Timedelta.max.days} days") from None
         except ValueError:
             raise ValueError(f"{name}: got {given!r}, expected {expected}{hint}") from None
         if not 0 < length < np.inf:
@@ -175,8 +179,8 @@ class SeriesTable(NamedTuple):
 
     def rows(self, chosen: Any) -> "SeriesTable":
         """Some of its rows, by a slice or a mask."""
-        sensor = tuple(np.asarray(self.sensor)[chosen].tolist()) if self.sensor else ()
-        return self._replace(times=self.times[chosen], values=self.values[chosen], sensor=sensor)
+        sensor, lines = (tuple(np.asarray(x)[chosen].tolist()) if x else () for x in (self.sensor, self.lines))
+        return self._replace(times=self.times[chosen], values=self.values[chosen], sensor=sensor, lines=lines)
 
 
 def read_series(
@@ -451,9 +455,9 @@ def _series(file: _File, rows: pd.DataFrame, name: str = "") -> SeriesTable:
     rows, changes = _in_order(file, rows)
     times, unit, origin = numbers_of(rows[_TIME])
     values = rows[list(file.channels)].to_numpy(np.float64)
-    labels = tuple(rows[_LABEL]) if file.sensors else ()
+    labels, lines = tuple(rows[_LABEL]) if file.sensors else (), tuple(rows.index.tolist())
     notes = (*file.notes, *(name + note for note in changes))
-    return SeriesTable(torch.tensor(times), torch.tensor(values), file.channels, unit, origin, labels, notes)
+    return SeriesTable(torch.tensor(times), torch.tensor(values), file.channels, unit, origin, labels, lines, notes)
 
 
 def _in_order(file: _File, rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -485,6 +489,7 @@ def _in_order(file: _File, rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]
         )
     how = chosen.duplicates or "first"
     merged = rows.groupby(keys, sort=False)[list(file.channels)].agg(how).reset_index()
+    merged.index = rows.index[~rows.duplicated(keys)]
     words = f"by the {how} reading of each column" if apart.any() else "which do not contradict each other"
     fewer = len(rows) - len(merged)
     return merged, [*notes, f"rows: {fewer} of a time that another row has were merged, {words}"]

@@ -1,11 +1,13 @@
 """Default forecasts: components and scales chosen by rolling forecasts, free seasons, bands from past errors."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from cover import slow
 
-from rfa.forecasting.choice import choose
+from rfa.forecasting.choice import _seasons, choose
 from rfa.forecasting.components import free_season
 from rfa.forecasting.rolling import Channel, FittedChannel, Origins, PastErrors
 from rfa.forecasting.scale import SCALES, allowed_scales
@@ -29,7 +31,8 @@ def channel_of(one, scale="linear"):
 
 
 def chosen(one, horizon, scales=("linear",)):
-    return choose({scale: channel_of(one, scale) for scale in scales}, horizon, True, lambda done, most: None)
+    query_times = np.linspace(float(one.times[-1]), float(one.times[-1]) + horizon, 25)[1:]
+    return choose({scale: channel_of(one, scale) for scale in scales}, query_times, True, lambda done, most: None)
 
 
 @pytest.mark.parametrize(("unit", "scale"), [("h", 1.0), pytest.param("min", 1e6, marks=slow)])
@@ -88,17 +91,15 @@ def test_a_season_that_grows_with_the_level_is_filtered_by_its_logarithm(kind):
 
 
 def test_scales_that_values_allow():
-    values = np.array([5.0, 6.0, np.nan, 7.0])
-    assert allowed_scales("x", values, False, False) == ["linear", "log"]
-    assert allowed_scales("x", values - 5, False, False) == ["square root"]  # near zero: never negative
-    assert allowed_scales("x", values - 6, False, False) == ["linear"]
-    assert allowed_scales("x", values - 5, False, True) == ["square root"]
-    with pytest.raises(
-        ValueError, match=r"^positive: got \"0 in reading 1 of 'x'\", expected values above 0; --counts"
-    ):
-        allowed_scales("x", values - 5, True, False)
-    with pytest.raises(ValueError, match=r"^counts: got \"-1 in reading 1 of 'x'\", expected values of at least 0"):
-        allowed_scales("x", values - 6, False, True)
+    values, lines = np.array([5.0, 6.0, np.nan, 7.0]), (2, 3, 4, 6)
+    assert allowed_scales("x", values, False, False, lines) == ["linear", "log"]
+    assert allowed_scales("x", values - 5, False, False, lines) == ["square root"]  # near zero: never negative
+    assert allowed_scales("x", values - 6, False, False, lines) == ["linear"]
+    assert allowed_scales("x", values - 5, False, True, lines) == ["square root"]
+    with pytest.raises(ValueError, match=r"^positive: got \"0 in row 2 of 'x'\", expected values above 0; --counts"):
+        allowed_scales("x", values - 5, True, False, lines)
+    with pytest.raises(ValueError, match=r"^counts: got \"-1 in row 2 of 'x'\", expected values of at least 0"):
+        allowed_scales("x", values - 6, False, True, lines)
 
 
 def test_a_free_season_is_the_median_of_earlier_periods():
@@ -153,3 +154,23 @@ def test_bands_hold_the_errors_that_were_made():
     np.testing.assert_allclose(widths, [1.645, 5 * 1.645], rtol=0.08)
     few = PastErrors(lags[:12], errors[:12], 1.0, 12.0).half_widths(0.9, np.array([1.0, 12.0]))
     np.testing.assert_allclose(few, 1.6449, rtol=1e-4)  # the model's
+
+
+def test_nothing_is_compared_where_nothing_can_be():
+    """Four readings and a horizon that reaches over all of them; no wave of fewer than four readings is tried."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert chosen(table(np.arange(4.0), [1.0, 2.0, 4.0, 3.0]), 3.0) == (["level"], "linear", {})
+        tried = chosen(table(np.arange(19.0), np.sin(2.5 * np.arange(19.0))), 1.0).tried
+    assert tried
+    assert not any("cycle" in words for words in tried)
+
+
+@pytest.mark.parametrize(("until", "free"), [(20, True), (24, False)])
+def test_a_free_season_has_readings_at_the_phases_that_are_asked_for(until, free):
+    """Readings of the day alone show no night."""
+    hours = np.arange(24.0 * 14)
+    hours = hours[(hours % 24 >= 8) & (hours % 24 < 20)]
+    at = 14 * 24 + np.arange(8.0, until)
+    found = _seasons(channel_of(table(hours, np.cos(hours), "h")), at)
+    assert (["season:1D:free"] in found) == free
