@@ -66,7 +66,8 @@ class Trend(Component):
 
     Its parameters are `sigma2.level` and `sigma2.trend`, variances per unit of time. With `sigma2.level` fixed at 0 the
     level is smooth. Where the slope is damped, `damping.trend` is the factor `exp(-mu)` in (0, 1) that is left of it
-    after a unit of time, and a forecast flattens out at `level + trend / mu`. Without damping mu is 0.
+    after a unit of time, and a forecast flattens out at `level + trend / mu`. A damped slope starts stationary: with a
+    diffuse one the likelihood would grow with mu without an end. Without damping mu is 0.
 
     Args:
         damped: whether the slope fades.
@@ -75,6 +76,11 @@ class Trend(Component):
 
     damped: bool = False
     name: str = "trend"
+
+    @property
+    def stationary(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The slope, where it is damped."""
+        return (1,) if self.damped else ()
 
     @property
     def states(self) -> dict[str, float]:
@@ -195,9 +201,9 @@ class Cycle(Component):
         require(good, "period", self.period, "a positive number of units of time, or None")
 
     @property
-    def diffuse(self) -> bool:  # type: ignore[override]
-        """Whether the start is diffuse."""
-        return not self.damped
+    def stationary(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Both, where they are damped."""
+        return (0, 1) if self.damped else ()
 
     @property
     def states(self) -> dict[str, float]:
@@ -244,7 +250,7 @@ class Autoregression(Component):
     """
 
     name: str = "ar"
-    diffuse = False
+    stationary = (0,)
 
     @property
     def states(self) -> dict[str, float]:

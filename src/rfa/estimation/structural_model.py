@@ -57,7 +57,7 @@ class Component(ABC):
     """
 
     name: str
-    diffuse = True  # whether nothing is known of its states before the first reading; else they start stationary
+    stationary: tuple[int, ...] = ()  # places of states that start so; nothing is known of the others before a reading
 
     @property
     @abstractmethod
@@ -181,14 +181,15 @@ class StructuralModel:
         blocks, units = list[Tensor](), list[float]()
         for component in self.components:
             own = slice(len(units), len(units) + len(component.states))
-            dynamics, diffusion = sde.dynamics[..., own, own], sde.diffusion[..., own, own]
-            if component.diffuse:
-                blocks.append(torch.zeros_like(dynamics))
-                units += component.units(gap)
-            else:
+            block, known = torch.zeros_like(sde.dynamics[..., own, own]), list(component.stationary)
+            if known:
+                dynamics, diffusion = (
+                    x[..., own, own][..., known, :][..., known] for x in (sde.dynamics, sde.diffusion)
+                )
                 alone = LinearSDE(dynamics, diffusion, torch.zeros_like(dynamics), torch.zeros_like(dynamics))
-                blocks.append(alone.stationary_covariance())
-                units += [0.0] * len(component.states)
+                block[..., torch.tensor(known)[:, None], known] = alone.stationary_covariance()
+            blocks.append(block)
+            units += [0.0 if place in known else unit for place, unit in enumerate(component.units(gap))]
         return block_diagonal(blocks, sde.batch_shape), torch.tensor(units, dtype=torch.float64)
 
 
