@@ -88,5 +88,5 @@ def default_model(
     horizon = horizon if horizon > 0 else max(table.gap, min(_STEPS * table.gap, _SHARE * (last - float(times[0]))))
     past = times[-1:].numpy(), recent[-1:].numpy()  # without a past there are no free seasons
     channel = Channel(table, recent.numpy(), past)
-    words = choose({"linear": channel}, horizon, options.robust, lambda done, most: None).words
+    words = choose({"linear": channel}, times[-1:].numpy() + horizon, options.robust, lambda done, most: None).words
     return components_of(words, table).components
