@@ -195,9 +195,10 @@ def test_the_examples_of_the_readme_run(block):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES[1:] if BLOCK.search(page.read_text("utf-8"))], ids=name)
-def test_the_examples_of_the_documents_run(page, monkeypatch):
-    """The blocks of a page one after the other, in the repository's folder, as one program."""
-    monkeypatch.chdir(ROOT)
+def test_the_examples_of_the_documents_run(page, monkeypatch, tmp_path):
+    """The blocks of a page one after the other, beside the examples, as one program."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names = {"__name__": "page"}
     for block in BLOCK.findall(page.read_text("utf-8")):
