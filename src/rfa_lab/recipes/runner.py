@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
@@ -49,6 +50,9 @@ class TimeIsUp(Exception):
     """The time given is over, at a place where nothing has to be saved."""
 
 
+_ANEW = "which begins anew (it has to fit into the time given)"
+
+
 class TimeLimit:
     """The time until which a call may go on, None for no limit, and where it is. `progress` sees every stage."""
 
@@ -62,11 +66,11 @@ class TimeLimit:
         self._progress(stage, done, total)
         self.where = f"at step {done:,} of {total:,} of {stage.run}"
 
-    def report(self, stage: Stage, done: int, total: int) -> None:
-        """Report progress. Raises `TimeIsUp` if the time is over, except where all is done."""
+    def report(self, stage: Stage, done: int, total: int, then: str = _ANEW) -> None:
+        """Report progress. Raises `TimeIsUp` if the time is over, except where all is done. `then`: what follows."""
         self._progress(stage, done, total)
         if stage.run:
-            self.where = f"in {stage.run}: {stage.name}, which begins anew (it has to fit into the time given)"
+            self.where = f"in {stage.run}: {stage.name}, {then}"
         if self.until is not None and time.monotonic() >= self.until and (stage.name, done) != ("runs", total):
             raise TimeIsUp
 
@@ -153,10 +157,11 @@ class Runs(ABC, Generic[RecipeType, RunType]):
 
 
 class UnsavedRuns(Runs[RecipeType, RunType]):
-    """Runs of minutes that leave a result file alone. A run that is stopped is made anew."""
+    """Runs that leave a result file. One that is stopped is made anew, but for training that has checkpoints."""
 
     form: int  # the format of the results
     scores: str  # their entry of the scores
+    stopped = _ANEW  # what training does after a stop
 
     @abstractmethod
     def spec(self, run: RunType) -> dict[str, Any]:
@@ -176,7 +181,7 @@ class UnsavedRuns(Runs[RecipeType, RunType]):
     def make(self, run: RunType, limit: TimeLimit) -> None:
         """Train a network, score it on all tests, and write the result."""
         started, report, tests = time.perf_counter(), limit.report, self.tests()
-        score, entries = self.trained(run, report)
+        score, entries = self.trained(run, partial(report, then=self.stopped))
         trained, scores = time.perf_counter(), {}
         for index, (name, test) in enumerate(() if entries.get("fault") else tests.items()):
             report(Stage("evaluation", run.name), index, len(tests))
@@ -258,7 +263,8 @@ def make_runs(
         runs: of a recipe, in a folder.
         only: names of runs, in which `*` matches any text; empty for all runs.
         seconds: time after which the call saves and stops; a step of training that was begun is made. All state is in
-            the folder, which can be carried elsewhere. A run of series or of recall begins anew. None for no limit.
+            the folder, which can be carried elsewhere. A run of recall begins anew, one of series goes on from its last
+            checkpoint. None for no limit.
         other_version: go on in a folder that another version or commit of rfa began. Results name all of them.
         progress: called with the stage, the amount done and the total. Stages of the whole call are "runs" (the number
             of runs), "text" and "trial_steps" (a step of each model). Stages of a run are "text", "training" and those

@@ -1,5 +1,6 @@
 """Recipes of series: networks and filters compared on simulated processes, or networks on a table of readings."""
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,8 +16,9 @@ from rfa.models.flat import FLAT_NAMES
 from rfa.progress import Stage, StageProgress
 from rfa_lab.data.public_series import TableSetting
 from rfa_lab.data.simulated_series import SimulatedSetting
+from rfa_lab.data.unseen_series import UnseenSetting
 from rfa_lab.training.callbacks import Diverged
-from rfa_lab.training.series import SeriesTraining
+from rfa_lab.training.series import Checkpoint, SeriesTraining
 
 from .rates import TRIAL_PART, needed_rates, possible_rates
 from .reading import (
@@ -36,6 +38,7 @@ from .reading import (
 from .runner import UnsavedRuns
 from .series_contestants import (
     FILTERS,
+    FITTED,
     NETWORKS,
     Scores,
     Setting,
@@ -56,17 +59,20 @@ _FIELDS = FLAT_NAMES | {
     if kind.__module__.startswith("rfa.")
     for name in vars(kind).get("__annotations__", {})
 }
-_SETTINGS = {kind: checked_fields(kind) for kind in (TableSetting, SimulatedSetting)}
+_SETTINGS: dict[type, Any] = {kind: checked_fields(kind) for kind in (TableSetting, SimulatedSetting, UnseenSetting)}
 
 
 def _setting(given: Any) -> Setting:
-    kind = TableSetting if isinstance(given, dict) and "table" in given else SimulatedSetting
+    known = {"table": TableSetting, "unseen": UnseenSetting} if isinstance(given, dict) else {}
+    kind = next((kind for name, kind in known.items() if name in given), SimulatedSetting)
     return kind(**_SETTINGS[kind](given))
 
 
 def _changed(setting: Setting, changes: dict[str, Any]) -> Setting:
-    """A setting with other values of some fields. The table or the process stays."""
+    """A setting with other values of some fields. The table or the process stays; unseen series may be any."""
     found = replace(setting, **_SETTINGS[type(setting)](changes))
+    if isinstance(setting, UnseenSetting):
+        return found
     source = "table" if isinstance(setting, TableSetting) else "process"
     if getattr(found, source) != getattr(setting, source):
         raise ValueError(f"setting: {source}: got {getattr(found, source)!r}, expected the same for all")
@@ -74,7 +80,7 @@ def _changed(setting: Setting, changes: dict[str, Any]) -> Setting:
 
 
 class SeriesContestant(Network):
-    """A network that is trained, or without preset a filter with the true model, whose label is one of `FILTERS`.
+    """A network that is trained, or without preset a filter, whose label is one of `FILTERS` or `FITTED`.
 
     Args:
         setting: what differs in the series from which the network learns.
@@ -122,7 +128,7 @@ class SeriesRecipe(BaseRecipe):
         training: of each network; its seed is the run's.
         rates: learning rates. The first seed of each network tries all of them with a third of the steps, and the next
             one beyond while the best is at an end. The best one serves all its seeds.
-        filters: that know the model of the process.
+        filters: that know the model of the process; of unseen series, filters that are fitted to each.
         models: networks.
         seeds: of the networks.
         evaluation: of all of them.
@@ -132,7 +138,7 @@ class SeriesRecipe(BaseRecipe):
     setting: Annotated[Setting, PlainValidator(_setting)]
     training: Annotated[SeriesTraining, built(SeriesTraining, "seed")]
     rates: Rates = Field(default_factory=lambda given: [given["training"].learning_rate] if "training" in given else [])
-    filters: Annotated[list[Annotated[str, one_of(FILTERS)]], AfterValidator(different)] = Field(default=[])
+    filters: Annotated[list[Annotated[str, one_of((*FILTERS, *FITTED))]], AfterValidator(different)] = Field(default=[])
     models: list[SeriesContestant]
     seeds: Seeds
     evaluation: SeriesEvaluation
@@ -140,8 +146,12 @@ class SeriesRecipe(BaseRecipe):
     @field_validator("filters")
     @classmethod
     def _known_process(cls, filters: list[str], info: ValidationInfo) -> list[str]:
-        if filters and isinstance(info.data.get("setting"), TableSetting):
+        setting = info.data.get("setting")
+        if filters and isinstance(setting, TableSetting):
             raise ValueError(f"got {filters}, expected none: the model of a table is not known")
+        fits = FITTED if isinstance(setting, UnseenSetting) else FILTERS
+        if setting is not None and (other := [name for name in filters if name not in fits]):
+            raise ValueError(f"got {other[0]!r}, expected some of {', '.join(fits)}")
         return filters
 
     @field_validator("models")
@@ -207,6 +217,7 @@ class SeriesRuns(UnsavedRuns[SeriesRecipe, SeriesRun]):
     """The runs of a recipe of series. The first seed of a network looks for its learning rate."""
 
     form, scores = 2, "scores"
+    stopped = "which goes on from its last 200 steps"
 
     def first_of(self, run: SeriesRun) -> SeriesRun:
         """The run of the same contestant that looks for the learning rate."""
@@ -256,8 +267,10 @@ class SeriesRuns(UnsavedRuns[SeriesRecipe, SeriesRun]):
             """The network, the losses of training, that of validation if it is finite, and why training stopped."""
             training = replace(recipe.training, seed=run.seed, learning_rate=rate, steps=steps)
             network = build_network(contestant.preset, contestant.model, setting, run.seed)
+            about = json.dumps([self.spec(run), asdict(training)])
+            checkpoint = Checkpoint(self.out / "checkpoints" / f"{run.name}-{steps}-{rate:g}.pt", about)
             try:
-                losses = train_network(network, setting, training, partial(report, Stage("training", name)))
+                losses = train_network(network, setting, training, partial(report, Stage("training", name)), checkpoint)
             except Diverged as error:
                 return network, [], None, str(error)
             loss = validation_loss(network, setting, _SAMPLE)

@@ -4,18 +4,23 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Normal
 
 from rfa.checks import require
 from rfa.estimation import LinearSDE, recursive_estimate
+from rfa.forecasting.choice import choose
+from rfa.forecasting.rolling import Channel, FittedChannel
 from rfa.forecasting.scores import forecast_scores
+from rfa.forecasting.table import SeriesTable
 from rfa.models import PRESETS, RFAForTimeSeries, RFATimeSeriesConfig
 from rfa.progress import Progress
 from rfa_lab.data.public_series import TableSetting
 from rfa_lab.data.simulated_series import SeriesBatch, SimulatedSetting
-from rfa_lab.training.series import Draw, SeriesTraining, train_on_series
+from rfa_lab.data.unseen_series import UnseenSetting
+from rfa_lab.training.series import Checkpoint, Draw, SeriesTraining, train_on_series
 from rfa_lab.training.series_controls import CONTROLS
 
 # Filters that know the model of a simulated process: Kalman, WoLF, this library's, and one that knows the outliers
@@ -101,9 +106,35 @@ def _weights(name: str, residual: Tensor, factor: Tensor, soft: float) -> Tensor
     return torch.ones_like(residual)
 
 
+FITTED = ("level-ar", "chosen")  # filters that are fitted to each series, whose model they do not know
+
+
+def fitted_filter(name: str, batch: SeriesBatch) -> Normal:
+    """What a `RobustFilter` fitted to each series says of the signal at readings, and of the reading at other rows.
+
+    At each row it has the readings up to it, but its parameters are fitted to all. "level-ar" is a level and an
+    autoregression. "chosen" are the components that `rfa forecast` takes for the readings, with times that are numbers.
+    """
+    means, variances = torch.empty_like(batch.values), torch.empty_like(batch.values)
+    for k, (times, values) in enumerate(zip(batch.times, batch.values[..., 0].numpy(), strict=True)):
+        seen = ~np.isnan(values)
+        ahead = float(times[-1] - times[seen][-1])
+        times = times.where(times.diff(prepend=times[:1] - 1) > 0, times + 1e-9 * torch.arange(len(times)))
+        table = SeriesTable(times, torch.as_tensor(values)[:, None], ("value",))
+        words = ["level", "ar"]
+        if name == "chosen":
+            past = Channel(table.rows(seen), values[seen], (times.numpy()[seen], values[seen]))
+            words = choose({"linear": past}, ahead or table.gap, True, lambda *_: None).words
+        fitted = FittedChannel.of(Channel(table, values, (times.numpy(), values)), words, True).filter
+        found = fitted.filter()
+        noise = np.where(seen, fitted.parameters["sigma2.irregular"], 0.0)
+        means[k, :, 0], variances[k, :, 0] = torch.as_tensor(found.mean), torch.as_tensor(found.variance - noise)
+    return Normal(means, variances.clamp(min=_LEAST_VARIANCE).sqrt())
+
+
 # Networks, and the scores of both
 
-Setting = SimulatedSetting | TableSetting
+Setting = SimulatedSetting | TableSetting | UnseenSetting
 Predict = Callable[[Setting, SeriesBatch], Distribution]
 Scores = dict[str, dict[str, float | None]]  # by part and name
 NETWORKS = (*PRESETS, *CONTROLS)
@@ -146,14 +177,18 @@ def _control(name: str, fields: Mapping[str, Any], setting: Setting, scaled: RFA
 
 
 def train_network(
-    network: nn.Module, setting: Setting, training: SeriesTraining, progress: Progress | None = None
+    network: nn.Module,
+    setting: Setting,
+    training: SeriesTraining,
+    progress: Progress | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> list[float]:
-    """Train in place on series of a setting, and return the loss of each step."""
-    draw: Draw = _drawn_ahead(setting) if isinstance(setting, SimulatedSetting) else setting.batch
-    return train_on_series(network, draw, training, progress)
+    """Train in place on series of a setting, or go on from a checkpoint, and return the loss of each step."""
+    draw: Draw = setting.batch if isinstance(setting, TableSetting) else _drawn_ahead(setting)
+    return train_on_series(network, draw, training, progress, checkpoint)
 
 
-def _drawn_ahead(setting: SimulatedSetting) -> Draw:
+def _drawn_ahead(setting: SimulatedSetting | UnseenSetting) -> Draw:
     """Batches of a simulation, which are drawn many at a time: its loop over rows costs the same for one."""
     ahead: list[SeriesBatch] = []
 
@@ -172,7 +207,9 @@ def network_predictor(network: nn.Module) -> Predict:
 
 
 def filter_predictor(name: str, soft: float = 4.0) -> Predict:
-    """The predictions of a filter with the true model of a simulated process."""
+    """The predictions of a filter that is fitted to each series, or has the true model of a simulated process."""
+    if name in FITTED:
+        return lambda _, batch: fitted_filter(name, batch)
     return lambda setting, batch: known_filter(name, cast(SimulatedSetting, setting).sde, batch, soft)
 
 

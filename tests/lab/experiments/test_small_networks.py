@@ -132,7 +132,7 @@ def test_a_best_rate_of_series_at_an_end_is_looked_for_beyond_it(series, tmp_pat
     """Losses are made up, as distances of the rate from the best one."""
     made = []
 
-    def train(network, setting, training, progress):
+    def train(network, setting, training, *_):
         made.append((training.steps, training.learning_rate))
         return [0.0]
 
