@@ -119,6 +119,7 @@ def drawn_times(series: int, rows: int, generator: torch.Generator) -> Float[Ten
 
 _COLUMNS = {"nile": ("year", ["volume"]), "co2": ("date", ["co2"])}
 SOURCES = ("simulated", *_COLUMNS, "ETTh1")
+_LEAST_SIZE = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,15 +132,14 @@ class UnseenSetting:
         length: readings of a series.
         shortest: the length is drawn anew for each batch, between this and `length`. None: it is `length`.
         left_out: readings between the others that are asked instead of given.
-        forecasts: readings asked after the last one given, whole median gaps after it, near ones more often.
-        horizon: the farthest of them, in median gaps.
+        forecasts: readings asked after the last one given, whole gaps of a regular series later, near ones more often.
+        horizon: the farthest of them, in these gaps.
         known: least share of the readings by whose median, spread and median gap a series is scaled. The share is drawn
             for each series up to 1, and the last of these readings is the first that is asked for its state.
         outliers: share of the readings that are wrong.
-        outliers_least: the share is drawn for each series, between this and `outliers`. None: it is `outliers`.
-        size: a wrong reading has an error so many times that of the others: of a real series, of the robust deviation
-            of its changes, divided by the root of two.
-        size_least: drawn for each series between this and `size`, uniform in the logarithm. None: it is `size`.
+        size: their errors are so many times too large. The noise of a real series is the robust deviation of its
+            changes, divided by the root of two.
+        varied: share and size are drawn for each series, from 0 and 3 up to these.
 
     Raises:
         ValueError: for an unknown series, or a number out of range.
@@ -154,23 +154,17 @@ class UnseenSetting:
     horizon: int = 48
     known: float = 0.5
     outliers: float = 0.0
-    outliers_least: float | None = None
     size: float = 30.0
-    size_least: float | None = None
+    varied: bool = False
 
     def __post_init__(self) -> None:
         require(self.unseen in SOURCES, "unseen", self.unseen, f"one of {', '.join(SOURCES)}")
-        check_range("length", self.length, 8, 100_000)
+        for name, least in (("length", 8), ("left_out", 0), ("forecasts", 0), ("horizon", 1)):
+            check_range(name, getattr(self, name), least, 10_000)
         check_range("shortest", self.length if self.shortest is None else self.shortest, 8, self.length)
-        check_range("left_out", self.left_out, 0, self.length)
-        check_range("forecasts", self.forecasts, 0, 10_000)
-        check_range("horizon", self.horizon, 1, 10_000)
         require(0 < self.known <= 1, "known", self.known, "a share above 0, up to 1")
         require(0 <= self.outliers < 1, "outliers", self.outliers, "a share from 0, below 1")
-        require(self.size >= 1, "size", self.size, "at least 1")
-        for name, least in (("outliers", 0.0), ("size", 1.0)):
-            low, high = getattr(self, f"{name}_least"), getattr(self, name)
-            require(low is None or least <= low <= high, f"{name}_least", low, f"a number from {least} to {high}")
+        require(self.size >= _LEAST_SIZE, "size", self.size, f"at least {_LEAST_SIZE:g}")
 
     def batch(self, series: int, generator: torch.Generator, split: str = "train") -> SeriesBatch:
         """Series in units of their own past, in order of time. All splits are drawn alike.
@@ -196,8 +190,7 @@ class UnseenSetting:
         if self.left_out:  # never the first or the last one
             places = 1 + _uniform((series, rows - 2), generator).argsort(-1)[:, : self.left_out]
             given.scatter_(1, places, False)
-        values = readings + noise * self._errors(times.shape, generator)
-        values = values.masked_fill(~given, torch.nan)
+        values = (readings + noise * self._errors(times.shape, generator)).masked_fill(~given, torch.nan)
         count = torch.ceil((self.known + (1 - self.known) * _uniform((series, 1), generator)) * length)
         order = given.cumsum(1)
         known, asked = given & (order <= count), order >= count
@@ -206,9 +199,8 @@ class UnseenSetting:
 
     def _errors(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
         """What wrong readings have beside their noise, so that the sum is `size` times too large; 0 elsewhere."""
-        least = self.outliers if self.outliers_least is None else self.outliers_least
-        share = least + (self.outliers - least) * _uniform((shape[0], 1), generator)
-        size = _between(self.size if self.size_least is None else self.size_least, self.size, (shape[0], 1), generator)
+        share = self.outliers * (_uniform((shape[0], 1), generator) if self.varied else 1.0)
+        size = _between(_LEAST_SIZE if self.varied else self.size, self.size, (shape[0], 1), generator)
         error = (size.square() - 1).sqrt() * _normal(shape, generator)
         return torch.where(_uniform(shape, generator) < share, error, 0.0)
 
@@ -223,8 +215,7 @@ class UnseenSetting:
         channel = torch.randint(table.shape[1], (series, 1), generator=generator)
         here = torch.cat([torch.arange(rows).expand(series, -1), rows - 1 + ahead], 1) + start
         readings = table[here, channel]
-        changes = readings[:, :rows].diff(dim=1)
-        noise = robust_location_and_spread(changes[..., None])[1] / math.sqrt(2)
+        noise = robust_location_and_spread(readings[:, :rows, None].diff(dim=1))[1] / math.sqrt(2)
         return times[here], readings, noise
 
 

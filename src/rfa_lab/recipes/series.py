@@ -1,5 +1,6 @@
 """Recipes of series: networks and filters compared on simulated processes, or networks on a table of readings."""
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from rfa_lab.data.public_series import TableSetting
 from rfa_lab.data.simulated_series import SimulatedSetting
 from rfa_lab.data.unseen_series import UnseenSetting
 from rfa_lab.training.callbacks import Diverged
-from rfa_lab.training.series import Checkpoint, SeriesTraining
+from rfa_lab.training.series import SeriesTraining
 
 from .rates import TRIAL_PART, needed_rates, possible_rates
 from .reading import (
@@ -267,8 +268,8 @@ class SeriesRuns(UnsavedRuns[SeriesRecipe, SeriesRun]):
             """The network, the losses of training, that of validation if it is finite, and why training stopped."""
             training = replace(recipe.training, seed=run.seed, learning_rate=rate, steps=steps)
             network = build_network(contestant.preset, contestant.model, setting, run.seed)
-            about = json.dumps([self.spec(run), asdict(training)])
-            checkpoint = Checkpoint(self.out / "checkpoints" / f"{run.name}-{steps}-{rate:g}.pt", about)
+            about = hashlib.sha256(json.dumps([self.spec(run), steps]).encode()).hexdigest()[:8]
+            checkpoint = self.out / "checkpoints" / f"{run.name}-{rate:g}-{about}.pt"
             try:
                 losses = train_network(network, setting, training, partial(report, Stage("training", name)), checkpoint)
             except Diverged as error:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +21,7 @@ from rfa.progress import Progress
 from rfa_lab.data.public_series import TableSetting
 from rfa_lab.data.simulated_series import SeriesBatch, SimulatedSetting
 from rfa_lab.data.unseen_series import UnseenSetting
-from rfa_lab.training.series import Checkpoint, Draw, SeriesTraining, train_on_series
+from rfa_lab.training.series import Draw, SeriesTraining, train_on_series
 from rfa_lab.training.series_controls import CONTROLS
 
 # Filters that know the model of a simulated process: Kalman, WoLF, this library's, and one that knows the outliers
@@ -125,7 +126,11 @@ def fitted_filter(name: str, batch: SeriesBatch) -> Normal:
         if name == "chosen":
             past = Channel(table.rows(seen), values[seen], (times.numpy()[seen], values[seen]))
             words = choose({"linear": past}, ahead or table.gap, True, lambda *_: None).words
-        fitted = FittedChannel.of(Channel(table, values, (times.numpy(), values)), words, True).filter
+        channel = Channel(table, values, (times.numpy(), values))
+        try:
+            fitted = FittedChannel.of(channel, words, True).filter
+        except ValueError:  # it cannot be fitted to these readings
+            fitted = FittedChannel.of(channel, ["level"], True).filter
         found = fitted.filter()
         noise = np.where(seen, fitted.parameters["sigma2.irregular"], 0.0)
         means[k, :, 0], variances[k, :, 0] = torch.as_tensor(found.mean), torch.as_tensor(found.variance - noise)
@@ -181,7 +186,7 @@ def train_network(
     setting: Setting,
     training: SeriesTraining,
     progress: Progress | None = None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: Path | None = None,
 ) -> list[float]:
     """Train in place on series of a setting, or go on from a checkpoint, and return the loss of each step."""
     draw: Draw = setting.batch if isinstance(setting, TableSetting) else _drawn_ahead(setting)

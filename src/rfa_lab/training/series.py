@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,6 @@ from .trainer import make_optimizer, one_cycle
 _MOST = 1_000_000
 _CLIP = 1.0  # of the norm of all gradients
 _SAVED = 200  # steps between checkpoints, a multiple of the batches that a simulation draws at once
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A file from which a training goes on, and what it is of: one of something else is not gone on with."""
-
-    path: Path
-    about: str
-
-    def read(self) -> dict[str, Any] | None:
-        """What was saved; None where there is none, or another training's."""
-        found = torch.load(self.path, weights_only=True) if self.path.is_file() else {"about": None}
-        return found if found["about"] == self.about else None
-
-    def write(self, **state: Any) -> None:
-        """Save, whole."""
-        write_whole(self.path, lambda path: torch.save({"about": self.about, **state}, path))
 
 
 Draw = Callable[[int, torch.Generator], SeriesBatch]
@@ -72,7 +56,7 @@ def train_on_series(
     draw: Draw,
     training: SeriesTraining,
     progress: Progress | None = None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: Path | None = None,
 ) -> list[float]:
     """Train in place by `series_loss`, as `train_steps` does; the loss of each step.
 
@@ -114,21 +98,22 @@ def train_steps(
     seed: int,
     one_group: bool = False,
     after: Callable[[int], None] | None = None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: Path | None = None,
 ) -> list[float]:
     """Train in place; the loss of each step. The model is in `eval` mode afterwards.
 
     Adam without weight decay, a one-cycle schedule, gradients clipped at a norm of 1. The parameters of the SDE have
     half the rate and no momentum, as in the paper's training (appendix F), unless there is `one_group`. `draw_loss`
     draws a batch and gives its loss. `after` is called with the steps done; it may use the model, in any mode. With a
-    checkpoint, training that was stopped goes on from its last 200 steps. Raises `Diverged` for a loss that is not
-    finite, or such weights after the last step.
+    checkpoint, a file of this training alone, it goes on from the last 200 steps. Raises `Diverged` for a loss that is
+    not finite, or such weights after the last step.
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = make_optimizer(model, learning_rate, one_group)  # type: ignore[arg-type]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: one_cycle(step, steps))
     losses: list[float] = []
-    if checkpoint is not None and (saved := checkpoint.read()) is not None:
+    if checkpoint is not None and checkpoint.is_file():
+        saved = torch.load(checkpoint, weights_only=True)
         for part in (model, optimizer, schedule):
             part.load_state_dict(saved[type(part).__name__])
         generator.set_state(saved["generator"])
@@ -147,8 +132,9 @@ def train_steps(
         if after is not None:
             after(step)
         if checkpoint is not None and (step % _SAVED == 0 or step == steps):
-            states = {type(part).__name__: part.state_dict() for part in (model, optimizer, schedule)}
-            checkpoint.write(**states, generator=generator.get_state(), losses=losses)
+            state = {type(part).__name__: part.state_dict() for part in (model, optimizer, schedule)}
+            state |= {"generator": generator.get_state(), "losses": losses}
+            write_whole(checkpoint, partial(torch.save, state))
     if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
         raise Diverged(f"training: got weights that are not finite after step {steps}, expected finite numbers")
     model.eval()

@@ -104,7 +104,7 @@ def test_wrong_readings_have_the_share_and_size_that_was_asked():
     wrong = error != 0
     assert wrong.double().mean().item() == pytest.approx(0.2, abs=0.005)
     assert error[wrong].square().mean().item() + 1 == pytest.approx(900, rel=0.04)
-    drawn = UnseenSetting(outliers=0.3, outliers_least=0.0, size=100, size_least=3)._errors(shape, generator())
+    drawn = UnseenSetting(outliers=0.3, size=100, varied=True)._errors(shape, generator())
     share = (drawn != 0).double().mean(1)
     assert (share.amin() < 0.02, share.amax() > 0.25) == (True, True)
     assert share.mean().item() == pytest.approx(0.15, abs=0.01)
@@ -176,8 +176,7 @@ def test_windows_of_real_series_are_rows_of_the_file():
         ("shortest", 300),
         ("known", 0.0),
         ("outliers", 1.0),
-        ("size", 0.5),
-        ("size_least", 40),
+        ("size", 2),
     ],
 )
 def test_bad_settings(name, given):
