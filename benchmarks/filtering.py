@@ -87,7 +87,7 @@ def irregular(seed: int) -> Tensor:
 
 
 def seasonal() -> LinearSDE:
-    """CO2 in ppm over years: a local linear trend and two harmonics of the year, as in examples/filter_co2.py."""
+    """CO2 in ppm over years: a local linear trend and two harmonics of the year, as in examples/notebooks/co2.ipynb."""
     dynamics = torch.zeros(6, 6, dtype=torch.float64)
     dynamics[0, 1] = 1.0
     for index, cycles in ((2, 1), (4, 2)):

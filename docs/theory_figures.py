@@ -9,55 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
-from rfa.dynamics import bias, decay_kernel, gate, partitioned_frequencies, rope_frequencies, rotation, spectral_decay
-from rfa.estimation import LinearSDE
-from rfa.forecasting.style import COLOURS, COLUMN, MARKERS, PAGE, letter, save, shades, styled
-
-DECAY, FREQUENCY, PROCESS_NOISE, KEY_NOISE = 0.06, 0.6, 0.05, 0.3  # of the simulated path
-LENGTH, TARGETS, _DURATION = 60, 5, 16.0  # numbers of measurements and of target times, and units of time
-_STEPS = 8  # of the path between two measurements
-
-
-@styled
-def transported_measurements() -> Figure:
-    """A damped rotation in the plane: its path, its measurements, and every measurement transported to five times.
-
-    This is the paper's figure 1. Filled points come from before the target time, and a causal estimate uses them. Faint
-    points come from later times.
-    """
-    eye = torch.eye(2, dtype=torch.float64)
-    turning = torch.tensor([[0.0, -FREQUENCY], [FREQUENCY, 0.0]], dtype=torch.float64)
-    sde = LinearSDE(turning - DECAY * eye, PROCESS_NOISE / 2 * eye, eye, KEY_NOISE / 2 * eye)
-    fine = torch.linspace(0, _DURATION, (LENGTH - 1) * _STEPS + 1, dtype=torch.float64)
-    start = torch.tensor([3.0, 0.0], dtype=torch.float64), torch.zeros_like(eye)
-    path_states, path_measured = sde.simulate(fine, torch.Generator().manual_seed(0), initial=start)
-    times, states, measured = fine[::_STEPS], path_states[::_STEPS], path_measured[::_STEPS]
-
-    figure, (path, transported) = plt.subplots(1, 2, figsize=(PAGE, 3.2), sharex=True, sharey=True, layout="compressed")
-    path.plot(*path_states.T, color="black", linewidth=1, label="state $x(t)$")
-    path.plot(*measured.T, "o", color=COLOURS[0], markersize=2.5, label="measurements $z_i$")
-    path.set(title="trajectory and measurements", ylabel="second component")
-
-    transported.plot(*path_states.T, color="0.6", linewidth=0.8, zorder=1)
-    chosen = torch.linspace(LENGTH / TARGETS - 1, LENGTH - 1, TARGETS).round().long()
-    for index, target in enumerate(chosen.tolist()):
-        at = (sde.transition(times[target] - times) @ measured[..., None])[..., 0]
-        before = times <= times[target]
-        look: dict[str, Any] = {"color": COLOURS[index], "marker": MARKERS[index], "linestyle": ""}
-        transported.plot(*at[~before].T, **look, markersize=2.2, alpha=0.25, markeredgewidth=0, zorder=2)
-        transported.plot(*at[before].T, **look, markersize=2.2, markeredgewidth=0, zorder=3, alpha=0.8)
-        label = f"$t_i$ = {times[target].item():.1f}"
-        look |= {"markeredgecolor": "black", "markeredgewidth": 0.8}
-        transported.plot(*states[target], **look, markersize=6, zorder=4, label=label)
-    transported.set_title("transported to $t_i$ (faint: from later times)")
-    for axes in (path, transported):
-        axes.set_xlabel("first component")
-        axes.set_aspect("equal", adjustable="box")
-    handles = [*path.get_legend_handles_labels()[0], *transported.get_legend_handles_labels()[0]]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), columnspacing=1.0)
-    letter((path, transported))
-    return figure
-
+from rfa.dynamics import decay_kernel, partitioned_frequencies, rope_frequencies, rotation, spectral_decay
+from rfa.forecasting.style import COLOURS, COLUMN, PAGE, letter, save, shades, styled
 
 _TO_FRAME, _FROM_FRAME, _FRAME = COLOURS[0], COLOURS[3], COLOURS[2]
 
@@ -127,62 +80,6 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], col
     axes.add_patch(FancyArrowPatch(start, end, color=colour, zorder=1, **look))
 
 
-NOISE_FLOOR, QUERY_NOISE = 0.01, 0.1  # of the closed forms
-REGIME_DECAY, LOW, HIGH = 0.02, (0.05, 0.1, 0.2, 0.4), 1.0  # the smaller of the two variances, a curve each; the larger
-
-
-@styled
-def diffusive_and_integrative() -> Figure:
-    """Bias and gate over the lag: diffusive heads in the upper row, integrative ones below (appendix C.2)."""
-    figure, panels = plt.subplots(2, 2, figsize=(PAGE, 3.7), sharex=True, sharey="col")
-    lag = torch.linspace(0, 150.0, 301, dtype=torch.float64)
-    mu, floor, gamma2 = _numbers(REGIME_DECAY, NOISE_FLOOR, QUERY_NOISE)
-    names = ("diffusive", r"\eta^2"), ("integrative", r"\tilde{\sigma}^2")
-    fixed = (r"\tilde{\sigma}^2", r"\eta^2")
-    for row, (regime, symbol) in enumerate(names):
-        for value, colour in zip(LOW, shades(len(LOW)), strict=True):
-            eta2, steady = _numbers(value, HIGH) if regime == "diffusive" else _numbers(HIGH, value)
-            parameters = mu, 2 * mu * steady, eta2, floor
-            panels[row, 0].plot(lag, bias(*parameters, lag), color=colour, label=f"${symbol}$ = {value:g}")
-            panels[row, 1].plot(lag, gate(*parameters, gamma2, lag), color=colour)
-        kind = rf"{regime}, $\alpha {'<>'[row]} 0$:"
-        level = f"(${fixed[row]}$ = {HIGH:g})"
-        panels[row, 0].set(ylabel=r"bias $B_\tau$ (nats)", title=f"{kind} bias {level}")
-        panels[row, 1].set(ylabel=r"gate $\tilde{P}_\tau$ (1/variance)", title=f"{kind} gate {level}")
-        panels[row, 0].legend(loc=("upper right", "lower right")[row], ncols=row + 1)
-    for axes in panels[1]:
-        axes.set_xlabel(r"lag $\tau$ (units of time)")
-    letter(panels.ravel())
-    return figure
-
-
-DECAYS = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1)
-
-
-@styled
-def bias_and_gate_over_decay() -> Figure:
-    """Bias and gate over the lag by decay rate, from Brownian motion (mu = 0) to fast decay (appendix C.2)."""
-    figure, panels = plt.subplots(1, 2, figsize=(PAGE, 2.4))
-    lag = torch.linspace(0, 200.0, 401, dtype=torch.float64)
-    sigma2, eta2, floor, gamma2 = _numbers(0.02, 0.05, NOISE_FLOOR, QUERY_NOISE)
-    for decay, colour in zip(DECAYS, shades(len(DECAYS)), strict=True):
-        (mu,) = _numbers(decay)
-        name = f"$\\mu$ = {decay:g}" + (" (Brownian)" if decay == 0 else "")
-        panels[0].plot(lag, bias(mu, sigma2, eta2, floor, lag), color=colour, label=name)
-        panels[1].plot(lag, gate(mu, sigma2, eta2, floor, gamma2, lag), color=colour)
-    panels[0].set(ylabel=r"bias $B_\tau$ (nats)", title="bias")
-    panels[1].set(ylabel=r"gate $\tilde{P}_\tau$ (1/variance)", title="gate")
-    for axes in panels:
-        axes.set_xlabel(r"lag $\tau$ (units of time)")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
-    letter(panels)
-    return figure
-
-
-def _numbers(*values: float) -> list[torch.Tensor]:
-    return [torch.tensor(value, dtype=torch.float64) for value in values]
-
-
 HEADS, MODES = 8, 32
 
 
@@ -244,11 +141,8 @@ def temporal_scale_separation() -> Figure:
 
 
 FIGURES = {
-    "trajectory": transported_measurements,
     "transport": transport_factorization,
     "rotate": rotate_aggregate_counter_rotate,
-    "regimes": diffusive_and_integrative,
-    "decay": bias_and_gate_over_decay,
     "spectra": eigenvalue_spectra,
     "time-scales": temporal_scale_separation,
 }

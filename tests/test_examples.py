@@ -5,52 +5,14 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from cover import slow
 from experiments.recipes import NAMES, RECALL, TWO_PRESETS, write_recipe
 from scripts import ROOT, script
 
 
 @pytest.fixture(scope="module")
-def filter_co2():
-    return script("examples/filter_co2.py")
-
-
-@pytest.fixture(scope="module")
 def depth_as_em():
     return script("examples/depth_as_em.py")
-
-
-@slow
-def test_wrong_readings_are_found_and_gaps_are_bridged(filter_co2):
-    times, recorded = (part[:104] for part in filter_co2.load())
-    now, later = times[:91], times[91:]
-    seen, hit = filter_co2.spoil(recorded[:91], 4)
-    filter_ = filter_co2.fitted(now, seen)
-    estimate, ahead = filter_.smooth(), filter_.forecast(later)
-    missing = seen.isnan()
-    assert missing.sum() > 10
-    assert hit.sum() == 4
-    assert torch.equal(estimate.weights.isnan(), missing)
-    assert estimate.outliers[hit].all()
-    assert estimate.weights[~missing & ~hit].median() > 0.8
-    lower, upper = estimate.interval(0.9)
-    assert ((lower < recorded[:91]) & (recorded[:91] < upper))[~missing & ~hit].double().mean() > 0.85
-    assert (estimate.mean - recorded[:91])[hit].abs().max() < 1.0  # the true reading, although it was 2 to 5 ppm off
-    assert estimate.variance[missing].median() > estimate.variance[~missing].median()
-    assert (ahead.variance.diff() > 0).all()  # the further ahead, the wider
-
-
-@slow
-def test_filter_co2_reads_a_file_and_draws(filter_co2, tmp_path, capsys):
-    times, recorded = filter_co2.load()
-    (tmp_path / "co2.csv").write_text("date,co2\n19580329,316.1\n19580405,317.3\n19580510,\n")
-    read, values = filter_co2.load(tmp_path / "co2.csv")
-    torch.testing.assert_close(read, times[[0, 1, 6]])
-    torch.testing.assert_close(values, recorded[[0, 1, 6]], equal_nan=True)
-    filter_co2.main(filter_co2.DATA, tmp_path / "figure.png", weeks=80)
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
-    assert "80 weeks" in capsys.readouterr().out
 
 
 def test_layers_are_iterations(depth_as_em):

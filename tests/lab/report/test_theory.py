@@ -6,8 +6,6 @@ from functools import partial
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-import scipy.linalg
-import scipy.special
 from cover import slow
 from matplotlib.text import Text
 from scripts import script
@@ -68,33 +66,6 @@ def test_fit_for_print(name, draw):
             )
 
 
-def test_regimes_are_the_papers_closed_forms():
-    """Appendix C.2: a logarithm in the diffusive regime, mirrored softplus and sigmoid in the integrative one."""
-    mu, high, floor, gamma2 = 0.02, 1.0, 0.01, 0.1
-    low = (0.05, 0.1, 0.2, 0.4)
-    figure = theory.diffusive_and_integrative()
-    bias_above, gate_above, bias_below, gate_below = map(curves, figure.axes)
-    for k, value in enumerate(low):
-        tau = bias_above[k][:, 0]
-        beta, alpha = floor + high, high - value  # diffusive: alpha' = sigma~^2 - eta^2
-        np.testing.assert_allclose(
-            bias_above[k][:, 1], -np.log(beta) - np.log1p(-alpha / beta * np.exp(-2 * mu * tau)), atol=1e-9
-        )
-        np.testing.assert_allclose(gate_above[k][:, 1], 1 / (beta + gamma2 - alpha * np.exp(-2 * mu * tau)), atol=1e-9)
-        beta = floor + value
-        softplus = np.logaddexp(0, np.log(alpha / beta) - 2 * mu * tau)
-        np.testing.assert_allclose(bias_below[k][:, 1], -np.log(beta) - softplus, atol=1e-9)
-        opening = scipy.special.expit(2 * mu * tau - np.log(alpha / (beta + gamma2)))
-        np.testing.assert_allclose(gate_below[k][:, 1], opening / (beta + gamma2), atol=1e-9)
-
-
-def test_brownian_limit_and_settled_end():
-    (brownian, *_, settled), (gate, *_) = map(curves, theory.bias_and_gate_over_decay().axes)
-    np.testing.assert_allclose(brownian[:, 1], -np.log(0.02 * brownian[:, 0] + 0.06), atol=1e-9)
-    np.testing.assert_allclose(gate[:, 1], 1 / (0.02 * gate[:, 0] + 0.16), atol=1e-9)
-    assert settled[-1, 1] == pytest.approx(-np.log(0.02 / 0.2 + 0.01), abs=1e-9)
-
-
 def test_spectra():
     rfa, coupled = (curves(axes)[:8] for axes in theory.eigenvalue_spectra().axes)
     bands = np.sort(10000.0 ** -(np.arange(128) / 128)).reshape(8, 16)
@@ -103,14 +74,3 @@ def test_spectra():
         for drawn, positive in ((rfa[head], bank), (coupled[head], bands[head])):
             np.testing.assert_allclose(drawn[:, 0], -bands[head].max(), rtol=1e-6)  # frequencies are float32
             np.testing.assert_allclose(np.sort(drawn[:, 1]), np.sort([*positive, *-positive]), rtol=1e-6)
-
-
-def test_measurements_are_transported_by_the_matrix_exponential():
-    path, transported = theory.transported_measurements().axes
-    measured, step = curves(path)[1], 16 / 59
-    dynamics = np.array([[-0.06, -0.6], [0.6, -0.06]])
-    later, past = curves(transported)[1::3], curves(transported)[2::3]
-    for place, target in enumerate((11, 23, 35, 47, 59)):
-        expected = [scipy.linalg.expm(dynamics * step * (target - j)) @ z for j, z in enumerate(measured)]
-        np.testing.assert_allclose(past[place], expected[: target + 1], atol=1e-9)
-        np.testing.assert_allclose(later[place].reshape(-1, 2), np.reshape(expected[target + 1 :], (-1, 2)), atol=1e-9)
