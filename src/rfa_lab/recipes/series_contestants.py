@@ -119,13 +119,13 @@ def fitted_filter(name: str, batch: SeriesBatch) -> Normal:
     means, variances = torch.empty_like(batch.values), torch.empty_like(batch.values)
     for k, (times, values) in enumerate(zip(batch.times, batch.values[..., 0].numpy(), strict=True)):
         seen = ~np.isnan(values)
-        ahead = float(times[-1] - times[seen][-1])
         times = times.where(times.diff(prepend=times[:1] - 1) > 0, times + 1e-9 * torch.arange(len(times)))
         table = SeriesTable(times, torch.as_tensor(values)[:, None], ("value",))
         words = ["level", "ar"]
         if name == "chosen":
             past = Channel(table.rows(seen), values[seen], (times.numpy()[seen], values[seen]))
-            words = choose({"linear": past}, ahead or table.gap, True, lambda *_: None).words
+            query_times = np.maximum(times.numpy()[-1:], past.times[-1:] + table.gap)
+            words = choose({"linear": past}, query_times, True, lambda *_: None).words
         channel = Channel(table, values, (times.numpy(), values))
         try:
             fitted = FittedChannel.of(channel, words, True).filter
