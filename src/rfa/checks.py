@@ -32,7 +32,17 @@ def require(condition: bool, name: str, given: object, expected: str) -> None:
         raise ValueError(f"{name}: got {given!r}, expected {expected}")
 
 
-def as_array(given: Any) -> "np.ndarray":
+def require_each(good: Any, name: str, fault: str, entries: Any, expected: str) -> None:
+    """Raise `ValueError` unless the condition holds for each entry. It names the first other one and its row."""
+    import numpy as np
+
+    if not np.all(good):
+        place = tuple(np.argwhere(~np.atleast_1d(good))[0].tolist())
+        entry = np.atleast_1d(np.asarray(entries() if callable(entries) else entries))[place]
+        require(False, name, f"{fault}, {entry!s:.40} in row {place[0]}, counted from 0", expected)
+
+
+def as_array(given: Any, name: str = "times") -> "np.ndarray":
     """What a caller gives as an array, with NaN or NaT for masked entries of `numpy.ma`, None and the NA of pandas."""
     import numpy as np
 
@@ -41,7 +51,10 @@ def as_array(given: Any) -> "np.ndarray":
         if kind == "M":
             return given.filled(np.datetime64("NaT"))
         given = np.ma.filled(given.astype(given.dtype if kind == "f" else float if kind in "iu" else object), np.nan)
-    found = np.asarray(given)
+    try:
+        found = np.asarray(given)
+    except ValueError:
+        raise ValueError(f"{name}: got rows of different lengths, expected equal ones") from None
     if found.dtype == object:
         missing = [value is None or type(value).__name__ == "NAType" or value is np.ma.masked for value in found.flat]
         found = np.where(np.array(missing, dtype=bool).reshape(found.shape), np.nan, found)

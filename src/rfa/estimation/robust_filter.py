@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rfa.checks import require
+from rfa.checks import require, require_each
 from rfa.files import check_writable, write_whole
 from rfa.version import __version__
 
@@ -26,7 +26,7 @@ from .row_filters import Carried, FilteredRows, packed
 from .series import Readings, RowLabels, by_name, like, read_at, read_later, read_series, row_of
 from .series_estimate import Diagnostics, SeriesEstimate
 from .structural_model import Component, Regression, StructuralModel, to_factors
-from .time_axis import TimeAxis, next_times
+from .time_axis import TimeAxis, as_numbers, next_times
 
 
 class RobustFilter:
@@ -148,6 +148,7 @@ class RobustFilter:
     ) -> None:
         whole = isinstance(max_steps, numbers.Integral) and max_steps >= 1
         require(whole, "max_steps", max_steps, "a whole number >= 1")
+        require(isinstance(fixed, Mapping), "fixed", fixed, "values of parameters by name")
         if values is None:
             require(hasattr(times, "index") and hasattr(times, "to_numpy"), "values", None, "values beside the times")
             times, values = times.index, times
@@ -299,12 +300,17 @@ class RobustFilter:
         Raises:
             ValueError: for numbers that are no readings, or a target that is not later.
         """
-        origins, targets = (np.asarray(x, dtype=np.int64) for x in (origins, targets))
         problem, run = self._filtered()
-        inside = len(origins) == len(targets) and bool(((origins >= 0) & (targets < len(problem))).all())
-        require(inside, "origins", f"{len(origins)} numbers", f"as many targets, all from 0 to {len(problem) - 1}")
+        pairs = {name: as_numbers(name, x) for name, x in (("origins", origins), ("targets", targets))}
+        shapes, expected = [x.shape for x in pairs.values()], f"whole numbers from 0 to {len(problem) - 1}"
+        fits = shapes[0] == shapes[1] and len(shapes[0]) == 1
+        require(fits, "origins", f"shape {shapes[0]} beside {shapes[1]} of targets", "(pairs,), as many as targets")
+        for name, x in pairs.items():
+            require_each((x % 1 == 0) & (x >= 0) & (x < len(problem)), name, "no reading", x, expected)
+        origins, targets = (x.astype(np.int64) for x in pairs.values())
         times = problem.table.readings.times
-        require(bool((times[targets] > times[origins]).all()), "targets", "a time before its origin's", "later ones")
+        later = times[targets] > times[origins]
+        require_each(later, "targets", "a time before its origin's", targets, "readings later than their origins")
         return problem.ahead(self.sde, run.estimates, origins, targets)
 
     def simulate(
@@ -338,6 +344,8 @@ class RobustFilter:
         """
         whole = isinstance(paths, numbers.Integral) and paths >= 1
         require(whole, "paths", paths, "a whole number >= 1")
+        drawn = generator is None or isinstance(generator, torch.Generator)
+        require(drawn, "generator", generator, "a torch.Generator, or None")
         problem, run = self._ahead(query_times, sensor, exog=exog, offset=offset, noise=noise, observation=observation)
         readings = problem.table.readings
         found = problem.drawn(self.sde, run.estimates, int(paths), generator) + readings.offset[1:, None]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rfa.checks import as_array, require
+from rfa.checks import as_array, require, require_each
 
 from .time_axis import TimeAxis, as_dates, as_numbers
 
@@ -75,18 +75,13 @@ class Readings:
         given = [] if self.observation is None else ["observation"]
         return ["times", "values", "sensor", "exog", "offset", "noise", *given]
 
-    def check(self) -> None:
-        """Raise `ValueError` for a series that cannot be filtered."""
-        require(len(self) > 0, "values", "no rows", "at least one reading")
-        steps = np.diff(self.times)
-        require(bool((steps >= 0).all()), "times", "times that decrease", "times in order; sort the series first")
-        pairs = np.stack([self.times, self.sensor])
-        repeated = np.unique(pairs, axis=1).shape[1] < len(self)
+    def check(self, axis: TimeAxis, rows: int) -> None:
+        """Raise `ValueError` for a series that cannot be filtered. The caller has it in so many rows."""
         advice = "one reading of a sensor at a time; give sensor=... where several sensors read at once"
-        require(not repeated, "times", "two readings at one time", advice)
-        require(not bool(np.isinf(self.values).any()), "values", "infinite values", "finite numbers, NaN where missing")
-        large = bool((np.abs(self.values) > _LARGEST).any())
-        require(not large, "values", f"numbers beyond {_LARGEST:g}", "smaller ones: their squares are computed")
+        _, first = np.unique(np.stack([self.times, self.sensor]), axis=1, return_index=True)
+        once = np.isin(np.arange(len(self)), first).reshape(rows, -1).all(axis=1)
+        labels = lambda: axis.labels(self.times[:: len(self) // rows])  # noqa: E731
+        require_each(once, "times", "two readings at one time", labels, advice)
         seen = ~np.isnan(self.values)
         require(bool(seen.any()), "values", "missing values in all rows", "some readings")
         for place, name in enumerate(self.sensors):
@@ -160,7 +155,7 @@ class RowLabels:
             "noise": self._column("noise", noise, seen),
             "observation": None if rows is None else self._table("observation", rows, seen),
         }
-        require(not bool((found["noise"] < 0).any()), "noise", "a negative variance", "variances >= 0")
+        require_each(~(found["noise"] < 0), "noise", "a negative variance", found["noise"], "variances >= 0")
         return found
 
     def _column(self, name: str, given: Any, seen: np.ndarray) -> np.ndarray:
@@ -169,7 +164,7 @@ class RowLabels:
         found = as_numbers(name, 0.0 if given is None else self.aligned(name, given))
         fits = found.shape in ((), (length,))
         require(fits, name, f"shape {found.shape}", f"a number, or {length} of them, one for each reading")
-        _check_finite(name, found if found.ndim == 0 else found[seen], found)
+        _check_finite(name, found, seen if found.ndim else np.array(True))
         return np.broadcast_to(found, (length,)).copy()
 
     def _table(self, name: str, given: Any, seen: np.ndarray) -> np.ndarray:
@@ -178,7 +173,7 @@ class RowLabels:
         found = found[:, None] if found.ndim == 1 else found
         fits = found.ndim == 2 and len(found) == len(seen)
         require(fits, name, f"shape {found.shape}", f"({len(seen)}, k), a row each")
-        _check_finite(name, found[seen], found)
+        _check_finite(name, found, seen[:, None])
         return found
 
 
@@ -194,6 +189,14 @@ def read_series(
     require(table.ndim in (1, 2), "values", f"shape {table.shape}", "(T,) or (T, sensors)")
     numbers, length = labels.times, len(labels.times)
     require(len(table) == length, "values", f"{len(table)} rows", f"{length}, one for each time")
+    require(table.size > 0, "values", "no rows", "at least one reading")
+    order = "times in order; sort the series first"
+    require_each(
+        np.diff(numbers, prepend=-np.inf) >= 0, "times", "times that decrease", lambda: axis.labels(numbers), order
+    )
+    require_each(~np.isinf(table), "values", "infinite values", table, "finite numbers, NaN where missing")
+    fault, expected = f"numbers beyond {_LARGEST:g}", "smaller ones: their squares are computed"
+    require_each(~(np.abs(table) > _LARGEST), "values", fault, table, expected)
     seen = ~np.isnan(table if table.ndim == 2 else table[:, None]).all(axis=1)
     rows = {"times": numbers, "sensor": np.zeros(length, dtype=int), **labels.known(seen, states, **known)}
     sensors: tuple[str, ...] = ("",)
@@ -209,8 +212,9 @@ def read_series(
         rows["sensor"] = np.tile(np.arange(m), length)
         index = None if index is None else index.repeat(m)
     elif sensor is not None:
-        given = as_array(labels.aligned("sensor", sensor)).reshape(-1)
-        require(not any(label != label for label in given), "sensor", "a missing label", "a label for each reading")
+        given = as_array(labels.aligned("sensor", sensor), "sensor").reshape(-1)
+        known_labels = np.array([bool(label == label) for label in given])
+        require_each(known_labels, "sensor", "a missing label", given, "a label for each reading")
         names = np.asarray([str(label) for label in given])
         require(len(names) == length, "sensor", f"{len(names)} labels", f"{length}, one for each reading")
         found, rows["sensor"] = np.unique(names, return_inverse=True)
@@ -220,7 +224,7 @@ def read_series(
     steps = np.diff(numbers)
     gap = float(np.median(steps[steps > 0])) if (steps > 0).any() else 1.0
     readings = Readings(values=table.reshape(-1), sensors=sensors, regressors=regressors, gap=gap, **rows)
-    readings.check()
+    readings.check(axis, length)
     return readings, index
 
 
@@ -321,9 +325,11 @@ def _unnamed(given: Any) -> bool:
     return columns is not None and list(columns) == list(range(len(columns)))
 
 
-def _check_finite(name: str, needed: np.ndarray, given: np.ndarray) -> None:
-    require(not bool(np.isnan(needed).any()), name, "NaN or infinite values", "finite numbers where there is a reading")
-    require(not bool(np.isinf(given).any()), name, "NaN or infinite values", "finite numbers")
+def _check_finite(name: str, given: np.ndarray, needed: np.ndarray) -> None:
+    """Raise `ValueError` for infinite numbers, and for NaN where a number is needed."""
+    expected = "finite numbers where there is a reading"
+    require_each(~(np.isnan(given) & needed), name, "NaN or infinite values", given, expected)
+    require_each(~np.isinf(given), name, "NaN or infinite values", given, "finite numbers")
 
 
 def _index(numbers: np.ndarray) -> Any:

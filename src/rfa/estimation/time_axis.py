@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from rfa.checks import as_array, installed, require
+from rfa.checks import as_array, installed, require, require_each
 
+_LARGEST = 1e100  # time: squares are computed
 SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0, "week": 604800.0, "year": 31556952.0}
 
 
@@ -47,16 +48,16 @@ class TimeAxis:
             given, expected = ("numbers", "dates") if dates is None else ("dates", "numbers")
             raise ValueError(f"{name}: got {given}, expected {expected}, as the times of the series")
         if dates is None:
-            text = not isinstance(times, Tensor) and np.asarray(times).dtype.kind in "US"
-            require(not text, name, "text", "numbers or dates; pandas.to_datetime makes dates of text")
-            found = as_numbers(name, times)
+            found = as_numbers(name, times, "numbers or dates; pandas.to_datetime makes dates of text")
+            _check_whole(name, times, found)
         else:
-            require(not bool(np.isnat(dates).any()), name, "a missing date", "a date for each reading")
+            require_each(~np.isnat(dates), name, "a missing date", dates, "a date for each reading")
             kinds = [f"dates {'without' if zone is None else 'with'} a time zone" for zone in (_zone(times), self.zone)]
             require(kinds[0] == kinds[1], name, kinds[0], f"{kinds[1]}, as the times of the series")
             found = (dates - self.origin) / np.timedelta64(1, "ns") / (1e9 * SECONDS[self.unit])
         require(found.ndim == 1, name, f"shape {found.shape}", "one time for each reading, (T,)")
-        require(bool(np.isfinite(found).all()), name, "NaN or infinite times", "finite times")
+        require_each(np.isfinite(found), name, "NaN or infinite times", found, "finite times")
+        require_each(np.abs(found) <= _LARGEST, name, f"times beyond {_LARGEST:g}", found, "smaller ones")
         return found
 
     def dates(self, numbers: np.ndarray) -> np.ndarray:
@@ -99,7 +100,10 @@ def next_times(axis: TimeAxis, times: np.ndarray, count: int) -> Any:
     """The next times of a series, by the frequency of the caller's index, else the calendar's, else equal steps."""
     require(count > 0, "query_times", count, "a number of steps >= 1, or times")
     times = np.unique(times)
-    found = _next_dates(axis, times, count) if axis.origin is not None and installed("pandas") else None
+    try:
+        found = _next_dates(axis, times, count) if axis.origin is not None and installed("pandas") else None
+    except (OverflowError, ValueError):  # OutOfBoundsDatetime of pandas
+        raise ValueError(f"query_times: got {count} steps, expected dates until 2262, as nanoseconds hold") from None
     if found is not None:
         return found
     gaps = np.diff(times)
@@ -172,7 +176,7 @@ def as_dates(times: Any) -> np.ndarray | None:
     dates = np.atleast_1d(given).astype("datetime64[ns]")
     whole = dates.astype(given.dtype) == np.atleast_1d(given)
     expected = "dates from 1678 to 2262, as nanoseconds hold"
-    require(bool((whole | np.isnat(dates)).all()), "times", "dates that are too far", expected)
+    require_each(whole | np.isnat(dates), "times", "dates that are too far", given, expected)
     return dates
 
 
@@ -180,7 +184,7 @@ def _dates_of_objects(given: np.ndarray) -> np.ndarray:
     """Dates of the standard library and of pandas, in UTC where they have a zone. Other objects as they are."""
     found = [each.to_timestamp() if hasattr(each, "to_timestamp") else each for each in given.flat]  # periods
     present = [each for each in found if each == each]
-    if not present or not all(hasattr(each, "isoformat") for each in present):
+    if not present or not all(hasattr(each, "year") for each in present):
         return given
     zoned = [getattr(each, "tzinfo", None) is not None for each in present]
     require(all(zoned) or not any(zoned), "times", "some dates with a time zone", "all of them, or none")
@@ -220,18 +224,40 @@ def drawable(times: Any) -> Any:
     return times.to_timestamp() if hasattr(times, "to_timestamp") else times
 
 
-def as_numbers(name: str, given: Any) -> np.ndarray:
+def as_numbers(name: str, given: Any, expected: str = "numbers") -> np.ndarray:
     """Real numbers in float64, NaN for what is missing."""
     if isinstance(given, Tensor):
-        given = given.detach().cpu().numpy()
-    found = as_array(given)
+        given = given.detach().cpu()
+        given = (given.double() if given.is_floating_point() else given).numpy()  # NumPy has no bfloat16
+    found = as_array(given, name)
     kind = found.dtype.kind
+    if kind in "USO":
+        entries = np.asarray(given, dtype=object)
+        text = [isinstance(each, str | bytes) for each in entries.flat]
+        require_each(~np.reshape(text, entries.shape), name, "text", entries, expected)
     objects = found.ravel().tolist() if kind == "O" else []
-    require(kind not in "US" and not any(isinstance(each, str) for each in objects), name, "text", "numbers")
     truths = kind == "b" or any(isinstance(each, bool | np.bool_) for each in objects)
     require(kind in "iufO" and not truths, name, f"values of type {'bool' if truths else found.dtype}", "real numbers")
     try:
         return found.astype(np.float64)
-    except (TypeError, ValueError):
-        wrong = next(each for each in found.flat if not isinstance(each, int | float))
-        raise ValueError(f"{name}: got values of type {type(wrong).__name__}, expected numbers") from None
+    except (TypeError, ValueError, OverflowError):
+        good = np.reshape([_is_number(each) for each in found.flat], found.shape)
+        wrong = type(found[~good].tolist()[0]).__name__
+        require_each(good, name, f"values of type {wrong}", found, expected)
+        raise
+
+
+def _is_number(given: Any) -> bool:
+    """Whether an object is one that float64 can hold."""
+    with suppress(TypeError, ValueError, OverflowError):
+        return float(given) is not None
+    return False
+
+
+def _check_whole(name: str, given: Any, found: np.ndarray) -> None:
+    """Raise `ValueError` for whole numbers that float64 does not hold, such as epoch stamps in nanoseconds."""
+    if bool((np.abs(found) >= 2.0**53).any()):
+        entries = as_array(given, name)
+        same = [not isinstance(x, int) or float(x) == x for x in entries.ravel().tolist()]
+        expected = "whole numbers up to 2**53; pandas.to_datetime makes dates of epoch stamps"
+        require_each(np.reshape(same, found.shape), name, "numbers that float64 does not hold", entries, expected)

@@ -50,6 +50,7 @@ def components_of(words: Sequence[str], table: SeriesTable) -> ForecastModel:
         ValueError: for an unknown word, a period or harmonics that the series cannot show, or a model that is none.
     """
     require(len(words) > 0, "components", "none", _EXPECTED)
+    require(len({*words}) == len(words), "components", " ".join(words), "each component once")
     seasons = sum(word.startswith("season") for word in words)
     found, free = list[Component](), list[float]()
     for word in words:

@@ -155,6 +155,24 @@ DATES = [(f"2024-01-{1 + k // 24:02} {k % 24:02}:00", a, b) for k, a, b in GOOD]
     [
         ([(0, 1, 2), (0, 2, 2)], {}, "--duplicates mean, first or last"),
         (GOOD[:3], {}, "values: got \"3 readings in 'a'\", expected at least 4"),
+        (
+            [(k, k % 3, 1) for k in range(9)],
+            {"--positive": []},
+            "positive: got \"0 in row 2 of 'a'\", expected values ab",
+        ),
+        (
+            [(k, 1 - k % 3, 1) for k in range(9)],
+            {"--counts": []},
+            "counts: got \"-1 in row 4 of 'a'\", expected values of",
+        ),
+        (
+            [(k, k, 1 if k < 3 else "") for k in range(9)],
+            {"--values": ["a", "b"]},
+            "in 'b'\", expected at least 4; --values",
+        ),
+        (GOOD, {"--horizon": ["1e300"]}, "horizon: got '1e300, 1e+300 steps of 1', expected at most 100000; --step"),
+        (GOOD, {"--components": ["level", "level"]}, "components: got 'level level', expected each component once"),
+        (GOOD, {"--date-format": ["DD.MM.YYYY"]}, "date-format: got 'DD.MM.YYYY', expected a format of dates"),
         (GOOD, {"--horizon": ["0.5"]}, "horizon: got '0.5', expected at least one step, 1"),
         (GOOD, {"--step": ["1e-9"]}, "expected at most 100000"),
         (DATES, {"--horizon": ["5h"], "--components": ["season:7D"]}, "at most the span of the series, 39 h"),

@@ -1,7 +1,7 @@
 """`RobustFilter`: updates, outliers, sensors, bad input, diagnostics, figures."""
 
 import re
-from datetime import date
+from datetime import date, time
 
 import numpy as np
 import pandas as pd
@@ -218,8 +218,73 @@ BAD = {
         r"values: got a table with the columns a, a, .* sensor=list",
     ),
     "too few labels": (lambda f: f.fit(NOW, np.ones((3, 2)), sensor=["a"]), "sensor: got 1 labels beside 2 columns"),
-    "text": (lambda f: f.fit(NOW, ["1", "2", "x"]), "values: got text, expected numbers"),
-    "infinite": (lambda f: f.fit(NOW, [1, np.inf, 2]), "values: got infinite values"),
+    "text": (
+        lambda f: f.fit(NOW, [1.0, "2 kWh", "x"]),
+        "values: got text, 2 kWh in row 1, counted from 0, expected num",
+    ),
+    "text of pandas": (
+        lambda f: f.fit(pd.Series(["1", "2"]), NOW[:2]),
+        "times: got text, 1 in row 0.*pandas.to_datetime",
+    ),
+    "text in a table": (lambda f: f.fit(NOW, [[1, 2], [3, "x"], [4, 5]]), "values: got text, x in row 1"),
+    "infinite": (lambda f: f.fit(NOW, [1, np.inf, 2]), "values: got infinite values, inf in row 1"),
+    "another type": (
+        lambda f: f.fit(NOW, [1, None, date(2020, 1, 1)]),
+        "values: got values of type date, 2020-01-01 in row 2",
+    ),
+    "a set": (lambda f: f.fit(NOW, {1.0, 2.0, 3.0}), "values: got values of type set, "),
+    "a whole number without end": (
+        lambda f: f.fit(NOW, [1, 10**400, 2]),
+        "values: got values of type int, 1000.* in row 1",
+    ),
+    "a complex number": (lambda f: f.fit(NOW, [1, None, 2j]), "values: got values of type complex, 2j in row 2"),
+    "lists of two lengths": (lambda f: f.fit(NOW, [[1], [2, 3], [4]]), "values: got rows of different lengths"),
+    "stamps of nanoseconds": (
+        lambda f: f.fit([2**60, 2**60 + 1, 2**60 + 2], NOW),
+        "times: got numbers that float64 does not hold, 1152921504606846977 in row 1, .* pandas.to_datetime",
+    ),
+    "times without end": (lambda f: f.fit([0, 1, 1e300], NOW), "times: got times beyond 1e.100, 1e.300 in row 2"),
+    "times of a day": (
+        lambda f: f.fit([time(1), time(2), time(3)], NOW),
+        "times: got values of type time, 01:00:00 in row 0",
+    ),
+    "a missing time": (lambda f: f.fit([0, np.nan, 2], NOW), "times: got NaN or infinite times, nan in row 1"),
+    "a far date": (
+        lambda f: f.fit([date(2020, 1, 1), date(3000, 1, 1)], NOW[:2]),
+        "times: got dates that are too far, 3000-",
+    ),
+    "an infinite regressor": (
+        lambda f: f.fit(NOW, NOW, exog=[1, np.inf, 2]),
+        "exog: got NaN or infinite values, inf in row 1",
+    ),
+    "no parameters": (
+        lambda f: f.fit(NOW, NOW, fixed=[1.0]),
+        "fixed: got .1.0., expected values of parameters by name",
+    ),
+    "a seed": (
+        lambda f: f.fit(NOW, NOW, fixed=FIXED).simulate(2, generator=3),
+        "generator: got 3, expected a torch.Gen",
+    ),
+    "steps beyond dates": (
+        lambda f: f.fit(pd.date_range("2020", periods=3), NOW, fixed=FIXED).forecast(100_000),
+        "query_times: got 100000 steps, expected dates until 2262",
+    ),
+    "origins that are none": (
+        lambda f: f.fit(NOW, NOW, fixed=FIXED).rolling_forecast([0, -1], [1, 2]),
+        "origins: got no reading, -1.0 in row 1, counted from 0, expected whole numbers from 0 to 2",
+    ),
+    "a part of a target": (
+        lambda f: f.fit(NOW, NOW, fixed=FIXED).rolling_forecast([0], [1.5]),
+        "targets: got no reading, 1.5 in row 0",
+    ),
+    "a target too few": (
+        lambda f: f.fit(NOW, NOW, fixed=FIXED).rolling_forecast([0, 1], [2]),
+        r"origins: got shape \(2,\) beside \(1,\) of targets",
+    ),
+    "an early target": (
+        lambda f: f.fit(NOW, NOW, fixed=FIXED).rolling_forecast([0, 1], [2, 1]),
+        "targets: got a time before its origins, 1 in row 1",
+    ),
     "a sensor never read": (lambda f: f.fit(NOW, [[1, np.nan]] * 3, sensor=["a", "b"]), "no reading of b"),
     "dates": (lambda f: f.fit(NOW, NOW, fixed=FIXED).forecast([date(2020, 1, 1)]), "query_times: got dates"),
     "no component": (lambda _: RobustFilter(3), "model: got 3, expected components"),
@@ -233,10 +298,16 @@ BAD = {
     "a probability": (lambda f: f.fit(NOW, NOW, fixed=FIXED).filter().interval(2.0), "probability: got 2.0"),
     "a far value": (lambda f: f.fit(NOW, NOW, fixed=FIXED).update(4.0, 1e200), "value: got a number beyond"),
     "a far noise": (lambda _: RobustFilter(Level(), False).fit(NOW, NOW, noise=1e308), "values: got a likelihood"),
-    "times that decrease": (lambda f: f.fit([0, 2, 1], NOW), "times: got times that decrease"),
-    "two readings at once": (lambda f: f.fit([0, 1, 1], NOW), "times: got two readings at one time.*sensor="),
-    "dates as text": (lambda f: f.fit(["2020-01-01"], [1.0]), "times: got text, expected numbers or dates; pandas"),
-    "far numbers": (lambda f: f.fit(NOW, [1.0, 2e100, 3.0]), "values: got numbers beyond 1e.100"),
+    "times that decrease": (lambda f: f.fit([0, 2, 1], NOW), "times: got times that decrease, 1.0 in row 2"),
+    "two readings at once": (
+        lambda f: f.fit([0, 1, 1], NOW),
+        "times: got two readings at one time, 1.0 in row 2.*sensor=",
+    ),
+    "dates as text": (
+        lambda f: f.fit(["2020-01-01"], [1.0]),
+        "times: got text, 2020-01-01 in row 0, .*expected numbers or dates; pandas",
+    ),
+    "far numbers": (lambda f: f.fit(NOW, [1.0, 2e100, 3.0]), "values: got numbers beyond 1e.100, 2e.100 in row 1"),
     "no rows": (lambda f: f.fit([], []), "values: got no rows"),
     "nothing read": (lambda f: f.fit(NOW, [np.nan] * 3), "values: got missing values in all rows"),
     "before the start": (lambda f: f.fit(NOW, NOW, fixed=FIXED).forecast([1.0]), "query_times: got .*before the last"),
@@ -252,7 +323,7 @@ BAD = {
         lambda f: f.fit(NOW, NOW, observation=[[1, 2]] * 3, fixed=FIXED),
         "observation: got 2 columns, expected 1, one for each state: level",
     ),
-    "a variance": (lambda f: f.fit(NOW, NOW, noise=-1.0), "noise: got a negative variance"),
+    "a variance": (lambda f: f.fit(NOW, NOW, noise=-1.0), "noise: got a negative variance, -1.0 in row 0"),
 }
 
 

@@ -134,7 +134,9 @@ def test_each_mark_of_a_missing_value_is_nan(marked):
         YEARS[:40], marked(values), exog=marked(known), offset=np.ravel(marked(known)), noise=np.ravel(marked(known))
     )
     assert found.parameters == pytest.approx(expected.parameters, rel=1e-12)
-    with pytest.raises(ValueError, match="exog: got 'NaN or infinite values', expected finite numbers where there is"):
+    with pytest.raises(
+        ValueError, match=r"exog: got 'NaN or infinite values, nan in row 3, .*, expected finite numbers where"
+    ):
         RobustFilter(Level()).fit(YEARS[:40], known, exog=marked(values))
 
 
@@ -298,9 +300,9 @@ def test_dates_with_a_zone_stay_so():
         RobustFilter(Level()).fit([days[0], datetime(2024, 3, 22)], [1.0, 2.0])
     masked = np.ma.masked_array(np.arange("2024-03-01", "2024-03-21", dtype="M8[D]"), mask=[*[False] * 19, True])
     for missing in (masked, [*days[:19], None], [None, *days[1:]]):
-        with pytest.raises(ValueError, match="times: got 'a missing date'"):
+        with pytest.raises(ValueError, match="times: got 'a missing date, NaT in row"):
             RobustFilter(Level()).fit(missing, np.arange(20.0))
-    with pytest.raises(ValueError, match="sensor: got 'a missing label'"):
+    with pytest.raises(ValueError, match="sensor: got 'a missing label, nan in row 1, counted from 0'"):
         RobustFilter(Level()).fit(np.arange(3.0), np.arange(3.0), sensor=pd.Series(["a", None, "b"], dtype="string"))
     with pytest.raises(ValueError, match="values: got 'values of type bool'"):
         RobustFilter(Level()).fit(np.arange(3.0), pd.array([True, None, False], dtype="boolean"))
