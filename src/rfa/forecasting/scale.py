@@ -32,6 +32,7 @@ SCALES = {
     "log": ValueScale(np.log, np.exp),
     "square root": ValueScale(np.sqrt, _squared),
 }
+_TOTAL = 0.1  # falls for each rise: a series with fewer is a total, such as a meter's
 _NEAR_ZERO = 0.1  # of the median: a series that comes so near to zero, and never below
 
 
@@ -64,4 +65,6 @@ def allowed_scales(
         return ["linear"]
     own = "log" if seen.min() > 0 else "square root"
     near = np.quantile(seen, 0.05) <= _NEAR_ZERO * np.median(seen)
+    steps = np.diff(seen)
+    near = near and (steps < 0).sum() >= _TOTAL * (steps > 0).sum()  # a total that began at zero has left it
     return ["square root", *(["log"] if own == "log" else [])] if near else ["linear", own]

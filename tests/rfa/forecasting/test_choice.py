@@ -91,14 +91,16 @@ def test_a_season_that_grows_with_the_level_is_filtered_by_its_logarithm(kind):
 
 
 def test_scales_that_values_allow():
-    values, lines = np.array([5.0, 6.0, np.nan, 7.0]), (2, 3, 4, 6)
+    values, lines = np.array([6.0, 5.0, np.nan, 7.0]), (2, 3, 4, 6)
     assert allowed_scales("x", values, False, False, lines) == ["linear", "log"]
     assert allowed_scales("x", values - 5, False, False, lines) == ["square root"]  # near zero: never negative
     assert allowed_scales("x", values - 6, False, False, lines) == ["linear"]
+    ramp = np.arange(12.0)  # it has left zero, and rises along a line
+    assert allowed_scales("x", ramp, False, False, range(12)) == ["linear", "square root"]
     assert allowed_scales("x", values - 5, False, True, lines) == ["square root"]
-    with pytest.raises(ValueError, match=r"^positive: got \"0 in row 2 of 'x'\", expected values above 0; --counts"):
+    with pytest.raises(ValueError, match=r"^positive: got \"0 in row 3 of 'x'\", expected values above 0; --counts"):
         allowed_scales("x", values - 5, True, False, lines)
-    with pytest.raises(ValueError, match=r"^counts: got \"-1 in row 2 of 'x'\", expected values of at least 0"):
+    with pytest.raises(ValueError, match=r"^counts: got \"-1 in row 3 of 'x'\", expected values of at least 0"):
         allowed_scales("x", values - 6, False, True, lines)
 
 
