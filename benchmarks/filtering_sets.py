@@ -50,10 +50,13 @@ _UNKNOWN = 1e4  # variance of a prediction, in those of the series, above which 
 class Track(Component):
     """A correlated random walk in the plane: `dx = v dt, dv = -mu v dt + dW`, x and y with the same mu and Var dW.
 
+    Velocities start stationary. With a diffuse start the likelihood would grow with mu without an end.
+
     Source: Johnson and others, Continuous-time correlated random walk model for animal telemetry data (2008).
     """
 
     name: str = "track"
+    stationary = (1, 3)
 
     @property
     def states(self) -> dict[str, float]:

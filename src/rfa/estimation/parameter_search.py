@@ -50,6 +50,8 @@ _FAR = 4.0  # standard deviations from its prediction at which a reading is left
 _HALF = 0.6745  # standard deviations that half of all normal numbers exceed in size
 _MASKED, _CHANCE = 0.8, 3.5  # a smaller deviation of most innovations; three standard errors of it, times root of T
 _NOISY = 0.1  # of the variance of the change from reading to reading: less noise hides nothing
+_MOST_LEFT_OUT, _NO_NOISE = 0.25, 1e-6  # share of the readings; of the variance of the change from reading to reading
+_APART = 1.5  # bounds at which half of the wrong readings are, at least
 _SLOWER_STARTS = 20  # each ten times slower
 _EXTRA_READINGS = 2  # Prefixes of up to 2 x unpredicted + 2 readings are tried.
 _JUDGED = 1000  # of the readings: a wrong start shows there
@@ -111,6 +113,7 @@ class ParameterSearch:
     scale: SeriesScale
     fixed: Mapping[str, float]
     max_steps: int
+    narrow: bool = True  # whether the bound of wrong readings may be less than four standard deviations
 
     @functools.cached_property
     def kinds(self) -> dict[str, ParameterKind]:
@@ -125,12 +128,16 @@ class ParameterSearch:
 
     @functools.cached_property
     def decays(self) -> dict[str, list[str]]:
-        """The decays that are not fixed, each with the variances of its component that are not."""
+        """The decays that are not fixed, each with the variances of what fades that are not."""
 
         def free(component: Component, kind: ParameterKind) -> list[str]:
             return [name for name, own in component.parameters.items() if own == kind and name not in self.fixed]
 
-        return {decay: free(each, "variance") for each in self.model.components for decay in free(each, "factor")}
+        return {
+            decay: [name for name in free(each, "variance") if name != "sigma2.level"]
+            for each in self.model.components
+            for decay in free(each, "factor")
+        }
 
     def maximum(
         self, readings: Readings, start: Mapping[str, float], near: Mapping[str, float] | None = None
@@ -157,19 +164,23 @@ class ParameterSearch:
         if not free:
             return FoundParameters(dict(fixed), likelihood(origin).item(), True)
         scaled = torch.tensor([name in of_components for name in free])
+        lifted_alone = scaled
         block, root, tolerance = self._block(readings), torch.eye(len(free), dtype=torch.float64), _FLAT
+        before, begin = _best(origin + _RATIOS[:, None] * scaled, likelihood)
         if block is None:
-            begin = origin = _best(origin + _RATIOS[:, None] * scaled, likelihood)[1]
+            origin = begin
         else:
             near = self.maximum(block, start).values if near is None else near
             gone = [near[name] or start[name] * math.exp(-_GONE) for name in free]
-            begin = torch.tensor(gone, dtype=torch.float64).log()
-            few = ReadingsTable.of(model, block)
+            at_near = torch.tensor(gone, dtype=torch.float64).log()
+            lifted_alone = torch.tensor([self.kinds[name] == "variance" for name in free])  # a noise may be gone there
+        if block is not None and likelihood(at_near[None]).item() > before:
+            begin, few = at_near, ReadingsTable.of(model, block)
             curvature = _hessian(begin, lambda at: exact_log_likelihood(few.problem(values(at))))
             root, tolerance = _inverse_root(-curvature * len(readings) / len(block)), _FLAT_OF_LONG
         best = _climbed(begin, likelihood, self.max_steps, root, tolerance)
         for _ in range(_MOST_RESTARTS):
-            alone = torch.eye(len(free), dtype=torch.bool)[scaled]  # each variance by itself
+            alone = torch.eye(len(free), dtype=torch.bool)[lifted_alone]  # each variance by itself
             lifted = torch.where(alone[:, None], origin + _LIFTS[:, None], best.at).reshape(-1, len(free))
             total, begin = _best(torch.cat([best.at[None], lifted]), likelihood)
             if not total > best.total + _GAIN:
@@ -227,20 +238,40 @@ class ParameterSearch:
         return errors
 
     def robust_fit(self) -> tuple[FoundParameters, Readings, Readings]:
-        """Fit again to what the robust filter predicts; also the series, and the readings of the likelihood."""
+        """Fit again to what the robust filter predicts; also the series, and the readings of the likelihood.
+
+        A bound below four standard deviations is taken back where what it leaves out is a quarter of the readings, or
+        all noise, or not far beyond it: then it is no error, but a noise of several sizes.
+        """
+        found, readings, kept, narrow = self._robust_fit()
+        if narrow is not None:
+            seen, left = (~np.isnan(self.readings.values)).sum(), (~np.isnan(kept.used)).sum()
+            noise = max(found.values[name] for name in irregular_names(self.readings.sensors))
+            vanished = noise < _NO_NOISE * self.scale.step_variance
+            if narrow < _APART or vanished or left < (1 - _MOST_LEFT_OUT) * seen:
+                found, readings, kept, _ = replace(self, narrow=False)._robust_fit()
+        return found, readings, kept
+
+    def _robust_fit(self) -> tuple[FoundParameters, Readings, Readings, float | None]:
+        """The same, and the median of what is left out, in bounds. None: no bound was below four deviations."""
         start, readings, block = self.start, self.readings, self._block(self.readings)
-        values = self._plausible_start() if block is None else replace(self, readings=block).robust_fit()[0].values
-        found, before, kept = None, None, readings
+        values = self._plausible_start() if block is None else replace(self, readings=block)._robust_fit()[0].values
+        found, before, kept, narrow = None, None, readings, None
         is_kalman_fit = values == start  # the same start and all readings, as without a robust filter
         for _ in range(_MOST_ROUNDS):
             readings = replace(readings, refused=self._wrong_start(values))
-            left_out = self._far(values, readings) | readings.wrong
+            sizes = np.abs(self._innovations(values, readings))
+            bound = self._bound(sizes, values)
+            left_out = (sizes > bound) | readings.wrong
+            if narrow is not None or bound < _FAR:
+                narrow = float(np.median(sizes[sizes > bound])) / bound if (sizes > bound).any() else math.inf
             if found is not None and bool((left_out == before).all()):
                 break
             if _are_most(left_out, readings):  # such values say nothing about the readings
                 left_out = readings.wrong
             before, kept = left_out, replace(readings, values=np.where(left_out, np.nan, readings.values))
             again = {name: value if value > 0 else start[name] for name, value in values.items()}  # 0 has no logarithm
+            again = start if found is None and block is not None else again  # a noise may be gone in the block alone
             found = self.maximum(kept, again, values)
             values, is_kalman_fit = found.values, is_kalman_fit and not left_out.any()
         assert found is not None
@@ -249,7 +280,7 @@ class ParameterSearch:
             direct = self.maximum(kept, start)
             if direct.log_likelihood > found.log_likelihood and not self._far(direct.values, readings).any():
                 found = direct
-        return found, readings, kept
+        return found, readings, kept, narrow
 
     def _plausible_start(self) -> Mapping[str, float]:
         """The start, with slower decays until at least half of the readings are near their predictions.
@@ -269,18 +300,22 @@ class ParameterSearch:
         return start
 
     def _far(self, values: Mapping[str, float], readings: Readings) -> np.ndarray:
-        """Which readings are far from their predictions, `(T,)`.
+        """Which readings are far from their predictions, `(T,)`."""
+        sizes = np.abs(self._innovations(values, readings))
+        return sizes > self._bound(sizes, values)
+
+    def _bound(self, sizes: np.ndarray, values: Mapping[str, float]) -> float:
+        """The standardised innovation beyond which a reading is far: four standard deviations.
 
         As long as many wrong readings are among the fitted ones, the noise is too large. This shows where most
         innovations are far smaller than predicted. Then their own deviation counts.
         """
-        sizes = np.abs(self._innovations(values, readings))
         known = sizes[~np.isnan(sizes)]
         deviation = float(np.median(known)) / _HALF if len(known) else 1.0
-        noise = max(values[name] for name in irregular_names(readings.sensors))
-        smaller = deviation < min(_MASKED, 1 - _CHANCE / math.sqrt(max(len(known), 1)))
-        masked = smaller and noise > _NOISY * self.scale.step_variance
-        return sizes > _FAR * (deviation if masked else 1.0)
+        noise = max(values[name] for name in irregular_names(self.readings.sensors))
+        smaller = 0 < deviation < min(_MASKED, 1 - _CHANCE / math.sqrt(max(len(known), 1)))
+        masked = self.narrow and smaller and noise > _NOISY * self.scale.step_variance
+        return _FAR * (deviation if masked else 1.0)
 
     def _innovations(self, values: Mapping[str, float], readings: Readings) -> np.ndarray:
         """Of the robust filter, NaN where nothing predicts a reading."""
@@ -300,7 +335,7 @@ class ParameterSearch:
         unpredicted = seen & np.isnan(innovations)
         none = np.zeros(len(self.readings), dtype=bool)
         places = np.flatnonzero(unpredicted)
-        fewest = int((np.abs(innovations) > _FAR).sum())
+        fewest = int(self._far(values, readings).sum())
         if not fewest or 2 * len(places) >= seen.sum():  # all is well, or there is no series to judge by
             return none
         best, least = none[: len(seen)], float(fewest)

@@ -109,7 +109,8 @@ class RobustFilter:
         missing values. What is known of a reading, from `exog` to `observation`, may be missing where the reading is.
 
         The robust fit leaves out readings that are more than four standard deviations from the robust filter's
-        prediction, and fits again until these stay the same.
+        prediction, and fits again until these stay the same. The standard deviation is that of most innovations where
+        this is smaller, unless it leaves out a quarter of the readings or all noise.
 
         Args:
             times: `(T,)`, in order: numbers or dates. Or a pandas Series or DataFrame alone, whose index is the times.

@@ -7,8 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from rfa.estimation import Level, RobustFilter
-
 from .components import FREE, free_season, most_harmonics
 from .rolling import Channel, FittedChannel, Origins
 from .scale import SCALES
@@ -63,9 +61,9 @@ def choose(
     origins = Origins.of(channels[usual], float(query_times[-1] - channels[usual].times[-1]))
     if np.ptp(truth[~np.isnan(truth)]) == 0 or not len(origins.targets):
         return Choice(["level"], usual, {})
-    cleaned = {name: _cleaned(channel) if robust else channel for name, channel in channels.items()}
-    tried, costs = dict[str, float](), dict[str, float]()
-    seasons, period = _seasons(channels[usual], query_times), _main_period(channels[usual])
+    tried, costs, seasons = dict[str, float](), dict[str, float](), _seasons(channels[usual], query_times)
+    cleaned = {name: _cleaned(channel, seasons) if robust else channel for name, channel in channels.items()}
+    period = _main_period(cleaned[usual])
     kinds = [*_KINDS, *([["level", "ar", f"cycle:{period}{table.unit}"]] if period else [])]
     most = len(kinds) + len(seasons) + 2 * (len(_KINDS) - 1) * bool(seasons) + len(others)
 
@@ -118,10 +116,16 @@ def _seasons(channel: Channel, query_times: Float[np.ndarray, " steps"]) -> list
     return found
 
 
-def _cleaned(channel: Channel) -> Channel:
-    """Without the readings that a robust level refuses, unless they are many."""
-    fitted = RobustFilter(Level()).fit(channel.times, channel.values, sensor=channel.sensor, max_steps=_SEARCH_STEPS)
-    outliers = np.asarray(fitted.filter().outliers)
+def _cleaned(channel: Channel, seasons: list[list[str]]) -> Channel:
+    """Without the readings that a robust level refuses, unless they are many.
+
+    A level with a free season must refuse them too, where earlier periods have shown one: peaks that return are right.
+    """
+    outliers = np.ones(len(channel.values), dtype=bool)
+    for season in [[], *(season for season in seasons if season[0].endswith(FREE))]:
+        fitted = FittedChannel.of(channel, ["level", *season], True, max_steps=_SEARCH_STEPS)
+        unknown = False if fitted.season is None else np.isnan(fitted.season)
+        outliers &= np.asarray(fitted.filter.filter().outliers) | unknown
     if outliers.sum() > _MOST_REFUSED * (~np.isnan(channel.values)).sum():
         return channel
     return channel._replace(values=np.where(outliers, np.nan, channel.values))

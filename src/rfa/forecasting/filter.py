@@ -77,7 +77,7 @@ def _forecast_channel(
         recent = {scale: channel(scale, tail) for scale in scales}
         choice = choose(recent, query_times, request.robust, lambda *far: say("choosing", *far))
     else:
-        choice = Choice(request.components, scales[0] if request.positive or request.counts else "linear", {})
+        choice = Choice(request.components, scales[0], {})
     model = components_of(choice.words, table)
     longest = max((component.shortest_span() for component in model.components.components), default=0.0)
     if times[-1] - times[tail] < 2 * longest:
@@ -126,7 +126,9 @@ def _fitted(
     say("fitting", 3, 3)
     if choice.scale != "linear":
         notes.append(f"{name}: filtered on a {choice.scale} scale, so no forecast is negative; `mean` is the median")
-    values, expected, (lower, upper) = back(all_readings.values), back(past.mean), past.interval(0.9)
+    unknown = np.zeros(len(times), dtype=bool) if whole.season is None else np.isnan(whole.season)
+    estimates = (np.where(unknown, np.nan, part) for part in (past.mean, *past.interval(0.9)))
+    values, (expected, lower, upper) = back(all_readings.values), (back(part) for part in estimates)
     outliers = [
         outlier_entry(all_readings.table.label(times[row]), times[row], values[row], expected[row], past.weights[row])
         for row in np.flatnonzero(past.outliers)
@@ -147,7 +149,7 @@ def _fitted(
         name=name,
         mean=back(ahead.mean),
         intervals={level: (back(ahead.mean - half), back(ahead.mean + half)) for level, half in widths.items()},
-        past=(times, expected, back(lower), back(upper)),
+        past=(times, expected, lower, upper),
         outliers=outliers,
         notes=notes,
         details=details,

@@ -78,7 +78,7 @@ class FittedChannel:
     channel: Channel
     filter: RobustFilter
     period: float | None  # of the free season
-    season: Float[np.ndarray, " T"] | None  # the free season at the rows
+    season: Float[np.ndarray, " T"] | None  # the free season at the rows, NaN in the first period
 
     @classmethod
     def of(cls, channel: Channel, words: list[str], robust: bool, **options: Any) -> "FittedChannel":
@@ -87,11 +87,9 @@ class FittedChannel:
         if model.period is not None:
             times, past = channel.past
             season = free_season(times, past, model.period, channel.times)
-            later = free_season(-times[::-1], past[::-1], model.period, -channel.times)
-            season = np.where(np.isnan(season), later, season)  # the first period is told from the next ones
-            values, season = np.where(np.isnan(season), np.nan, values), np.nan_to_num(season)
-        fitted = RobustFilter(model.components, robust)
-        fitted.fit(channel.times, values, sensor=channel.sensor, offset=season, **options)
+            values = np.where(np.isnan(season), np.nan, values)
+        fitted, offset = RobustFilter(model.components, robust), None if season is None else np.nan_to_num(season)
+        fitted.fit(channel.times, values, sensor=channel.sensor, offset=offset, **options)
         return cls(channel, fitted, model.period, season)
 
     def season_at(self, times: Float[np.ndarray, " n"], until: Any) -> Float[np.ndarray, " n"] | None:
@@ -105,7 +103,7 @@ class FittedChannel:
         season = self.season_at(times[origins.targets], times[origins.rows])
         if season is not None:
             assert self.season is not None
-            mean = mean - self.season[origins.targets] + season
+            mean = mean - np.nan_to_num(self.season[origins.targets]) + season
         return mean, variance
 
 

@@ -113,3 +113,25 @@ def test_many_wrong_readings_do_not_hide_behind_the_noise_that_they_cause(share,
     values = level + np.where(wrong, 10.0, 1.0) * noise
     fitted = RobustFilter(Level()).fit(np.arange(600), values)
     assert 0.6 < fitted.parameters["sigma2.irregular"] < most
+
+
+def test_a_noise_of_two_sizes_is_no_noise_with_wrong_readings():
+    """By day it is ten times that of the night: good readings stay in the fit, and bands hold them."""
+    random, hours = np.random.default_rng(0), np.arange(960)
+    values = np.where(hours % 24 < 12, 3.0, 0.3) * random.normal(size=960)
+    found = RobustFilter(Level()).fit(hours, values).filter()
+    assert np.nanmean(np.abs(found.innovations) < 1.645) > 0.83
+
+
+@pytest.mark.parametrize("robust", [True, False])
+def test_a_long_series_whose_end_is_stuck(robust):
+    """The last readings have no noise, the others have."""
+    random, count = np.random.default_rng(1), 6000
+    level = 0.1 * random.normal(size=count).cumsum()
+    values = level + random.normal(size=count)
+    values[3900:] = values[3900]
+    found = RobustFilter(Level(), robust).fit(np.arange(count), values)
+    direct = RobustFilter(Level(), robust).fit(
+        np.arange(count), values, fixed={"sigma2.irregular": 0.64, "sigma2.level": 0.01}
+    )
+    assert found.log_likelihood > direct.log_likelihood - 1 or found.parameters["sigma2.irregular"] > 0.3
