@@ -136,6 +136,7 @@ def _fitted(
     details: dict[str, Any] = {
         "components": " + ".join(choice.words),
         "scale": choice.scale,
+        "robust": robust,
         "chosen": request.components is None,
         "tried": choice.tried,
         "parameters": whole.filter.parameters,

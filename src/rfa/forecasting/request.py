@@ -67,7 +67,7 @@ class ForecastRequest:
     counts: bool = False
 
     def __post_init__(self) -> None:
-        require(not (self.positive and self.counts), "positive", "it and --counts", "one of them")
+        require(not (self.positive and self.counts), "positive", "--positive with --counts", "one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
