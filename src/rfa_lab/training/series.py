@@ -132,7 +132,8 @@ def train_steps(
         if after is not None:
             after(step)
         if checkpoint is not None and (step % _SAVED == 0 or step == steps):
-            state = {type(part).__name__: part.state_dict() for part in (model, optimizer, schedule)}
+            parts = (model, optimizer, schedule)
+            state: dict[str, Any] = {type(part).__name__: part.state_dict() for part in parts}
             state |= {"generator": generator.get_state(), "losses": losses}
             write_whole(checkpoint, partial(torch.save, state))
     if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):

@@ -99,11 +99,11 @@ def test_a_file_as_a_logger_writes_it(rfa, tmp_path):
     first, second = (json.loads((tmp_path / name / "forecast.json").read_text()) for name in "pl")
     assert second["channels"] == first["channels"]
     assert first["channels"]["a"]["times"] == ["2021-09-01", "2021-10-01", "2021-11-01"]
-    assert first["notes"] == ["steps: 1M of the calendar (--step chooses another)"]
+    assert first["notes"][0] == "steps: 1M of the calendar (--step chooses another)"
     starts = ["encoding: cp1252", "separator: ';'", "numbers: ", "times: 't' was read as dates, YYYYMM"]
     starts += ["rows: sorted", "rows: 1 of a time", "values: '°C' left out", "steps: 1M"]
-    assert [note.startswith(start) for note, start in zip(second["notes"], starts, strict=True)] == [True] * 8
-    assert [f"note: {note}" in out for note in second["notes"]] == [True] * 8
+    assert [note.startswith(start) for note, start in zip(second["notes"][:8], starts, strict=True)] == [True] * 8
+    assert [f"note: {note}" in out for note in second["notes"][:8]] == [True] * 8
 
 
 def test_a_network_is_trained_used_and_refused(rfa, write, tmp_path):
