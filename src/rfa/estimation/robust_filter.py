@@ -109,8 +109,8 @@ class RobustFilter:
         missing values. What is known of a reading, from `exog` to `observation`, may be missing where the reading is.
 
         The robust fit leaves out readings that are more than four standard deviations from the robust filter's
-        prediction, and fits again until these stay the same. The standard deviation is that of most innovations where
-        this is smaller, unless it leaves out a quarter of the readings or all noise.
+        prediction, and fits again until these stay the same. Where most innovations are smaller than predicted, their
+        deviation counts, unless that leaves out a quarter of the readings, all noise, or what is not far beyond.
 
         Args:
             times: `(T,)`, in order: numbers or dates. Or a pandas Series or DataFrame alone, whose index is the times.
@@ -289,14 +289,14 @@ class RobustFilter:
         return (mean, deviation) if return_std else mean
 
     def rolling_forecast(self, origins: Any, targets: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Forecasts of readings from earlier ones: what the filter would have said there, with the parameters of `fit`.
+        """Forecasts of readings from earlier ones: what the filter would have said, with the parameters of `fit`.
 
         Args:
-            origins: `(pairs,)`, the number of the reading from which each forecast is made. It knows no later one.
+            origins: `(pairs,)`, the number, in order of time, of the reading after which each forecast is made.
             targets: `(pairs,)`, the number of the reading that is forecast, later than its origin.
 
         Returns:
-            Mean and variance of each reading, `(pairs,)`. Readings are counted in order of time.
+            Mean and variance of each reading, `(pairs,)`.
 
         Raises:
             ValueError: for numbers that are no readings, or a target that is not later.
@@ -309,8 +309,7 @@ class RobustFilter:
         for name, x in pairs.items():
             require_each((x % 1 == 0) & (x >= 0) & (x < len(problem)), name, "no reading", x, expected)
         origins, targets = (x.astype(np.int64) for x in pairs.values())
-        times = problem.table.readings.times
-        later = times[targets] > times[origins]
+        later = np.subtract(*problem.table.readings.times[[targets, origins]]) > 0
         require_each(later, "targets", "a time before its origin's", targets, "readings later than their origins")
         return problem.ahead(self.sde, run.estimates, origins, targets)
 
