@@ -8,7 +8,7 @@ one batch. All values here have decay rates in the place of factors.
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -113,7 +113,9 @@ class ParameterSearch:
     scale: SeriesScale
     fixed: Mapping[str, float]
     max_steps: int
-    narrow: bool = True  # whether the bound of wrong readings may be less than four standard deviations
+    narrow: bool = field(
+        default=True, kw_only=True
+    )  # whether the bound of wrong readings may be less than four standard deviations
 
     @functools.cached_property
     def kinds(self) -> dict[str, ParameterKind]:
