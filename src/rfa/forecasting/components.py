@@ -40,11 +40,11 @@ class ForecastModel(NamedTuple):
     period: float | None = None  # of the free season
 
 
-def components_of(words: Sequence[str], table: SeriesTable) -> ForecastModel:
+def components_of(words: Sequence[str], table: SeriesTable, past: float | None = None) -> ForecastModel:
     """The model of words: `level`, `trend`, `damped-trend`, `season:24h:3`, `season:7D:free`, `cycle:11`, `ar`.
 
     A period is a length of time as `SeriesTable.duration` reads it; after it a season may have its number of harmonics,
-    2 by default, or `free`.
+    2 by default, or `free`. `past` is the span in which a free season is found; by default that of the table.
 
     Raises:
         ValueError: for an unknown word, a period or harmonics that the series cannot show, or a model that is none.
@@ -59,8 +59,9 @@ def components_of(words: Sequence[str], table: SeriesTable) -> ForecastModel:
             name = {} if seasons == 1 else {"name": f"season {rest[0]}"}
             period, span = table.duration("components", rest[0]), float(table.times[-1] - table.times[0])
             expected = f"a season of at most the span of the series, {span:g} {table.unit}".rstrip()
-            require(period <= span, "components", word, expected)
-            if rest[1:] == [FREE]:
+            free_one = rest[1:] == [FREE]
+            require(period <= (past if free_one and past is not None else span), "components", word, expected)
+            if free_one:
                 free.append(period)
             else:
                 found.append(Season(period, _harmonics(word, rest, table), **name))

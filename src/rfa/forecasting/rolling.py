@@ -83,9 +83,9 @@ class FittedChannel:
     @classmethod
     def of(cls, channel: Channel, words: list[str], robust: bool, **options: Any) -> "FittedChannel":
         """Fit the model of some words. `options` are those of `RobustFilter.fit`."""
-        model, values, season = components_of(words, channel.table), channel.values, None
+        times, past = channel.past
+        model, values, season = components_of(words, channel.table, float(times[-1] - times[0])), channel.values, None
         if model.period is not None:
-            times, past = channel.past
             season = free_season(times, past, model.period, channel.times)
             values = np.where(np.isnan(season), np.nan, values)
         fitted, offset = RobustFilter(model.components, robust), None if season is None else np.nan_to_num(season)

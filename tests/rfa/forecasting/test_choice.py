@@ -90,6 +90,18 @@ def test_peaks_that_return_are_no_outliers():
     assert found.tried[" + ".join(found.words)] < 2
 
 
+def test_a_free_season_may_be_longer_than_the_readings_that_are_fitted():
+    """As a week of readings each five minutes, of which the last 1,000 are fitted."""
+    hours = np.arange(24.0 * 7 * 6)
+    values = np.where(hours % 168 < 120, np.sin(2 * np.pi * hours / 24), 3.0) + 0.1 * np.random.default_rng(0).normal(
+        size=len(hours)
+    )
+    whole = channel_of(table(hours, values, "h"))
+    recent = Channel(whole.table.rows(slice(-150, None)), whole.values[-150:], whole.past)
+    found = choose({"linear": recent}, hours[-1] + np.arange(1.0, 49.0), True, lambda done, most: None)
+    assert found.words[-1] == "season:7D:free"
+
+
 @pytest.mark.parametrize("kind", ["linear", "log"])
 def test_a_season_that_grows_with_the_level_is_filtered_by_its_logarithm(kind):
     days, random = np.arange(0.0, 365.2425 * 8, 30.436875), np.random.default_rng(2)
