@@ -40,6 +40,7 @@ def written(name: str, folder: Path = PAGES) -> tuple[str, dict[str, Any]]:
     """Run a notebook and write its figures into a folder: the text of its page, and the names that its cells define."""
     parts, names, figures = [f"<!-- of examples/notebooks/{name}.ipynb, by python docs/notebooks.py -->"], {}, 0
     here = Path.cwd()
+    plt.close("all")  # figures that others in this process have left
     os.chdir(NOTEBOOKS)
     try:
         for number, (kind, text) in enumerate(cells(name), start=1):

@@ -261,7 +261,9 @@ def test_a_stored_record_is_that_of_its_recipe(name):
 
 
 @pytest.mark.parametrize(
-    "name", [path.stem for path in sorted(RECIPES.glob("series-*.yaml"))] + ["recall", "robust-weight"]
+    "name",  # series-unseen has no result yet
+    [path.stem for path in sorted(RECIPES.glob("series-*.yaml")) if path.stem != "series-unseen"]
+    + ["recall", "robust-weight"],
 )
 def test_a_stored_record_of_small_networks_is_that_of_its_recipe(name):
     record, recipe = RECIPES.parent / "results" / name, load_recipe(RECIPES / f"{name}.yaml")
