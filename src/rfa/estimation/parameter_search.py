@@ -113,9 +113,8 @@ class ParameterSearch:
     scale: SeriesScale
     fixed: Mapping[str, float]
     max_steps: int
-    narrow: bool = field(
-        default=True, kw_only=True
-    )  # whether the bound of wrong readings may be less than four standard deviations
+    # whether the bound of wrong readings may be less than four standard deviations
+    narrow: bool = field(default=True, kw_only=True)
 
     @functools.cached_property
     def kinds(self) -> dict[str, ParameterKind]:
@@ -165,8 +164,7 @@ class ParameterSearch:
         origin = torch.tensor([start[name] for name in free], dtype=torch.float64).log()
         if not free:
             return FoundParameters(dict(fixed), likelihood(origin).item(), True)
-        scaled = torch.tensor([name in of_components for name in free])
-        lifted_alone = scaled
+        lifted = scaled = torch.tensor([name in of_components for name in free])
         block, root, tolerance = self._block(readings), torch.eye(len(free), dtype=torch.float64), _FLAT
         before, begin = _best(origin + _RATIOS[:, None] * scaled, likelihood)
         if block is None:
@@ -175,16 +173,16 @@ class ParameterSearch:
             near = self.maximum(block, start).values if near is None else near
             gone = [near[name] or start[name] * math.exp(-_GONE) for name in free]
             at_near = torch.tensor(gone, dtype=torch.float64).log()
-            lifted_alone = torch.tensor([self.kinds[name] == "variance" for name in free])  # a noise may be gone there
-        if block is not None and likelihood(at_near[None]).item() > before:
-            begin, few = at_near, ReadingsTable.of(model, block)
-            curvature = _hessian(begin, lambda at: exact_log_likelihood(few.problem(values(at))))
-            root, tolerance = _inverse_root(-curvature * len(readings) / len(block)), _FLAT_OF_LONG
+            lifted = torch.tensor([self.kinds[name] == "variance" for name in free])  # a noise may be gone there
+            if likelihood(at_near[None]).item() > before:
+                begin, few = at_near, ReadingsTable.of(model, block)
+                curvature = _hessian(begin, lambda at: exact_log_likelihood(few.problem(values(at))))
+                root, tolerance = _inverse_root(-curvature * len(readings) / len(block)), _FLAT_OF_LONG
         best = _climbed(begin, likelihood, self.max_steps, root, tolerance)
         for _ in range(_MOST_RESTARTS):
-            alone = torch.eye(len(free), dtype=torch.bool)[lifted_alone]  # each variance by itself
-            lifted = torch.where(alone[:, None], origin + _LIFTS[:, None], best.at).reshape(-1, len(free))
-            total, begin = _best(torch.cat([best.at[None], lifted]), likelihood)
+            alone = torch.eye(len(free), dtype=torch.bool)[lifted]  # each variance by itself
+            candidates = torch.where(alone[:, None], origin + _LIFTS[:, None], best.at).reshape(-1, len(free))
+            total, begin = _best(torch.cat([best.at[None], candidates]), likelihood)
             if not total > best.total + _GAIN:
                 break
             best = max(best, _climbed(begin, likelihood, self.max_steps, root, tolerance), key=lambda one: one.total)

@@ -64,7 +64,7 @@ def _forecast_channel(
         if progress is not None:
             progress(Stage(stage, name), done, total)
 
-    table, values = _with_readings(table, values)
+    table, values, _ = Channel(table, values, (values, values)).with_readings()
     times, seen = table.times.numpy(), np.flatnonzero(~np.isnan(values))
     tail = int(seen[-min(_FITTED, len(seen))])
 
@@ -155,12 +155,6 @@ def _fitted(
         notes=notes,
         details=details,
     )
-
-
-def _with_readings(table: SeriesTable, values: np.ndarray) -> tuple[SeriesTable, np.ndarray]:
-    """The rows of sensors that have a reading among the values, and the values: others have no noise to fit."""
-    found = Channel(table, values, (values, values)).with_readings()
-    return found.table, found.values
 
 
 def _with_all_sensors(parameters: dict[str, float], sensors: Sequence[str]) -> dict[str, float]:

@@ -1,11 +1,11 @@
 """One channel, its model fitted, what the model would have forecast from earlier readings, and how wrong it was."""
 
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.stats import norm
 
 from rfa.estimation import RobustFilter
 
@@ -142,7 +142,7 @@ class PastErrors(NamedTuple):
         Source: Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World (2005).
         """
         if len(self.errors) < _LEAST:
-            return np.full(len(lags), float(norm.ppf((1 + probability) / 2)))
+            return np.full(len(lags), NormalDist().inv_cdf((1 + probability) / 2))
         level = min(1.0, probability * (1 + _FEW / self.horizons))
         order = np.argsort(self.lags, kind="stable")
         known, errors = self.lags[order], self.errors[order]
