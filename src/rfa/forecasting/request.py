@@ -21,10 +21,10 @@ from matplotlib.figure import Figure
 
 from rfa.checks import require
 from rfa.environment import environment
-from rfa.estimation.time_axis import calendar_step
+from rfa.estimation.time_axis import calendar_step, has_clock, time_grid
 from rfa.files import sha256, whole_name, write_text_whole
 
-from .dates import calendar_offset
+from .dates import UNITS, calendar_offset, length_of_time, rounded
 from .style import COLOURS, MUTED, PAGE, plain, save, styled
 from .table import SeriesTable, TableFormat, read_series
 
@@ -113,15 +113,23 @@ def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarra
     last = int((~table.values.isnan().all(1)).nonzero().max())
     table = table.rows(slice(0, last + 1))
     horizon = table.duration("horizon", request.horizon)
-    if table.origin is not None:
+    if request.step is None:
+        step, least, last, note = _usual_step(table)
+    else:
+        step, last, note = table.duration("step", request.step), float(table.times[-1]), ""
+        least = step
+    if table.dated:
         end = _end(table, request.horizon)
-        if (dates := _calendar_dates(table, request, end)) is not None:
+        if (dates := _calendar_dates(table, request, end, step)) is not None:
             note = f"steps: {dates[0]} of the calendar" + ("" if request.step else " (--step chooses another)")
-            return table._replace(notes=(*table.notes, note)), table.since_origin(dates[1])
+            notes = (*table.notes, *([note] if dates[0] else []))
+            return table._replace(notes=notes), table.since_origin(dates[1])
         if calendar_offset(request.horizon) is not None:
             horizon = float(table.since_origin([end])[0] - table.times[-1])
-    step = _usual_step(table) if request.step is None else table.duration("step", request.step)
-    count = horizon / step * (1 + 1e-6)  # steps are known to so much
+    table = table._replace(notes=(*table.notes, *([note] if note else [])))
+    count = max(
+        horizon / step * (1 + 1e-6), min(horizon / least, np.ceil(horizon / step))
+    )  # steps are known to so much
     name = f"{step:g} {table.unit}".rstrip()
     require(count >= 1, "horizon", request.horizon, f"at least one step, {name}; --step chooses another")
     given, most = (
@@ -130,46 +138,71 @@ def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarra
     )
     require(count < _MOST_STEPS + 1, "horizon", given, most)
     steps = int(count)
-    return table, float(table.times[-1]) + step * np.arange(1, steps + 1)
+    return table, last + step * np.arange(1, steps + 1)
 
 
 def _end(table: SeriesTable, horizon: str) -> pd.Timestamp:
     """The date up to which a dated series is forecast."""
     last, calendar = table.dates(table.times[-1:].numpy())[0], calendar_offset(horizon)
     try:
-        return last + (pd.Timedelta(horizon) if calendar is None else calendar[0])
+        return last + (_offset(length_of_time(horizon)) if calendar is None else calendar[0])
     except (ValueError, OverflowError):
         raise ValueError(f"horizon: got {horizon!r}, expected an end in a year that dates can have") from None
 
 
-def _calendar_dates(table: SeriesTable, request: ForecastRequest, end: pd.Timestamp) -> tuple[str, list[Any]] | None:
-    """The next dates by a step of the calendar, with its name; None where the step has a fixed length."""
+def _offset(length: pd.Timedelta) -> Any:
+    """A length of time on the clock: whole days are those of the calendar, which may have 23 or 25 hours."""
+    days = length % pd.Timedelta(days=1) == pd.Timedelta(0)
+    return pd.DateOffset(days=length.days) if days else length
+
+
+def _calendar_dates(
+    table: SeriesTable, request: ForecastRequest, end: pd.Timestamp, step: float
+) -> tuple[str, list[Any]] | None:
+    """The next dates by a step of the calendar, or on the clocks of a zone, with its name if it is of the calendar.
+
+    None where all steps have one length.
+    """
     dates = table.dates(table.times.numpy())
     if request.step is None:
         offset = calendar_step(dates.tz_localize(None).to_numpy())
         name = "" if offset is None else f"{offset.kwds['months']}M" if "months" in offset.kwds else offset.freqstr
     else:
         offset, name = (calendar_offset(request.step) or (None,))[0], request.step
+    if offset is None and has_clock(dates.tz):
+        offset, name = _offset(rounded(step * UNITS[table.unit].total_seconds(), "us")), ""
     if offset is None:
         return None
     # from the last date, so that 30 January is followed by 29 February and 30 March
     later = takewhile(lambda date: date <= end, (dates[-1] + offset * k for k in count(1)))
     found = list(islice(later, _MOST_STEPS + 1))
+    name = name or f"{step:g} {table.unit}"
     require(len(found) > 0, "horizon", request.horizon, f"at least one step, {name}; --step chooses another")
     most = f"at most {_MOST_STEPS} steps of {name}; --step chooses longer ones"
     require(len(found) <= _MOST_STEPS, "horizon", request.horizon, most)
     return name, found
 
 
-def _usual_step(table: SeriesTable) -> float:
-    """The median gap: the shortest number within the error of the mean of gaps that differ from it by rounding."""
+def _usual_step(table: SeriesTable) -> tuple[float, float, float, str]:
+    """The step of the grid on which the times lie, the least it can be, and the grid's time of the last reading.
+
+    Where there is no grid: the median gap. At last a note, where times are rounded.
+    """
     times = np.unique(table.times.numpy())
-    gaps, rounding = np.diff(times), 4 * float(np.spacing(np.abs(times).max()))
-    alike = gaps[np.abs(gaps - table.gap) <= rounding]
-    if not len(alike):
-        return table.gap
-    mean, error = float(alike.mean()), rounding / len(alike)
-    return next((round(mean, digits) for digits in range(16) if abs(round(mean, digits) - mean) <= error), mean)
+    last = float(times[-1])
+    if table.origin is None:
+        grid = time_grid(times)
+    else:
+        times = (table.dates(times) - table.dates(times)[0]).total_seconds().to_numpy(np.float64)
+        grid = time_grid(times, tick=60.0 if not (times % 60).any() else None, cut=True)
+    if grid is None:
+        return table.gap, table.gap, last, ""
+    unit = 1.0 if table.origin is None else UNITS[table.unit].total_seconds()
+    step, least = grid.step / unit, grid.least / unit
+    if grid.rounding == 0:
+        return step, least, last, ""
+    note = f"steps: {step:.6g} {table.unit}".rstrip() + ", by a line through rounded times (--step chooses another)"
+    return step, least, last + (grid.last - float(times[-1])) / unit, note
 
 
 def names_in(out: Path, own: set[str]) -> set[str]:
@@ -275,7 +308,7 @@ def forecast_figure(found: Sequence[ChannelForecast], table: SeriesTable, query_
     for axes, one in zip(rows[:, 0], found, strict=True):
         _draw_channel(axes, one, table, query_times)
     bottom = rows[-1, 0]
-    if table.origin is not None:
+    if table.dated:
         locator = mdates.AutoDateLocator()
         bottom.xaxis.set_major_locator(locator)
         bottom.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator))

@@ -17,9 +17,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rfa.checks import require
+from rfa.estimation.time_axis import has_clock, moments_of_clock, wall_clock
 
 from .cells import SEPARATORS, read_cells, read_text, separator_of
-from .dates import EPOCHS, UNITS, calendar_offset, check_date_format, first_row, numbers_of, read_times, rounded
+from .dates import (
+    EPOCHS,
+    UNITS,
+    calendar_offset,
+    check_dates,
+    first_row,
+    length_of_time,
+    numbers_of,
+    read_times,
+    rounded,
+)
 
 _LARGEST = 1e30  # larger ones are marks of missing readings, such as 9.97e36
 _SIGNS = ".,'_ \u00a0\u202f\u2019"  # of thousands, spaces and a quote among them
@@ -33,6 +44,8 @@ class TableFormat:
     Args:
         date_format: of dates, as `strptime` has it: `%d.%m.%Y`.
         time_unit: "s", "ms", "us" or "ns" of epoch stamps; "number": times are plain numbers.
+        zone: whose clocks dates without an offset show, such as `Europe/Berlin`, and in which forecasts are written.
+        epoch: the date of stamp 0, such as `1980-01-06` of GPS; 1970-01-01 by default.
         separator: of cells: a character, "tab", or "space" for any white space.
         decimal, thousands: signs in numbers.
         encoding: such as `cp1252`.
@@ -47,6 +60,8 @@ class TableFormat:
 
     date_format: str | None = None
     time_unit: str | None = None
+    zone: str | None = None
+    epoch: str | None = None
     separator: str | None = None
     decimal: str | None = None
     thousands: str | None = None
@@ -57,7 +72,7 @@ class TableFormat:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "missing", tuple(self.missing or ()))
-        check_date_format(self.date_format)
+        check_dates(self.date_format, self.time_unit, self.zone, self.epoch)
         units = (*EPOCHS, "number")
         require(self.time_unit in (None, *units), "time-unit", self.time_unit, f"one of {', '.join(units)}")
         require(None in (self.date_format, self.time_unit), "date-format", self.date_format, "it or --time-unit")
@@ -80,8 +95,9 @@ class SeriesTable(NamedTuple):
         times: strictly increasing, in `unit`, since `origin`.
         values: NaN where nothing was read.
         channels: their names.
-        unit: "D", "h", "min" or "s" of dated series; "" where the file has numbers.
-        origin: the date of time 0, in the zone of the file; None where the file has numbers.
+        unit: "D", "h", "min" or "s" of dated series and lengths of time; "" where the file has numbers.
+        origin: the date (or length) of time 0, in the zone of the file; None where the file has numbers. Times of
+            `--zone` are those of its clocks: each day has 24 hours.
         sensor: the label of each row's sensor; empty where no column names sensors. Then times may be equal.
         lines: of the file, where the rows stand; empty where there is no file.
         notes: what was told from the file, and what was changed, a line each.
@@ -91,7 +107,7 @@ class SeriesTable(NamedTuple):
     values: Float[Tensor, "T channels"]
     channels: tuple[str, ...]
     unit: str = ""
-    origin: pd.Timestamp | None = None
+    origin: pd.Timestamp | pd.Timedelta | None = None
     sensor: tuple[str, ...] = ()
     lines: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
@@ -121,7 +137,7 @@ class SeriesTable(NamedTuple):
             if self.unit and not re.search("[A-Za-z]", given):  # pandas takes a bare number for nanoseconds
                 raise ValueError
             calendar = calendar_offset(given) if self.unit else None
-            span = calendar[1] if calendar else pd.Timedelta(given) if self.unit else float(given)
+            span = calendar[1] if calendar else length_of_time(given) if self.unit else float(given)
             length = float(span / UNITS[self.unit]) if self.unit else float(span)
         except pd.errors.OutOfBoundsTimedelta:
             raise ValueError(f"{name}: got {given!r}, expected at most {pd.Timedelta.max.days} days") from None
@@ -134,20 +150,31 @@ class SeriesTable(NamedTuple):
     def longest_duration(self, name: str, given: str) -> float:
         """As `duration`; of a length of the calendar the longest one after a time of the series, as 31 days of `1M`."""
         mean = self.duration(name, given)
-        if not self.unit or (calendar := calendar_offset(given)) is None:
+        if not self.dated or (calendar := calendar_offset(given)) is None:
             return mean
         dates = pd.Series(self.dates(self.times.numpy()))
         return float(((dates + calendar[0]) - dates).max() / UNITS[self.unit])
 
-    def dates(self, times: Float[np.ndarray, " n"]) -> pd.DatetimeIndex:
-        """Times of a dated series as dates, in the zone of the file."""
+    @property
+    def dated(self) -> bool:
+        """Whether times are dates: neither numbers nor lengths of time."""
+        return isinstance(self.origin, pd.Timestamp)
+
+    def dates(self, times: Float[np.ndarray, " n"]) -> Any:
+        """Times of a dated series as dates, in the zone of the file; lengths of time as those."""
         assert self.origin is not None
-        found = self.origin + rounded(np.asarray(times) * UNITS[self.unit].total_seconds(), self.origin.unit)
-        return found if self.unit == "s" else found.round("s")
+        lengths = rounded(np.asarray(times) * UNITS[self.unit].total_seconds(), self.origin.unit)
+        zone = getattr(self.origin, "tz", None)
+        if not has_clock(zone):
+            return self.origin + lengths
+        return moments_of_clock(wall_clock(pd.DatetimeIndex([self.origin]))[0] + lengths, zone)
 
     def since_origin(self, dates: Any) -> np.ndarray:
         """Dates as times of the series."""
-        return ((pd.DatetimeIndex(dates) - self.origin) / UNITS[self.unit]).to_numpy(np.float64)
+        shown = [pd.DatetimeIndex(each) for each in (dates, [self.origin])]
+        if has_clock(shown[1].tz):
+            shown = [wall_clock(each) for each in shown]
+        return ((shown[0] - shown[1][0]) / UNITS[self.unit]).to_numpy(np.float64)
 
     def label(self, time: float) -> str:
         """A time as the file writes it: a date, or a number."""
@@ -156,13 +183,15 @@ class SeriesTable(NamedTuple):
             exact = abs(float(text) - time) <= 4 * np.spacing(abs(time))  # sums of steps are off by so much
             return text if exact else repr(float(time))
         date = self.dates(np.array([time]))[0]
+        if not self.dated:
+            return str(date)
         text = date.isoformat(sep=" ")  # unlike strftime it writes four digits of each year
         is_day = self.unit == "D" and date.tzinfo is None and date == date.normalize()
         return text.partition(" ")[0] if is_day else text
 
     def axis(self, times: Float[np.ndarray, " n"]) -> np.ndarray:
         """Times for the axis of a figure: dates, or numbers."""
-        return np.asarray(times) if self.origin is None else self.dates(times).tz_localize(None).to_numpy()
+        return np.asarray(times) if not self.dated else self.dates(times).tz_localize(None).to_numpy()
 
     def in_unit(self, unit: str) -> "SeriesTable":
         """The same series with its times in another unit of dated series."""
@@ -187,7 +216,7 @@ def read_series(
     """Read a series from a CSV file with a header.
 
     An empty cell, `NA` and `nan` are missing readings; a column without a reading is left out. Times are numbers, or
-    dates as `read_times` knows them. Dates with one offset, such as `+01:00`, keep it. Those with several become UTC.
+    dates as `read_times` knows them. Dates with one offset, such as `+01:00`, keep it. Several become the last one's.
 
     Args:
         path: of the file.
@@ -298,9 +327,14 @@ def _read_file(
     decimal = table_format.decimal or _decimal(table[columns], table_format, notes)
     of_times = decimal if table[time].str.contains(decimal, regex=False).any() else "."
     stamps = _plain_numbers(table[time], of_times, table_format.thousands if table_format.time_unit else None)
-    if table_format.date_format or (not table_format.time_unit and pd.to_numeric(stamps, errors="coerce").isna().any()):
+    if table_format.date_format or (
+        not (table_format.time_unit or table_format.epoch) and pd.to_numeric(stamps, errors="coerce").isna().any()
+    ):
         stamps = table[time]  # a date's own signs stay
-    times, note = read_times(stamps, path, table_format.date_format, table_format.time_unit)
+    by = None if label[1] is None else table[label[1]]
+    times, note = read_times(
+        stamps, path, table_format.date_format, table_format.time_unit, table_format.zone, table_format.epoch, by
+    )
     parts: dict[Any, Any] = {_TIME: times}
     if label[1] is not None:
         missing = table[label[1]].isna()
