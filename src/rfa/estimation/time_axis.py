@@ -3,15 +3,17 @@
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timezone, tzinfo
+from datetime import datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import numpy as np
 from torch import Tensor
 
 from rfa.checks import as_array, installed, require, require_each
 
+_EPOCH = np.datetime64(0, "ns")
 _LARGEST = 1e100  # time: squares are computed
 _ON_GRID = 0.9  # share of the times that equal steps must fit
 _PATTERN, _FEW_MISSING, _MANY_MISSING = 8, 0.08, 0.35  # gaps of two ticks that rounding makes, and their share
@@ -27,7 +29,7 @@ class TimeAxis:
     unit: str  # of dates, one of `SECONDS`; a year has 365.2425 days
     origin: np.datetime64 | None = None  # the date of number 0, in UTC where dates have a zone. None: no dates
     tick: int = 1000  # nanoseconds to which dates are rounded: numbers in float64 are not exact
-    kind: Any = None  # an empty index of the caller's kind; the zone of dates that are not in pandas; or None
+    kind: Any = None  # an empty index of the caller's kind; outside pandas a zone or `np.timedelta64`; or None
 
     @classmethod
     def of(cls, times: Any, unit: str) -> "TimeAxis":
@@ -37,7 +39,7 @@ class TimeAxis:
         kind = None if index is None else index[:0]
         if dates is None:
             return cls(unit, kind=kind)
-        kind = kind if hasattr(index, "freq") else _zone(times)
+        kind = kind if hasattr(index, "freq") else np.timedelta64 if _are_lengths(times) else _zone(times)
         tick = 1000 if bool((dates.astype("int64") % 1000 == 0).all()) else 1
         return cls(unit, np.sort(np.append(dates, np.datetime64("2200-01-01", "ns")))[0], tick, kind)
 
@@ -45,6 +47,11 @@ class TimeAxis:
     def zone(self) -> Any:
         """The time zone of dates, or None."""
         return self.kind if isinstance(self.kind, tzinfo) else getattr(self.kind, "tz", None)
+
+    @property
+    def lengths(self) -> bool:
+        """Whether times are lengths of time: they are kept as dates since 1970."""
+        return self.kind is np.timedelta64 or getattr(getattr(self.kind, "dtype", None), "kind", "") == "m"
 
     def numbers(self, name: str, times: Any) -> np.ndarray:
         """Times as numbers, `(T,)`."""
@@ -57,7 +64,9 @@ class TimeAxis:
             _check_whole(name, times, found)
         else:
             require_each(~np.isnat(dates), name, "a missing date", dates, "a date for each reading")
+            lengths = [_are_lengths(times), self.lengths]
             kinds = [f"dates {'without' if zone is None else 'with'} a time zone" for zone in (_zone(times), self.zone)]
+            kinds = ["lengths of time" if length else kind for length, kind in zip(lengths, kinds, strict=True)]
             require(kinds[0] == kinds[1], name, kinds[0], f"{kinds[1]}, as the times of the series")
             found = (dates - self.origin) / np.timedelta64(1, "ns") / (1e9 * SECONDS[self.unit])
         require(found.ndim == 1, name, f"shape {found.shape}", "one time for each reading, (T,)")
@@ -83,6 +92,9 @@ class TimeAxis:
         dates = self.dates(numbers)
         if self.kind is None:
             return dates
+        if self.lengths:
+            lengths = dates - _EPOCH
+            return lengths if self.kind is np.timedelta64 else type(self.kind)(lengths, name=self.kind.name)
         if isinstance(self.kind, tzinfo):
             clocks = [x.replace(tzinfo=timezone.utc).astimezone(self.kind) for x in dates.astype("M8[us]").tolist()]
             return np.array(clocks, dtype=object)
@@ -106,7 +118,8 @@ def next_times(axis: TimeAxis, times: np.ndarray, count: int) -> Any:
     require(count > 0, "query_times", count, "a number of steps >= 1, or times")
     times = np.unique(times)
     try:
-        found = _next_dates(axis, times, count) if axis.origin is not None and installed("pandas") else None
+        dated = axis.origin is not None and not axis.lengths and installed("pandas")
+        found = _next_dates(axis, times, count) if dated else None
     except (OverflowError, ValueError):  # OutOfBoundsDatetime of pandas
         raise ValueError(f"query_times: got {count} steps, expected dates until 2262, as nanoseconds hold") from None
     if found is not None:
@@ -195,7 +208,8 @@ def time_grid(times: np.ndarray, tick: float | None = None, cut: bool = False, l
         odd, share = min(single, len(gaps) - single), _FEW_MISSING if cut or tick < 1 else _MANY_MISSING
         widths = [tick, exact] if odd >= max(_PATTERN, share * len(gaps)) else [exact]
     widths += [share * usual for share in (1e-6, 1e-3, 1e-2, 1e-1) if max(widths) < share * usual <= loosest * usual]
-    return next((grid for width in widths if (grid := _grid_within(times, width, exact, cut)) is not None), None)
+    found = (_grid_within(times, width, exact, cut and width == tick) for width in widths)
+    return next((grid for grid in found if grid is not None), None)
 
 
 def _grid_within(times: np.ndarray, width: float, exact: float, cut: bool) -> TimeGrid | None:
@@ -299,6 +313,8 @@ def moments_of_clock(shown: Any, zone: Any) -> Any:
 
 def _double_hours(zone: Any, shown: Any) -> list[tuple[Any, Any, Any]]:
     """When clocks show times twice: the moment from which they do, in UTC and on the clock, and for how long."""
+    if not len(shown):
+        return []
     return [each for year in range(shown.min().year, shown.max().year + 1) for each in _double_hours_of(zone, year)]
 
 
@@ -344,7 +360,10 @@ def calendar_step(dates: np.ndarray) -> Any:
 
 
 def as_dates(times: Any) -> np.ndarray | None:
-    """Dates in nanoseconds, or None where `times` are no dates. Time zones become UTC, a period its start."""
+    """Dates in nanoseconds, or None where `times` are no dates. Time zones become UTC, a period its start.
+
+    Lengths of time are dates since 1970.
+    """
     if isinstance(times, Tensor):
         return None
     index = _pandas_index(times)
@@ -355,6 +374,8 @@ def as_dates(times: Any) -> np.ndarray | None:
     given = as_array(times if index is None else index)
     if given.dtype == object:
         given = _dates_of_objects(given)
+    if given.dtype.kind == "m":
+        given = _EPOCH + given
     if given.dtype.kind != "M":
         return None
     dates = np.atleast_1d(given).astype("datetime64[ns]")
@@ -368,6 +389,9 @@ def _dates_of_objects(given: np.ndarray) -> np.ndarray:
     """Dates of the standard library and of pandas, in UTC where they have a zone. Other objects as they are."""
     found = [each.to_timestamp() if hasattr(each, "to_timestamp") else each for each in given.flat]  # periods
     present = [each for each in found if each == each]
+    if present and all(isinstance(each, timedelta) for each in present):
+        return np.array([np.timedelta64(each if each == each else "NaT", "ns") for each in found]).reshape(given.shape)
+    _check_calendars(present)
     if not present or not all(hasattr(each, "year") for each in present):
         return given
     zoned = [getattr(each, "tzinfo", None) is not None for each in present]
@@ -375,8 +399,28 @@ def _dates_of_objects(given: np.ndarray) -> np.ndarray:
     if all(zoned):
         found = [x.astimezone(timezone.utc).replace(tzinfo=None) if x == x else x for x in found]
     found = [each if each == each else np.datetime64("NaT", "us") for each in found]
+    found = [each.isoformat() if hasattr(each, "calendar") else each for each in found]
     stamps = [x.to_datetime64() if hasattr(x, "to_datetime64") else np.datetime64(x, "us") for x in found]
     return np.array(stamps).reshape(given.shape)
+
+
+def _check_calendars(dates: list[Any]) -> None:
+    """Raise `ValueError` for dates of models, such as cftime's with twelve months of 30 days."""
+    for date in dates:
+        calendar = str(getattr(date, "calendar", "") or "")
+        julian = calendar in ("standard", "gregorian") and (date.year, date.month, date.day) < (1582, 10, 15)
+        if calendar not in ("", "standard", "gregorian", "proleptic_gregorian") or julian:
+            units = f"'days since {date.year:04}-01-01', calendar={calendar!r}"
+            expected = f"dates of the Gregorian one, or numbers: cftime.date2num(times, {units})"
+            raise ValueError(f"times: got dates of the calendar {calendar!r}, expected {expected}")
+
+
+def _are_lengths(times: Any) -> bool:
+    """Whether times are lengths of time."""
+    index = _pandas_index(times)
+    given = as_array(times if index is None else index)
+    first = next((each for each in given.flat if each == each), None) if given.dtype == object else None
+    return given.dtype.kind == "m" or isinstance(first, timedelta)
 
 
 def _pandas_index(times: Any) -> Any:
@@ -387,6 +431,8 @@ def _pandas_index(times: Any) -> Any:
 
     index = pd.Index(times)
     first = next((each for each in index.dropna()), None) if index.dtype.kind == "O" else None
+    if first is not None and hasattr(first, "calendar"):  # of cftime
+        return index
     if not hasattr(index, "freq") and (index.dtype.kind == "M" or hasattr(first, "isoformat")):
         with suppress(TypeError, ValueError):  # dates of pyarrow, and of the standard library
             return pd.DatetimeIndex(index)
@@ -398,13 +444,18 @@ def _zone(times: Any) -> Any:
     index = _pandas_index(times)
     if index is not None:
         return getattr(index, "tz", None)
+    named = getattr(getattr(times, "dtype", None), "time_zone", None)  # of polars
+    if (name := named or getattr(getattr(times, "type", None), "tz", None)) is not None:  # of pyarrow
+        return ZoneInfo(name) if name[:1].isalpha() else datetime.strptime(name, "%z").tzinfo
     found = as_array(times)
     zones = (getattr(each, "tzinfo", None) for each in found.flat) if found.dtype == object else ()
     return next((zone for zone in zones if zone is not None), None)
 
 
 def drawable(times: Any) -> Any:
-    """Times that matplotlib draws: the start of each period."""
+    """Times that matplotlib draws: the start of each period, lengths of time in days."""
+    if _are_lengths(times):
+        return times / np.timedelta64(1, "D")
     return times.to_timestamp() if hasattr(times, "to_timestamp") else times
 
 

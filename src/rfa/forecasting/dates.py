@@ -72,7 +72,7 @@ def read_times(
     if times.dtype.kind != "M":
         raise ValueError(f"zone: got {zone!r}, but {column.name!r} has no dates, expected none, or dates")
     if times.dt.tz is not None:
-        return times.dt.tz_convert(zone), note.partition("; they are written")[0] if "offsets" not in note else ""
+        return times.dt.tz_convert(zone), re.sub(r"(; )?times: [^;]* several offsets;.*", "", note)
     times, said = _with_zone(times, column, path, zone, by)
     return times, "; ".join(filter(None, [note, said]))
 
@@ -262,12 +262,12 @@ def _parsed(column: "pd.Series[Any]", path: Path, date_format: str, expected: st
 def _with_zone(
     dates: "pd.Series[Any]", column: "pd.Series[Any]", path: Path, zone: str, by: "pd.Series[Any] | None"
 ) -> tuple["pd.Series[Any]", str]:
-    """Dates as the clocks of a place show them, with its zone. The order of rows tells the hour that they show twice."""
+    """Dates as the clocks of a place show them. The order of rows tells which time a double hour of autumn is."""
     every = np.ones(len(dates), dtype=bool)
     shown = dates.dt.tz_localize(zone, ambiguous=every, nonexistent="NaT")
     night = shown.isna() & (dates == dates.dt.normalize())  # of days, which begin later where there is no midnight
     shown = shown.where(~night, dates.dt.tz_localize(zone, ambiguous=every, nonexistent="shift_forward"))
-    _check(column, shown.isna(), path, f"a time that the clocks of {zone} show, which they skip")
+    _check(column, shown.isna(), path, f"a time that the clocks of {zone} do not skip")
     second = dates.dt.tz_localize(zone, ambiguous=~every, nonexistent="shift_forward")
     double = shown != second
     if not double.any():

@@ -5,6 +5,7 @@ from rfa.checks import needs
 needs("pandas")
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count, islice, takewhile
@@ -145,14 +146,14 @@ def _end(table: SeriesTable, horizon: str) -> pd.Timestamp:
     """The date up to which a dated series is forecast."""
     last, calendar = table.dates(table.times[-1:].numpy())[0], calendar_offset(horizon)
     try:
-        return last + (_offset(length_of_time(horizon)) if calendar is None else calendar[0])
+        return last + (_offset(length_of_time(horizon), horizon) if calendar is None else calendar[0])
     except (ValueError, OverflowError):
         raise ValueError(f"horizon: got {horizon!r}, expected an end in a year that dates can have") from None
 
 
-def _offset(length: pd.Timedelta) -> Any:
-    """A length of time on the clock: whole days are those of the calendar, which may have 23 or 25 hours."""
-    days = length % pd.Timedelta(days=1) == pd.Timedelta(0)
+def _offset(length: pd.Timedelta, given: str | None) -> Any:
+    """A length of time on the clock: days, if they are written so, may have 23 or 25 hours."""
+    days = length % pd.Timedelta(days=1) == pd.Timedelta(0) and (given is None or re.search("[dw]", given.lower()))
     return pd.DateOffset(days=length.days) if days else length
 
 
@@ -170,15 +171,15 @@ def _calendar_dates(
     else:
         offset, name = (calendar_offset(request.step) or (None,))[0], request.step
     if offset is None and has_clock(dates.tz):
-        offset, name = _offset(rounded(step * UNITS[table.unit].total_seconds(), "us")), ""
+        offset, name = _offset(rounded(step * UNITS[table.unit].total_seconds(), "us"), request.step), ""
     if offset is None:
         return None
     # from the last date, so that 30 January is followed by 29 February and 30 March
     later = takewhile(lambda date: date <= end, (dates[-1] + offset * k for k in count(1)))
     found = list(islice(later, _MOST_STEPS + 1))
-    name = name or f"{step:g} {table.unit}"
-    require(len(found) > 0, "horizon", request.horizon, f"at least one step, {name}; --step chooses another")
-    most = f"at most {_MOST_STEPS} steps of {name}; --step chooses longer ones"
+    said = name or f"{step:g} {table.unit}"
+    require(len(found) > 0, "horizon", request.horizon, f"at least one step, {said}; --step chooses another")
+    most = f"at most {_MOST_STEPS} steps of {said}; --step chooses longer ones"
     require(len(found) <= _MOST_STEPS, "horizon", request.horizon, most)
     return name, found
 
@@ -193,7 +194,8 @@ def _usual_step(table: SeriesTable) -> tuple[float, float, float, str]:
     if table.origin is None:
         grid = time_grid(times)
     else:
-        times = (table.dates(times) - table.dates(times)[0]).total_seconds().to_numpy(np.float64)
+        dates = table.dates(times)
+        times = (dates - dates[0].floor("s")).total_seconds().to_numpy(np.float64)
         grid = time_grid(times, tick=60.0 if not (times % 60).any() else None, cut=True)
     if grid is None:
         return table.gap, table.gap, last, ""
@@ -201,8 +203,8 @@ def _usual_step(table: SeriesTable) -> tuple[float, float, float, str]:
     step, least = grid.step / unit, grid.least / unit
     if grid.rounding == 0:
         return step, least, last, ""
-    note = f"steps: {step:.6g} {table.unit}".rstrip() + ", by a line through rounded times (--step chooses another)"
-    return step, least, last + (grid.last - float(times[-1])) / unit, note
+    note = f"steps: {step:.6g} {table.unit}".rstrip() + ", by a line through times that are rounded"
+    return step, least, last + (grid.last - float(times[-1])) / unit, f"{note} (--step chooses another)"
 
 
 def names_in(out: Path, own: set[str]) -> set[str]:

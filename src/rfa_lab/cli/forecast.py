@@ -20,7 +20,8 @@ ValuesOption = Annotated[
     list[str] | None, typer.Option(help="The columns to forecast; all others by default.", metavar="A B ...")
 ]
 HorizonOption = Annotated[
-    str, typer.Option(help="How far ahead: 30min, 24h, 7D, 12M or 5B; a number where times are numbers.", metavar="H")
+    str,
+    typer.Option(help="How far ahead: 30min, PT1.5H, 7D, 12M or 5B; a number where times are numbers.", metavar="H"),
 ]
 PresetOption = Annotated[str | None, typer.Option(help="Of the network: its attention; rfa by default.", metavar="P")]
 StepsOption = Annotated[int | None, typer.Option(help="Of training a network; 500 by default.")]
@@ -39,6 +40,12 @@ _MARKS = _of_table(says="Marks of missing readings, such as -999 9999.", metavar
 _EQUAL_TIMES = _of_table(says="Of rows of one time that differ.", metavar="mean|first|last|refuse")
 FormatOption = Annotated[str | None, _of_table(says="Of dates, such as %d.%m.%Y.", metavar="FORMAT")]
 TimeUnitOption = Annotated[str | None, _UNITS]
+ZoneOption = Annotated[
+    str | None, _of_table(says="The place whose clock dates show, such as Europe/Berlin.", metavar="ZONE")
+]
+EpochOption = Annotated[
+    str | None, _of_table(says="The date of stamp 0: 1980-01-06 of GPS, 1904-01-01, 1989-12-31 of FIT.", metavar="DATE")
+]
 SeparatorOption = Annotated[str | None, _of_table(says="Of cells: a character, tab or space.", metavar="SIGN")]
 DecimalOption = Annotated[str | None, _of_table(says="Sign before the decimals of numbers.", metavar="SIGN")]
 ThousandsOption = Annotated[str | None, _of_table(says="Sign between thousands.", metavar="SIGN")]
@@ -78,6 +85,8 @@ def forecast(
     ] = None,
     date_format: FormatOption = None,
     time_unit: TimeUnitOption = None,
+    zone: ZoneOption = None,
+    epoch: EpochOption = None,
     separator: SeparatorOption = None,
     decimal: DecimalOption = None,
     thousands: ThousandsOption = None,
@@ -154,6 +163,8 @@ def forecast_train(
     ] = None,
     date_format: FormatOption = None,
     time_unit: TimeUnitOption = None,
+    zone: ZoneOption = None,
+    epoch: EpochOption = None,
     separator: SeparatorOption = None,
     decimal: DecimalOption = None,
     thousands: ThousandsOption = None,
