@@ -1,6 +1,7 @@
 """Times and values as a caller gives them, as numbers: NumPy, pandas, lists, tensors; dates."""
 
 import warnings
+from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
@@ -24,7 +25,7 @@ SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0, "week"
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """How times become numbers: as they are, or dates as units of time since an origin."""
+    """How times become numbers: as they are, or dates as units of time since an origin, on the clock of their zone."""
 
     unit: str  # of dates, one of `SECONDS`; a year has 365.2425 days
     origin: np.datetime64 | None = None  # the date of number 0, in UTC where dates have a zone. None: no dates
@@ -68,7 +69,8 @@ class TimeAxis:
             kinds = [f"dates {'without' if zone is None else 'with'} a time zone" for zone in (_zone(times), self.zone)]
             kinds = ["lengths of time" if length else kind for length, kind in zip(lengths, kinds, strict=True)]
             require(kinds[0] == kinds[1], name, kinds[0], f"{kinds[1]}, as the times of the series")
-            found = (dates - self.origin) / np.timedelta64(1, "ns") / (1e9 * SECONDS[self.unit])
+            dates, origin = self._shown(dates), self._shown(np.array([self.origin]))
+            found = (dates - origin) / np.timedelta64(1, "ns") / (1e9 * SECONDS[self.unit])
         require(found.ndim == 1, name, f"shape {found.shape}", "one time for each reading, (T,)")
         require_each(np.isfinite(found), name, "NaN or infinite times", found, "finite times")
         require_each(np.abs(found) <= _LARGEST, name, f"times beyond {_LARGEST:g}", found, "smaller ones")
@@ -77,7 +79,27 @@ class TimeAxis:
     def dates(self, numbers: np.ndarray) -> np.ndarray:
         """Numbers as dates, in UTC where they have a zone."""
         step = np.round(numbers * SECONDS[self.unit] * (1e9 / self.tick)).astype("int64") * self.tick
-        return self.origin + step.astype("timedelta64[ns]")
+        found = self._shown(np.array([self.origin])) + step.astype("timedelta64[ns]")
+        if not self._on_clock:
+            return found
+        import pandas as pd
+
+        moments = moments_of_clock(pd.DatetimeIndex(found).as_unit("us"), self.zone)
+        return moments.tz_convert("UTC").tz_localize(None).to_numpy().astype("datetime64[ns]")
+
+    @property
+    def _on_clock(self) -> bool:
+        """Whether numbers are of the clock of a place, so that its days have 24 hours."""
+        return has_clock(self.zone) and self.tick > 1 and installed("pandas")
+
+    def _shown(self, dates: np.ndarray) -> np.ndarray:
+        """Dates in UTC as the numbers count them."""
+        if not self._on_clock:
+            return dates
+        import pandas as pd
+
+        clock = wall_clock(pd.DatetimeIndex(dates).tz_localize("UTC").tz_convert(self.zone))
+        return np.asarray(clock).astype("datetime64[ns]")
 
     def labels(self, numbers: np.ndarray) -> Any:
         """Numbers as the caller's times: numbers or dates, an index of pandas where theirs are of pandas."""
@@ -286,7 +308,7 @@ def _simplest(least: float, most: float) -> float:
 
 def has_clock(zone: Any) -> bool:
     """Whether a zone is one of a place, whose offset may change."""
-    return zone is not None and not isinstance(zone, timezone)
+    return isinstance(zone, Hashable) and not isinstance(zone, timezone | None)
 
 
 def wall_clock(dates: Any) -> Any:

@@ -111,14 +111,13 @@ def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarra
     """
     options: dict[str, Any] = {"sensor": request.sensor, "table_format": request.table_format}
     table = read_series(request.file, request.time, request.values, **options)
-    last = int((~table.values.isnan().all(1)).nonzero().max())
-    table = table.rows(slice(0, last + 1))
+    table = table.rows(slice(0, int((~table.values.isnan().all(1)).nonzero().max()) + 1))
     horizon = table.duration("horizon", request.horizon)
     if request.step is None:
         step, least, last, note = _usual_step(table)
     else:
-        step, last, note = table.duration("step", request.step), float(table.times[-1]), ""
-        least = step
+        step = least = table.duration("step", request.step)
+        last, note = float(table.times[-1]), ""
     if table.dated:
         end = _end(table, request.horizon)
         if (dates := _calendar_dates(table, request, end, step)) is not None:
@@ -128,9 +127,8 @@ def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarra
         if calendar_offset(request.horizon) is not None:
             horizon = float(table.since_origin([end])[0] - table.times[-1])
     table = table._replace(notes=(*table.notes, *([note] if note else [])))
-    count = max(
-        horizon / step * (1 + 1e-6), min(horizon / least, np.ceil(horizon / step))
-    )  # steps are known to so much
+    count = horizon / step * (1 + 1e-6)  # steps are known to so much, or between two ends
+    count = max(count, min(horizon / least, np.ceil(horizon / step)))
     name = f"{step:g} {table.unit}".rstrip()
     require(count >= 1, "horizon", request.horizon, f"at least one step, {name}; --step chooses another")
     given, most = (

@@ -418,6 +418,8 @@ def _in_order(file: _File, rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]
         same = (rows[keys] == one[keys]).all(axis=1)
         both = rows.index[same]
         several = "keep one row of a sensor at a time" if file.sensors else "name their column by --sensor"
+        if rows[_TIME].dtype.kind == "M" and one[_TIME].tzinfo is None and one[_TIME].hour < 4:
+            several += ", or --zone tells the double hour of autumn apart"
         different = " with different values" if chosen.duplicates is None else ""
         raise ValueError(
             f"time: got {file.written.loc[both[1]]!r} twice{different} (rows {both[0]} and {both[1]} of {file.path}), "

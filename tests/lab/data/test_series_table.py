@@ -131,14 +131,15 @@ def test_labels_of_a_hundred_readings_a_second_are_those_of_the_file(written):
     [
         (["2024-01-01T09:00+02:00", "2024-01-01T10:00+02:00"], "2024-01-01 11:00:00+02:00", "2024-01-01T11:00"),
         (["2024-01-01T09:00Z", "2024-01-01T10:00Z"], "2024-01-01 11:00:00+00:00", "2024-01-01T11:00"),
-        (["2024-10-27T02:00+02:00", "2024-10-27T02:00+01:00"], "2024-10-27 02:00:00+00:00", "2024-10-27T02:00"),
+        (["2024-10-27T02:00+02:00", "2024-10-27T02:00+01:00"], "2024-10-27 03:00:00+01:00", "2024-10-27T03:00"),
         (["2024-01-01T00:00+01:00", "2024-01-02T00:00+01:00"], "2024-01-03 00:00:00+01:00", "2024-01-03T00:00"),
         (["2024-01-01", "2024-01-02"], "2024-01-03", "2024-01-03"),
     ],
 )
 def test_labels_have_the_offset_of_the_file(written, dates, labels, axis):
-    """Of two offsets UTC is written, and always with `+00:00`."""
+    """Of two offsets the last one's, which is said."""
     found = read_series(written("t,x\n" + "".join(f"{date},1\n" for date in dates)), "t")
+    assert ["several offsets" in note for note in found.notes] == [True] * (dates[0][16:] != dates[-1][16:])
     assert (found.times.tolist(), found.label(2.0)) == ([0.0, 1.0], labels)
     assert found.axis(np.array([2.0]))[0] == np.datetime64(axis)
 
@@ -169,7 +170,7 @@ def test_many_series(tmp_path):
         read_many_series([tmp_path], "when")
 
 
-@pytest.mark.parametrize("given", ["", "-3h", "0D", "soon", "inf", "24"])
+@pytest.mark.parametrize("given", ["", "-3h", "0D", "soon", "inf", "24", "P1.5M", "P0.5Y", "P", "PT", "pt1h", "-PT1H"])
 def test_durations_that_are_none(written, given):
     table = read_series(written("when,x\n2024-01-01,1\n2024-01-02,2\n"), "when")
     with pytest.raises(ValueError, match=r"^horizon: got .* expected a length of time"):
@@ -231,7 +232,133 @@ def test_a_date_that_there_is_not_is_named(written, stamps):
         read_series(written("t,x\n" + "".join(f"{stamp},1\n" for stamp in stamps)), "t")
 
 
-@pytest.mark.parametrize("stamps", [["190013", "190113"], ["2024000", "2024367"], ["0", "1704067200"], ["99", "100"]])
+def lines(times):
+    return "t,x\n" + "".join(f"{time},{k % 5}\n" for k, time in enumerate(times))
+
+
+BERLIN = TableFormat(zone="Europe/Berlin")
+
+
+@pytest.mark.parametrize("freq", ["h", "30min", "15min"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_double_hour_of_autumn_is_told_by_order(written, freq, order):
+    """pandas has the dates with their offsets. Numbers are of the clock: equal hours of the day are a day apart."""
+    dates = pd.date_range("2024-10-25", "2024-10-29", freq=freq, tz="Europe/Berlin")
+    found = read_series(written(lines(dates.tz_localize(None)[::order])), "t", table_format=BERLIN)
+    assert (found.dates(found.times.numpy()) == dates).all()
+    np.testing.assert_allclose(found.since_origin(dates), found.times, rtol=0, atol=1e-12)
+    noon = found.times.numpy()[dates.hour * 60 + dates.minute == 720]
+    assert {*np.diff(noon)} == {found.duration("season", "1D")}
+    two = written("t,s,x\n" + "".join(f"{date},{s},1\n" for s in "ab" for date in dates.tz_localize(None)))
+    assert read_series(two, "t", sensor="s", table_format=BERLIN).times.tolist() == np.repeat(found.times, 2).tolist()
+
+
+@pytest.mark.parametrize(
+    ("times", "labels"),
+    [
+        (["2024-10-27 01:00", "2024-10-27 02:00", "2024-10-27 03:00"], ["01:00:00+02", "02:00:00+02", "03:00:00+01"]),
+        (["2024-10-27 02:30", "2024-10-27 03:00", "2024-10-27 03:30"], ["02:30:00+01", "03:00:00+01", "03:30:00+01"]),
+        (["2024-10-27 01:30", "2024-10-27 02:00", "2024-10-27 02:30"], ["01:30:00+02", "02:00:00+02", "02:30:00+02"]),
+        (["2024-03-31 01:30", "2024-03-31 03:00"], ["01:30:00+01", "03:00:00+02"]),
+        (["2024-10-27T02:00+02:00", "2024-10-27T02:00+01:00"], ["02:00:00+02", "02:00:00+01"]),
+        (["1700000000", "1700003600"], ["23:13:20+01", "00:13:20+01"]),
+    ],
+)
+def test_times_on_the_clock_of_a_place(written, times, labels):
+    """A double hour that stands once is the one without a gap; the first, which is said, where both have one."""
+    found = read_series(written(lines(times)), "t", table_format=BERLIN)
+    assert [found.label(time)[11:-3] for time in found.times.tolist()] == labels
+    assert ["once" in note for note in found.notes if "epoch" not in note] == [True] * (times[0].endswith("27 01:00"))
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        (["2024-03-31 01:30", "2024-03-31 02:30"], "got '2024-03-31 02:30' in row 3 of .* do not skip"),
+        (["2024-10-27 02:00", "2024-10-28", "2024-10-27 00:00", "2024-10-29"], "expected rows in order of time"),
+        (["2024-10-27 02:00"] * 3, "expected the double hour of autumn twice"),
+        (["1", "2"], "zone: got 'Europe/Berlin', but 't' has no dates"),
+    ],
+)
+def test_times_that_no_clock_tells_are_refused(written, times, message):
+    with pytest.raises(ValueError, match=message):
+        read_series(written(lines(times)), "t", table_format=BERLIN)
+
+
+def test_a_double_hour_without_its_zone_says_how(written):
+    with pytest.raises(ValueError, match=r"twice with different values .* or --zone tells the double hour"):
+        read_series(written(lines(["2024-10-27 01:00", "2024-10-27 02:00", "2024-10-27 02:00"])), "t")
+
+
+@pytest.mark.parametrize("fraction", [".4", ".400", ".123456"])
+@pytest.mark.parametrize("freq", ["5min", "h", "D"])
+def test_fractions_of_a_second_stay_in_what_is_written(written, fraction, freq):
+    dates = pd.date_range(f"2024-01-01 00:00:00{fraction}", periods=30, freq=freq)
+    found = read_series(written(lines(dates[:20])), "t")
+    assert [pd.Timestamp(found.label(float(k))) for k in found.since_origin(dates)] == dates.tolist()
+
+
+@pytest.mark.parametrize(
+    ("times", "options", "dates"),
+    [
+        (["202352", "202401", "202402"], {"date_format": "%G%V"}, ["2023-12-25", "2024-01-01", "2024-01-08"]),
+        (["2023-W52", "2024-W01"], {"date_format": "%G-W%V"}, ["2023-12-25", "2024-01-01"]),
+        (["2023-W52", "2024-W01"], {}, ["2023-12-25", "2024-01-01"]),
+        (["2023W52", "2024W01"], {}, ["2023-12-25", "2024-01-01"]),
+        (["2023-W52-7", "2024-W01-1"], {}, ["2023-12-31", "2024-01-01"]),
+        (["1994-S1", "1994-S2"], {}, ["1994-01-01", "1994-07-01"]),
+        (["1994H2", "1995H1"], {}, ["1994-07-01", "1995-01-01"]),
+        (["2024-01-01 00:00:00 UTC", "2024-01-01 01:00:00 UTC"], {}, ["2024-01-01T00", "2024-01-01T01"]),
+        (
+            ["2024-01-01T00+01:00[Europe/Berlin]", "2024-01-01T01+01:00[Europe/Berlin]"],
+            {},
+            ["2024-01-01T00", "2024-01-01T01"],
+        ),
+        (["1388102418", "1388102478"], {"epoch": "1980-01-06"}, ["2024-01-01T00:00:18", "2024-01-01T00:01:18"]),
+        (["3786912000", "3786912060"], {"epoch": "1904-01-01"}, ["2024-01-01T00:00", "2024-01-01T00:01"]),
+        (["757339200.5", "757339201"], {"epoch": "2000-01-01T12:00"}, [f"{MIDNIGHT}.500", "2024-01-01T00:00:01"]),
+        (
+            ["1072915200000", "1072915201000"],
+            {"epoch": "1989-12-31", "time_unit": "ms"},
+            ["2023-12-31", "2023-12-31T00:00:01"],
+        ),
+    ],
+)
+def test_weeks_halves_zones_and_epochs(written, times, options, dates):
+    found = read_series(written(lines(times)), "t", table_format=TableFormat(**options))
+    labels = [found.label(time) for time in found.times.tolist()]
+    plain = [label.removesuffix("+00:00").removesuffix("+01:00") for label in labels]
+    assert (iso(plain, "ns") == iso(dates, "ns")).all()
+    assert labels[0].endswith("+00:00") == ("epoch" in options or "UTC" in times[0])
+    assert labels[0].endswith("+01:00") == ("Berlin" in times[0])
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        ["0 days 22:00:00", "0 days 23:30:00", "1 days 01:00:00"],
+        ["22:00:00", "23:30:00", '"1 day, 1:00:00"'],
+        ["0 days", "1 days", "2 days"],
+    ],
+)
+def test_lengths_of_time_are_times(written, times):
+    """As pandas writes them, and Python."""
+    found = read_series(written(lines(times)), "t")
+    lengths = pd.to_timedelta([time.strip('"').replace(",", "") for time in times])
+    assert [pd.Timedelta(found.label(time)) for time in found.times.tolist()] == [*lengths]
+    assert found.duration("horizon", "36h") * pd.Timedelta(1, unit=found.unit) == pd.Timedelta("36h")
+
+
+def test_weeks_in_digits_name_the_way(written):
+    """They stay numbers where they cannot be months. Where most could be, the fault names the way too."""
+    way = "--date-format %G%V: weeks"
+    for few in (["202351", "202352", "202401"], ["202401"]):
+        assert way in read_series(written(lines(few)), "t").notes[0]
+    with pytest.raises(ValueError, match=way):
+        read_series(written(lines(["202352", "202401", "202402"])), "t")
+
+
+@pytest.mark.parametrize("stamps", [["190060", "190113"], ["2024000", "2024367"], ["0", "1704067200"], ["99", "100"]])
 def test_other_numbers_stay_numbers(written, stamps):
     found = read_series(written("t,x\n" + "".join(f"{stamp},1\n" for stamp in stamps)), "t")
     assert (found.unit, found.times.tolist(), found.notes) == ("", [float(stamp) for stamp in stamps], ())
@@ -366,7 +493,10 @@ def test_lengths_of_the_calendar(written):
     year = 365.2425
     lengths = {"12M": year, "1Y": year, "Y": year, "2MS": year / 6, "QE": year / 4, "5B": 7}
     assert {given: found.duration("horizon", given) for given in lengths} == pytest.approx(lengths, rel=1e-12)
-    longest = {"1M": 31, "12M": 365, "1Y": 365, "QE": 89, "B": 1, "24h": 1}
+    iso = {"PT0.5H": 1 / 48, "PT1.5H": 1 / 16, "P0.5D": 0.5, "P1M": year / 12, "P1Y2M": 7 / 6 * year, "P1W": 7}
+    iso |= {"PT1M": 1 / 1440, "PT0,5S": 1 / 172800, "P1DT12H": 1.5, "P1M1D": year / 12 + 1, "P0.5W": 3.5}
+    assert {given: found.duration("horizon", given) for given in iso} == pytest.approx(iso, rel=1e-12)
+    longest = {"P1M": 31, "P1M1D": 32, "1M": 31, "12M": 365, "1Y": 365, "QE": 89, "B": 1, "24h": 1}
     assert {given: found.longest_duration("horizon", given) for given in longest} == longest
     for given in ("0M", "1MX", "QE-XYZ", "-1M", "1.5M"):
         with pytest.raises(

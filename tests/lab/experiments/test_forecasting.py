@@ -50,6 +50,42 @@ def test_steps_of_unix_seconds_do_not_drift(tmp_path, missing):
     assert [found.label(time) for time in times] == [each.removesuffix(".0") for each in expected]
 
 
+MIDNIGHT = pd.Timestamp("2024-01-01")
+STEPS = {  # times, horizon, how many forecasts, their step
+    **{
+        f"hours as days, {d} decimals": ([f"{45292 + k / 24:.{d}f}" for k in range(60)], "1", 24, 1 / 24)
+        for d in (4, 5, 6)
+    },
+    "months as years": ([f"{1990 + k / 12:.2f}" for k in range(90)], "5", 60, 1 / 12),
+    "frames": ([f"{k / 30:.3f}" for k in range(90)], "10", 300, 1 / 30),
+    "frames, some lost": ([f"{k / 25:.2f}" for k in range(200) if k % 31 != 5], "10", 250, 1 / 25),
+    "cut to seconds": ([MIDNIGHT + pd.Timedelta(k * 10 // 7, "s") for k in range(200)], "600s", 420, 10 / 7),
+    "cut to seconds, some lost": (
+        [MIDNIGHT + pd.Timedelta(k * 13 // 5, "s") for k in range(200) if k % 41],
+        "260s",
+        100,
+        2.6,
+    ),
+    "days without Sundays": ([f"{k}" for k in range(120) if k % 7], "24", 24, 1),
+    "a minute in an hour is lost": ([MIDNIGHT + pd.Timedelta(k, "min") for k in range(900) if k % 60], "1h", 60, 1),
+    "spreadsheet": (
+        [MIDNIGHT + pd.Timedelta(3600 * 10**6 * k + k * 37 % 800 - 400, "us") for k in range(90)],
+        "24h",
+        24,
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize(("times", "horizon", "steps", "step"), STEPS.values(), ids=STEPS)
+def test_rounded_times_have_the_step_of_what_was_rounded(tmp_path, times, horizon, steps, step):
+    """To the error that the rounding leaves in a line, and as many forecasts as the horizon has of them."""
+    (tmp_path / "a.csv").write_text("t,x\n" + "".join(f"{time},{k % 5}\n" for k, time in enumerate(times)))
+    found, at = read_request(ForecastRequest(file=tmp_path / "a.csv", time="t", horizon=horizon))
+    assert (len(at), at[1] - at[0]) == (steps, pytest.approx(step, rel=2e-3))
+    assert abs(at[0] - float(found.times[-1]) - step) <= 1.0001 * step / 2
+
+
 JANUARY = ["2020-01-31", "2020-02-29", "2020-03-31", "2020-05-31"]
 
 
@@ -129,6 +165,20 @@ def test_words_are_components():
     ):
         with pytest.raises(ValueError, match=expected):
             components_of(words, one)
+
+
+def test_a_day_of_25_hours_keeps_its_season(tmp_path):
+    """A step at seven on the clock stays there, through the night and after it."""
+    dates = pd.date_range("2024-10-13", "2024-10-29", freq="h", tz="Europe/Berlin", inclusive="left")
+    values = pd.Series(np.where(dates.hour >= 7, 10.0, 2.0) + 0.1 * np.sin(np.arange(len(dates))), dates)
+    past = values[:"2024-10-26"]
+    rows = "".join(f"{date},{value}\n" for date, value in zip(past.index.tz_localize(None), past, strict=True))
+    (tmp_path / "a.csv").write_text("t,x\n" + rows)
+    options = {"components": ["level", "season:P1D:free"], "table_format": TableFormat(zone="Europe/Berlin")}
+    request = ForecastRequest(file=tmp_path / "a.csv", time="t", horizon="49h", **options)
+    found = forecast_file(request, tmp_path / "out")["channels"]["x"]
+    assert pd.to_datetime(found["times"], utc=True).tolist() == values.index[len(past) :].tolist()
+    np.testing.assert_allclose(found["mean"], values[len(past) :], atol=0.5)
 
 
 def write_csv(path, one):

@@ -1,5 +1,7 @@
 """What a caller of `RobustFilter` gives and gets back: kinds of input, missing values, labels of rows, dates."""
 
+import importlib
+import importlib.util
 import re
 import warnings
 from datetime import date, datetime, timedelta, timezone
@@ -306,6 +308,94 @@ def test_dates_with_a_zone_stay_so():
         RobustFilter(Level()).fit(np.arange(3.0), np.arange(3.0), sensor=pd.Series(["a", None, "b"], dtype="string"))
     with pytest.raises(ValueError, match="values: got 'values of type bool'"):
         RobustFilter(Level()).fit(np.arange(3.0), pd.array([True, None, False], dtype="boolean"))
+
+
+def test_steps_of_numbers_that_floats_round():
+    """Unix seconds at 10 Hz, Julian dates at 20 s, float32 at 0.1 s, hours as days; irregular ones have no step."""
+    steps = np.arange(60)
+    for times, step in (
+        (1.7e9 + steps / 10, 0.1),
+        (2460000.5 + steps * 20 / 86400, 20 / 86400),
+        ((steps / 10).astype(np.float32), 0.1),
+        (np.round(45292 + steps / 24, 4), 1 / 24),
+    ):
+        filter = RobustFilter(Level()).fit(times, np.sin(np.arange(60.0)), fixed={"level": 0.1})
+        expected = float(times[-1]) + step * np.arange(1, 601)
+        np.testing.assert_allclose(filter.forecast(600).times, expected, rtol=0, atol=0.003 * step + 1e-6)
+    for times in ([0, 10, 21, 30], [0, 1, 3, 4, 5, 6, 7, 8, 9], np.cumsum(1 + 0.1 * np.sin(steps)).tolist()):
+        filter = RobustFilter(Level()).fit(times, np.sin(np.arange(len(times))), fixed={"level": 0.1})
+        with pytest.raises(ValueError, match="steps of a series without a frequency"):
+            filter.forecast(2)
+
+
+def test_a_daily_season_is_on_the_clock_of_the_zone():
+    """A day of 25 hours keeps it: as the same readings on a clock without a zone, the double hour apart."""
+    dates = pd.date_range("2024-10-20", "2024-10-29", freq="h", tz="Europe/Berlin", inclusive="left")
+    hours = np.asarray(dates.hour)
+    values = pd.Series(5 * np.sin(2 * np.pi * hours / 24) + np.cos(4 * np.pi * hours / 24), dates)
+    filter = RobustFilter(Level() + Season(24, 2), time_unit="hour").fit(values[:"2024-10-26"])
+    ahead = filter.forecast(49)
+    assert ahead.times.equals(values.index[-49:])
+    once = hours[-49:] != 2
+    np.testing.assert_allclose(ahead.mean[once], values[-49:][once], atol=0.05)
+    assert filter.filter().times.equals(values[:"2024-10-26"].index)
+
+
+LENGTHS = pd.timedelta_range("1h", periods=20, freq="h")
+
+
+@pytest.mark.parametrize(
+    "times",
+    [LENGTHS, LENGTHS.to_series(), LENGTHS.to_numpy(), LENGTHS.to_numpy().astype("m8[s]"), [*LENGTHS.to_pytimedelta()]],
+)
+def test_lengths_of_time_are_times(times):
+    filter = RobustFilter(Level(), time_unit="hour").fit(times, np.sin(np.arange(20.0)), fixed={"level": 0.1})
+    numbers = RobustFilter(Level()).fit(np.arange(20.0), np.sin(np.arange(20.0)), fixed={"level": 0.1})
+    np.testing.assert_allclose(filter.forecast(3).variance, numbers.forecast(3).variance, rtol=1e-9)
+    assert pd.TimedeltaIndex(filter.forecast(3).times).tolist() == [LENGTHS[-1] + k * LENGTHS[0] for k in (1, 2, 3)]
+    with pytest.raises(ValueError, match="got 'dates without a time zone', expected lengths of time"):
+        filter.forecast(pd.date_range("2024-01-01", periods=2))
+
+
+class ModelDate:
+    """A date of cftime, as far as a reader sees one."""
+
+    tzinfo = None
+
+    def __init__(self, calendar, day):
+        self.calendar, self.year, self.month, self.day = calendar, 2000, 2, day
+
+    def isoformat(self):
+        return f"2000-02-{self.day:02}"
+
+
+def test_dates_of_model_calendars_are_refused_by_name():
+    """In lists, arrays, indexes and queries. cftime's own too, where it is installed; its Gregorian ones are dates."""
+    kinds = [ModelDate]
+    if (cftime := importlib.util.find_spec("cftime")) is not None:
+        cftime = importlib.import_module("cftime")
+        kinds.append(lambda calendar, day: cftime.datetime(2000, 2, day, calendar=calendar))
+    for make in kinds:
+        for calendar in ("noleap", "360_day", "all_leap", "julian"):
+            dates = [make(calendar, day) for day in range(1, 21)]
+            for given in (dates, np.array(dates), pd.Index(dates, dtype=object), pd.Series(dates, dtype=object)):
+                with pytest.raises(ValueError, match=f"calendar '{calendar}', .* numbers: cftime.date2num"):
+                    RobustFilter(Level()).fit(given, np.arange(20.0))
+        dates = [make("standard", day) for day in range(1, 21)]
+        filter = RobustFilter(Level()).fit(dates, np.sin(np.arange(20.0)), fixed={"level": 0.1})
+        assert filter.forecast(2).times.tolist() == pd.date_range("2000-02-21", periods=2).as_unit("ns").asi8.tolist()
+
+
+def test_times_of_polars_and_pyarrow_keep_their_zone():
+    dates = pd.date_range("2024-03-01", periods=20, freq="D", tz="Europe/Berlin")
+    arrow = pytest.importorskip("pyarrow")
+    given = [arrow.array(dates), arrow.chunked_array([arrow.array(dates)])]
+    if importlib.util.find_spec("polars") is not None:
+        utc = importlib.import_module("polars").Series(dates.tz_convert("UTC").tz_localize(None).to_numpy())
+        given.append(utc.dt.replace_time_zone("UTC").dt.convert_time_zone("Europe/Berlin"))
+    for times in given:
+        found = RobustFilter(Level()).fit(times, np.sin(np.arange(20.0)), fixed={"level": 0.1}).forecast(30).times
+        assert [str(each) for each in found] == [str(dates[-1] + pd.DateOffset(days=k)) for k in range(1, 31)]
 
 
 PERIODS = {  # period, unit, step of the dates, what was probably meant
