@@ -22,7 +22,8 @@ from matplotlib.figure import Figure
 
 from rfa.checks import require
 from rfa.environment import environment
-from rfa.estimation.time_axis import calendar_step, has_clock, time_grid
+from rfa.estimation.time_axis import calendar_step, has_clock
+from rfa.estimation.time_grid import time_grid
 from rfa.files import sha256, whole_name, write_text_whole
 
 from .dates import UNITS, calendar_offset, length_of_time, rounded
