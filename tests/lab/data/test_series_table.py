@@ -250,7 +250,10 @@ def test_the_double_hour_of_autumn_is_told_by_order(written, freq, order):
     noon = found.times.numpy()[dates.hour * 60 + dates.minute == 720]
     assert {*np.diff(noon)} == {found.duration("season", "1D")}
     two = written("t,s,x\n" + "".join(f"{date},{s},1\n" for s in "ab" for date in dates.tz_localize(None)))
-    assert read_series(two, "t", sensor="s", table_format=BERLIN).times.tolist() == np.repeat(found.times, 2).tolist()
+    assert (
+        read_series(two, "t", sensor="s", table_format=BERLIN).times.tolist()
+        == np.repeat(found.times.numpy(), 2).tolist()
+    )
 
 
 @pytest.mark.parametrize(
