@@ -162,8 +162,8 @@ def _angle_notes(table: SeriesTable, period: float | None) -> list[str]:
     for name, values in zip(table.channels, table.values.numpy().T, strict=True):
         jumps = 0 if period is not None or table.sensor else jumps_of_angle(values)
         if jumps:
-            said = f"{name}: {jumps} jumps by nearly 360, as angles have; --angle 360 filters them without"
-            notes.append(f"{said} (or forecast their sine and cosine)")
+            said = f"{name}: values jump by nearly 360, as angles do (in {jumps} of {len(values) - 1} steps)"
+            notes.append(f"{said}; --angle 360 filters them without jumps (or forecast their sine and cosine)")
         if period is not None:
             low, high = np.nanmin(values), np.nanmax(values)
             turn = (low >= 0 and high <= period) or (low >= -period / 2 and high <= period / 2)

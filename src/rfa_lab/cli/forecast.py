@@ -23,7 +23,10 @@ ValuesOption = Annotated[
     list[str] | None, typer.Option(help="The columns to forecast; all others by default.", metavar="A B ...")
 ]
 HorizonOption = Annotated[
-    str, typer.Option(help="How far ahead: 30min, 24h, 7D, 12M or 5B; a number where times are numbers.", metavar="H")
+    str,
+    typer.Option(
+        help="How far ahead to forecast: 30min, 24h, 7D, 12M or 5B; a number where times are numbers.", metavar="H"
+    ),
 ]
 PresetOption = Annotated[
     str | None, typer.Option(help="Attention of the network that is trained; rfa by default.", metavar="P")
@@ -64,7 +67,7 @@ NoHeaderOption = Annotated[bool, _NO_HEADER]
 @app.command("forecast", cls=ManyValues)
 def forecast(
     ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(help="A CSV file.", metavar="FILE.csv")],
+    file: Annotated[Path, typer.Argument(help="CSV file to forecast.", metavar="FILE.csv")],
     time: TimeOption,
     horizon: HorizonOption,
     out: Annotated[
@@ -72,7 +75,7 @@ def forecast(
     ],
     values: ValuesOption = None,
     model: Annotated[
-        str, typer.Option(help="filter: one for each column; network: one for all.", metavar="filter|network")
+        str, typer.Option(help="Model: a filter for each column, or a network for all.", metavar="filter|network")
     ] = "filter",
     step: Annotated[
         str | None,
@@ -92,7 +95,7 @@ def forecast(
     positive: Annotated[bool, typer.Option("--positive", help="All values are above 0: no forecast is less.")] = False,
     counts: Annotated[bool, typer.Option("--counts", help="No value is negative: no forecast is, either.")] = False,
     angle: Annotated[
-        float | None, typer.Option(help="Values are angles; a whole turn, such as 360.", metavar="DEGREES")
+        float | None, typer.Option(help="A whole turn, such as 360, where all values are angles.", metavar="DEGREES")
     ] = None,
     sensor: Annotated[
         str | None, typer.Option(help="A column that names the sensor of each row; filter only.", metavar="COLUMN")
@@ -173,7 +176,7 @@ def forecast_train(
         str | None, typer.Option(help="A column that names the series of each row.", metavar="COLUMN")
     ] = None,
     horizon: Annotated[
-        str | None, typer.Option(help="How far ahead: 30min, 24h, 7D or 12M; or a number.", metavar="H")
+        str | None, typer.Option(help="How far ahead to forecast: 30min, 24h, 7D or 12M; or a number.", metavar="H")
     ] = None,
     context: Annotated[
         int | None,
