@@ -83,6 +83,8 @@ def read_header(path: Path, text: str, times: list[str], table_format: Any, note
     told = (SEPARATORS.get(given, given),) if given is not None else _WITHOUT_HEADER if numbered else _TOLD
     for separator in told:
         first = _names(rows, separator, sign)
+        if separator == r"\s+" and first and re.fullmatch(r"\W+", first[0]):
+            first = []  # the sign of a comment is no column
         if separator == r"\s+" and given is None and any(re.search("[,;\t|]", name) for name in first):
             continue
         found = [(first, True), *((_names(head, separator), False) for head in heads)]
@@ -118,11 +120,11 @@ def _way(lines: list[str], skipped: int, names: list[str], times: list[str]) -> 
     for place, line in enumerate(lines[:_SEARCHED]):
         if not all(name in line for name in times):
             continue
+        if not line[0].isalnum() and any({*times} <= {*_names(line.lstrip(line[0]), sign)} for sign in _TOLD):
+            return f"; row {place + 1} has it behind a sign, --comment {line[0]!r} reads it"
         if any({*times} <= {*_names(line, sign)} for sign in _TOLD):
             after = place != skipped and any(lines[:place])
             return f"; row {place + 1} has it, --skip-rows {place} leaves out what stands before" if after else _TOLD_BY
-        if any({*times} <= {*_names(line.lstrip(line[0]), sign)} for sign in _TOLD):
-            return f"; row {place + 1} has it behind a sign, --comment {line[0]!r} reads it"
     if pd.to_numeric(pd.Series(names, dtype=str), errors="coerce").notna().any():
         return "; in a file without a header --no-header names them 1, 2, ..."
     return _TOLD_BY if len(names) == 1 else ""

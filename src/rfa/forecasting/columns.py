@@ -37,7 +37,10 @@ def joined_times(table: pd.DataFrame, times: list[str], date_format: str | None,
     whole = cells.apply(lambda column: column.str.fullmatch(r"\d+(\.0*)?").fillna(False).astype(bool))
     cells = cells.where(~whole, cells.apply(lambda column: column.str.replace(r"\.0*$", "", regex=True)))
     numbers = (whole.mean() > 0.5).to_numpy() & (date_format is None)  # in a row of units there are none
-    padded, widths = cells.apply(lambda column: column.str.zfill(2)), cells[whole.all(axis=1)].map(len).max()
+    padded, widths = (
+        cells.apply(lambda column: column.str.zfill(2)),
+        cells.where(whole).map(len, na_action="ignore").max(),
+    )
     name, date, clock = " ".join(times), cells[times[0]].str.replace(_MIDNIGHT, "", regex=True), padded[times[1:]]
     if numbers.all() and (widths.iloc[0] == 4 or (len(times) > 2 and widths.iloc[0] <= 2)):
         order = widths.iloc[0] == 4 or (widths.iloc[1:3] <= 2).all()
