@@ -101,7 +101,7 @@ def read_header(path: Path, text: str, times: list[str], table_format: Any, note
         raise ValueError(f"file: {path} cannot be read as CSV: it has no rows, expected a header")
     names = [str(k + 1) for k in range(len(names))] if numbered else names
     if absent := [name for name in times if name not in names]:
-        hint = _way(re.split(r"\r\n|\r|\n", text), table_format.skip_rows, names, times)
+        hint = "" if numbered else _way(re.split(r"\r\n|\r|\n", text), table_format.skip_rows, names, times)
         raise ValueError(f"time: got {absent[0]!r}, expected a column of {path}: {', '.join(names)}{hint}")
     return Header(names, separator, lines, not numbered)
 

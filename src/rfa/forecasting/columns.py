@@ -37,11 +37,9 @@ def joined_times(table: pd.DataFrame, times: list[str], date_format: str | None,
     whole = cells.apply(lambda column: column.str.fullmatch(r"\d+(\.0*)?").fillna(False).astype(bool))
     cells = cells.where(~whole, cells.apply(lambda column: column.str.replace(r"\.0*$", "", regex=True)))
     numbers = (whole.mean() > 0.5).to_numpy() & (date_format is None)  # in a row of units there are none
-    padded, widths = (
-        cells.apply(lambda column: column.str.zfill(2)),
-        cells.where(whole).map(len, na_action="ignore").max(),
-    )
-    name, date, clock = " ".join(times), cells[times[0]].str.replace(_MIDNIGHT, "", regex=True), padded[times[1:]]
+    widths = cells.where(whole).map(len, na_action="ignore").max()
+    padded, name = cells.apply(lambda column: column.str.zfill(2)), " ".join(times)
+    date, clock = cells[times[0]].str.replace(_MIDNIGHT, "", regex=True), padded[times[1:]]
     if numbers.all() and (widths.iloc[0] == 4 or (len(times) > 2 and widths.iloc[0] <= 2)):
         order = widths.iloc[0] == 4 or (widths.iloc[1:3] <= 2).all()
         require(order, "time", name, f"columns in this order: {', '.join(_PARTS)}; --date-format reads others")
@@ -100,7 +98,7 @@ def _shape(column: "pd.Series[Any]") -> "pd.Series[Any]":
     return column.str.replace(r"\d+", "9", regex=True).str.replace(r"[^\W\d_]+", "A", regex=True)
 
 
-def read_rows_times(stamps: "pd.Series[Any]", path: Path, decimal: str, form: Any) -> tuple["pd.Series[Any]", str]:
+def times_of_rows(stamps: "pd.Series[Any]", path: Path, decimal: str, form: Any) -> tuple["pd.Series[Any]", str]:
     """The times of the rows that have one, and what they were taken for.
 
     Where bad rows are left out, those with the most common shape are read first, then others that can be read beside.
@@ -128,8 +126,10 @@ def read_rows_times(stamps: "pd.Series[Any]", path: Path, decimal: str, form: An
                 known, more = known.union(more), more[:0]
             except WrongTimes as error:  # some rows of this shape, such as 0000-00-00, or all of them
                 more = more.difference(error.rows if more.isin(error.rows).any() else more)
-    if form.skip_bad_rows and len(known):
-        return read(stamps[known])
+    if form.skip_bad_rows:
+        if len(known):
+            return read(stamps[known])
+        raise fault
     if fault.rows[0] in known:  # it is another row that makes this one none
         row, usual = stamps.index.difference(known)[0], stamps[known[0]]
         raise ValueError(f"time: got {stamps[row]!r} in row {row} of {path}, expected one like {usual!r}; {SKIP}")
@@ -166,12 +166,13 @@ def read_numbers(column: "pd.Series[Any]", path: Path, decimal: str, table_forma
     missing = column.isna() | column.str.strip().isin(marks)
     missing |= numbers.isin(pd.to_numeric(marks, errors="coerce").dropna())
     wrong = ~missing & (numbers.isna() | (numbers.abs() > _LARGEST))
-    left_out = table_format.skip_bad_rows and wrong.sum() <= _HALF * (~missing).sum()
+    signs = wrong & column.str.fullmatch(rf"\s*[+-]?\d*([{SIGNS}]\d+)+\s*").fillna(False).astype(bool)
+    left_out = table_format.skip_bad_rows and wrong.sum() <= _HALF * (~missing).sum() and not signs.any()
     if wrong.any() and not left_out:
-        row, expected = first_row(wrong), f"a number up to {_LARGEST:g}, or an empty cell where none was read"
-        given = str(column.loc[row])
-        signs = re.fullmatch(rf"\s*[+-]?\d*([{SIGNS}]\d+)+\s*", given)
-        hint = "--decimal or --thousands reads such signs" if signs else "--missing names other marks, --values columns"
-        ways = f"{hint}, {SKIP}"
-        raise ValueError(f"values: got {given!r} in row {row} of {path}, expected {expected}; {ways} ({column.name})")
+        row = first_row(signs if table_format.skip_bad_rows and signs.any() else wrong)
+        expected = f"a number up to {_LARGEST:g}, or an empty cell where none was read"
+        ways = f"--missing names other marks, --values columns, {SKIP}"
+        ways = "--decimal or --thousands reads such signs" if signs[row] else ways
+        said = f"values: got {column.loc[row]!r} in row {row} of {path}, expected {expected}"
+        raise ValueError(f"{said}; {ways} ({column.name})")
     return numbers.astype(np.float64).mask(missing)[~wrong]

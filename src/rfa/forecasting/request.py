@@ -122,17 +122,15 @@ class ChannelForecast:
 Forecaster = Callable[[SeriesTable, Float[np.ndarray, " steps"]], list[ChannelForecast]]
 
 
-def read_request(
-    request: ForecastRequest, advise_sensor: bool = True
-) -> tuple[SeriesTable, Float[np.ndarray, " steps"]]:
-    """The series up to its last reading, and the times to forecast, in its unit. `advise_sensor` as for `read_series`.
+def read_request(request: ForecastRequest, by_filter: bool = True) -> tuple[SeriesTable, Float[np.ndarray, " steps"]]:
+    """The series up to its last reading, and the times to forecast, in its unit. With `by_filter` its options are advised.
 
     Raises:
         ValueError: as `read_series`, and for a horizon or a step that is none.
     """
     options: dict[str, Any] = {"sensor": request.sensor, "table_format": request.table_format}
-    table = read_series(request.file, request.time, request.values, advise_sensor=advise_sensor, **options)
-    table = table._replace(notes=(*table.notes, *_angle_notes(table, request.angle)))
+    table = read_series(request.file, request.time, request.values, advise_sensor=by_filter, **options)
+    table = table._replace(notes=(*table.notes, *_angle_notes(table, request.angle, by_filter)))
     last = int((~table.values.isnan().all(1)).nonzero().max())
     table = table.rows(slice(0, last + 1))
     horizon = table.duration("horizon", request.horizon)
@@ -156,14 +154,15 @@ def read_request(
     return table, float(table.times[-1]) + step * np.arange(1, steps + 1)
 
 
-def _angle_notes(table: SeriesTable, period: float | None) -> list[str]:
+def _angle_notes(table: SeriesTable, period: float | None, by_filter: bool) -> list[str]:
     """What is said of channels that jump as angles do; an error for channels that are none where they shall be."""
     notes = []
     for name, values in zip(table.channels, table.values.numpy().T, strict=True):
         jumps = 0 if period is not None or table.sensor else jumps_of_angle(values)
         if jumps:
             said = f"{name}: values jump by nearly 360, as angles do (in {jumps} of {len(values) - 1} steps)"
-            notes.append(f"{said}; --angle 360 filters them without jumps (or forecast their sine and cosine)")
+            way = "--angle 360 filters them without jumps, or " if by_filter else ""
+            notes.append(f"{said}; {way}forecast their sine and cosine")
         if period is not None:
             low, high = np.nanmin(values), np.nanmax(values)
             turn = (low >= 0 and high <= period) or (low >= -period / 2 and high <= period / 2)

@@ -19,7 +19,7 @@ from torch import Tensor
 from rfa.checks import require
 
 from .cells import SEPARATORS, SKIP, UNNAMED, read_cells, read_header, read_text
-from .columns import SIGNS, decimal_of, is_reading, joined_times, read_numbers, read_rows_times, without_unit
+from .columns import SIGNS, decimal_of, is_reading, joined_times, read_numbers, times_of_rows, without_unit
 from .dates import EPOCHS, UNITS, calendar_offset, check_date_format, first_row, numbers_of, rounded
 
 _DUPLICATES = ("refuse", "mean", "first", "last")
@@ -307,6 +307,7 @@ def _read_file(
     """Read a file, and understand its times and values. `label` is as in `_File`."""
     form = table_format or TableFormat()
     times = [name.strip() for name in ([time] if isinstance(time, str) else time)]
+    require(0 < len(times) == len({*times}), "time", times, "one column of times, or several, each once")
     label = label[0], label[1] and label[1].strip()
     text, notes = read_text(path, form.encoding)
     header = read_header(path, text, times, form, notes)
@@ -320,7 +321,7 @@ def _read_file(
         raise ValueError(f"file: got {given!r} in the first row of {path}, expected a header: {ways}")
     cells = {name: without_unit(table[name], form.missing, notes) for name in columns}
     decimal = form.decimal or decimal_of(pd.DataFrame(cells), form, notes)
-    found, note = read_rows_times(stamps, path, decimal, form)
+    found, note = times_of_rows(stamps, path, decimal, form)
     parts: dict[Any, Any] = {_TIME: found}
     if label[1] is not None:
         missing = table[label[1]].isna()

@@ -238,7 +238,7 @@ def forecast_file(
     given = {name: value for name, value in (training or {}).items() if value is not None}
     _check_options(request, model, network, given, resume)
     check_out(out, overwrite, resume)
-    table, query_times = read_request(request, advise_sensor=model == "filter")
+    table, query_times = read_request(request, by_filter=model == "filter")
     if model == "filter":
         forecaster = forecast_by_filter(request, progress)
         return write_forecast(request, forecaster, model, out, table, query_times)

@@ -110,6 +110,7 @@ def test_dates(written, dates, format, unit, times):
         ("time,a\ns,degC\n0,1\n1,2\n", {}, r"^time: got 's' in row 2 .* --skip-bad-rows leaves such rows out"),
         ("time,a\n3.4.2024,1\n13.4.2024,2\nmean,2\n", {}, r"^time: got 'mean' in row 4 .* like '3.4.2024'; --skip-bad"),
         ("time,a\n0,cold\n1,warm\n2,3\n", {"skip_bad_rows": True}, r"^values: got 'cold' in row 2 .*--values columns"),
+        ('t,a\n0,1\n1,"1,500"\n', {"time": "t", "skip_bad_rows": True}, r"^values: got '1,500' in row 3 .*--thousands"),
         ("time,a\n0,1\n", {"comment": "//"}, r"^comment: got '//', expected a single sign"),
         ("time,a\n0,1\n", {"skip_rows": -1}, r"^skip-rows: got -1, expected a number of lines"),
         (
