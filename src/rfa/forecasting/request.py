@@ -123,7 +123,7 @@ Forecaster = Callable[[SeriesTable, Float[np.ndarray, " steps"]], list[ChannelFo
 
 
 def read_request(request: ForecastRequest, by_filter: bool = True) -> tuple[SeriesTable, Float[np.ndarray, " steps"]]:
-    """The series up to its last reading, and the times to forecast, in its unit. With `by_filter` its options are advised.
+    """The series up to its last reading, and the times to forecast, in its unit; `by_filter` advises its options.
 
     Raises:
         ValueError: as `read_series`, and for a horizon or a step that is none.

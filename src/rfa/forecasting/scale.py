@@ -72,6 +72,7 @@ def allowed_scales(
 
 
 _NEIGHBOURS = 5  # readings whose median direction tells in which turn an angle is
+_STEADY = 0.5  # length of the mean step on the unit circle, from which on it is a rotation
 _JUMP = 0.75  # of a turn
 _STEPS = 5.0  # median steps that a jump may differ from a turn
 
@@ -79,15 +80,19 @@ _STEPS = 5.0  # median steps that a jump may differ from a turn
 def unwrapped(values: Float[np.ndarray, " T"], period: float) -> Float[np.ndarray, " T"]:
     """Angles without jumps: each in the turn in which it is nearest to the median direction of five readings.
 
-    So a wrong reading leaves those after it where they are. NaN stays.
+    So a wrong reading leaves those after it where they are. A steady rotation is taken out before. NaN stays.
     """
-    turns, seen = np.array(values, dtype=np.float64), ~np.isnan(values)
-    angle = pd.Series(turns[seen] * (2 * np.pi / period))
-    cosine, sine = (
-        part.rolling(_NEIGHBOURS, center=True, min_periods=1).median() for part in (np.cos(angle), np.sin(angle))
-    )
-    usual = np.unwrap(np.arctan2(sine, cosine)) * (period / (2 * np.pi))
-    turns[seen] += period * np.rint((usual - turns[seen]) / period)
+    turns, rows = np.array(values, dtype=np.float64), np.flatnonzero(~np.isnan(values))
+    if not len(rows):
+        return turns
+    angle = turns[rows] * (2 * np.pi / period)
+    steps = np.exp(1j * np.diff(angle))[np.diff(rows) == 1]
+    mean = steps.mean() if len(steps) else 0.0
+    rotation = np.angle(mean) * rows * (abs(mean) > _STEADY)
+    steady = pd.DataFrame({"x": np.cos(angle - rotation), "y": np.sin(angle - rotation)})
+    usual = steady.rolling(_NEIGHBOURS, center=True, min_periods=1).median()
+    usual = (np.unwrap(np.arctan2(usual["y"], usual["x"])) + rotation) * (period / (2 * np.pi))
+    turns[rows] += period * np.rint((usual - turns[rows]) / period)
     return turns
 
 

@@ -11,6 +11,7 @@ TURNS = {
     "wind around north": RANDOM.normal(scale=20.0, size=200),
     "walk": RANDOM.normal(scale=15.0, size=200).cumsum(),
     "tide, 29 degrees an hour": 28.98 * np.arange(200),
+    "rotor": 130.0 * np.arange(200) + RANDOM.normal(size=200),
 }
 
 
