@@ -11,8 +11,10 @@ from cover import slow
 from ops.cpu.compiled import python
 from training.runs import at_step, contents, ctrl_c, messages, tiny_spec, write_corpus
 
+from rfa import __version__
 from rfa.ops.backends import BACKENDS, missing
 from rfa_lab import cli
+from rfa_lab.cli.app import app
 from rfa_lab.evaluation import evaluate
 from rfa_lab.training import RunFolder, Stopped, train
 
@@ -96,6 +98,28 @@ def test_generate(rfa, run):
     assert status == 0
     assert out.startswith("the sea")
     assert err == ""
+
+
+def test_version(rfa):
+    assert rfa("--version") == (0, f"rfa {__version__}\n", "")
+
+
+def test_helps_are_whole_phrases():
+    """Of each option: a capital, no fragment such as "Of the sampling.", and no type of flags; `-h` shows it."""
+    group = typer.main.get_command(app)
+    context = group.make_context("rfa", [], resilient_parsing=True)
+    for command in (group, *group.commands.values()):
+        own = command.make_context("x", [], parent=context, resilient_parsing=True)
+        for param in command.get_params(own):
+            text = param.help
+            assert text[0].isupper(), (command.name, param.name, text)
+            assert text.split()[0] not in ("Of", "In", "For", "With", "Also", "Only", "Instead:"), (command.name, text)
+            assert text.endswith((".", "...")), (command.name, text)
+            assert not getattr(param, "is_flag", False) or param.display_type_rich(own) == "", (
+                command.name,
+                param.name,
+            )
+        assert own.help_option_names == ["-h", "--help"]
 
 
 def test_doctor(rfa):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cover import slow
 
-from rfa.checks import EXTRAS, MissingExtra, needs
+from rfa.checks import EXTRAS, MissingExtra, install_command, needs
 
 BLOCKED = "import sys; sys.modules.update(dict.fromkeys({names!r}));"
 
@@ -73,7 +73,7 @@ def test_operator_and_layer_work_without_optional_libraries():
         "try: rfa.nn.FilterCache()\n"
         "except ImportError as error: print(error)\n"
     )
-    missing = "transformers is not installed: pip install 'robust-filter-attention[hf]'"
+    missing = f"transformers is not installed: {install_command('hf')}"
     assert lines(program) == ["True", "True", *[missing] * 5]
 
 
@@ -100,13 +100,14 @@ def test_what_a_light_install_names_it_can_load(absent):
 def test_a_command_names_the_extra_that_it_lacks(absent, extra, arguments):
     program = BLOCKED.format(names=[absent]) + "from rfa_lab.__main__ import main; sys.argv[0] = 'rfa'; main()"
     done = python(program, *arguments.split())
-    says = f"rfa: {absent} is not installed: pip install 'robust-filter-attention[{extra}]'\n"
+    says = f"rfa: {absent} is not installed: {install_command(extra)}\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
 
 
 def test_a_running_command_names_the_extra_that_it_lacks(rfa, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    says = "rfa: datasets is not installed: pip install 'robust-filter-attention[lab]'\n"
+    says = "rfa: datasets is not installed: pip install -e '.[lab]' in a clone of robust-filter-attention, "
+    says += "or pip install 'FILE.whl[lab]' with a wheel\n"
     assert rfa("train", "--data", "wikitext-103", "--out", "run") == (2, "", says)
 
 

@@ -91,6 +91,11 @@ def installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+def install_command(extra: str) -> str:
+    """How to install an extra, in words. Nothing is published yet: this is the only place that knows."""
+    return f"pip install -e '.[{extra}]' in a clone of {PACKAGE}, or pip install 'FILE.whl[{extra}]' with a wheel"
+
+
 def needs(*modules: str) -> None:
     """Check that optional libraries are installed, before they are imported.
 
@@ -98,9 +103,8 @@ def needs(*modules: str) -> None:
         modules: names of `EXTRAS`.
 
     Raises:
-        MissingExtra: with the `pip install` that brings the first one that is missing.
+        MissingExtra: with the `install_command` that brings the first one that is missing.
     """
     for module in modules:
         if not installed(module):
-            mend = f"pip install '{PACKAGE}[{EXTRAS[module]}]'"
-            raise MissingExtra(f"{module} is not installed: {mend}", name=module)
+            raise MissingExtra(f"{module} is not installed: {install_command(EXTRAS[module])}", name=module)

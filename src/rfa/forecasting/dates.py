@@ -38,6 +38,14 @@ _ISO = r"P(?:(\d+)Y)?(?:(\d+)M)?(?:(#)W)?(?:(#)D)?(?:T(?=.)(?:(#)H)?(?:(#)M)?(?:
 )
 
 
+class WrongTimes(ValueError):
+    """Times that are none. `rows` has the numbers of all of them."""
+
+    def __init__(self, message: str, rows: Any):
+        super().__init__(message)
+        self.rows = rows
+
+
 def read_times(
     column: "pd.Series[Any]",
     path: Path,
@@ -57,7 +65,8 @@ def read_times(
         ValueError: for times that are missing, infinite, or neither numbers nor dates.
     """
     if column.isna().any():
-        raise ValueError(f"time: row {first_row(column.isna())} of {path} has none, expected a time in every row")
+        said = f"time: row {first_row(column.isna())} of {path} has none, expected a time in every row"
+        raise WrongTimes(said, column.index[column.isna()])
     column = column.str.strip()
     numbers = pd.to_numeric(column, errors="coerce")
     if date_format is None and (time_unit in EPOCHS or epoch is not None):
@@ -312,7 +321,8 @@ def _to_microseconds(dates: "pd.Series[Any]") -> "pd.Series[Any]":
 def _check(column: "pd.Series[Any]", wrong: "pd.Series[Any]", path: Path, expected: str) -> None:
     if wrong.any():
         row = first_row(wrong)
-        raise ValueError(f"time: got {column.loc[row]!r} in row {row} of {path}, expected {expected}")
+        said = f"time: got {column.loc[row]!r} in row {row} of {path}, expected {expected}"
+        raise WrongTimes(said, wrong.index[wrong])
 
 
 def numbers_of(times: "pd.Series[Any]") -> tuple[np.ndarray, str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 
 from rfa.checks import require
@@ -11,7 +12,7 @@ from rfa.progress import Stage, StageProgress
 
 from .choice import Choice, choose
 from .components import components_of
-from .request import LEVELS, ChannelForecast, Forecaster, ForecastRequest, outlier_entry
+from .request import LEVELS, ChannelForecast, Forecaster, ForecastRequest
 from .rolling import Channel, FittedChannel, PastErrors
 from .scale import SCALES, allowed_scales
 from .table import SeriesTable
@@ -39,7 +40,7 @@ def forecast_by_filter(request: ForecastRequest, progress: StageProgress | None 
                 f"at least {_FEWEST}; --values names other columns",
             )
         scales = [
-            allowed_scales(name, values, request.positive, request.counts, table.lines)
+            ["linear"] if request.angle else allowed_scales(name, values, request.positive, request.counts, table.lines)
             for name, values in zip(table.channels, table.values.numpy().T, strict=True)
         ]
         return [
@@ -129,10 +130,8 @@ def _fitted(
     unknown = np.zeros(len(times), dtype=bool) if whole.season is None else np.isnan(whole.season)
     estimates = (np.where(unknown, np.nan, part) for part in (past.mean, *past.interval(0.9)))
     values, (expected, lower, upper) = back(all_readings.values), (back(part) for part in estimates)
-    outliers = [
-        outlier_entry(all_readings.table.label(times[row]), times[row], values[row], expected[row], past.weights[row])
-        for row in np.flatnonzero(past.outliers)
-    ]
+    cleaned: dict[str, Any] = {"time": times, "reading": values, "estimate": expected}
+    cleaned |= {"lower_90": lower, "upper_90": upper, "weight": past.weights, "outlier": np.asarray(past.outliers)}
     details: dict[str, Any] = {
         "components": " + ".join(choice.words),
         "scale": choice.scale,
@@ -146,12 +145,12 @@ def _fitted(
     }
     if all_readings.sensor is not None:
         details["sensor"] = str(ahead.sensor[0])
+        cleaned["sensor"] = all_readings.sensor
     return ChannelForecast(
         name=name,
         mean=back(ahead.mean),
         intervals={level: (back(ahead.mean - half), back(ahead.mean + half)) for level, half in widths.items()},
-        past=(times, expected, lower, upper),
-        outliers=outliers,
+        past=pd.DataFrame(cleaned),
         notes=notes,
         details=details,
     )

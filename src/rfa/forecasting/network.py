@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -18,7 +19,7 @@ from rfa.files import sha256, write_text_whole
 from rfa.models import PRESETS, RFAForTimeSeries, RFATimeSeriesConfig
 from rfa.models.saved_files import quiet_transformers, read_model
 
-from .request import LEVELS, ChannelForecast, Forecaster, names_in, outlier_entry
+from .request import LEVELS, ChannelForecast, Forecaster, names_in
 from .scores import central_interval
 from .table import SeriesTable, TableFormat, read_many_series, table_files
 
@@ -159,7 +160,7 @@ class NetworkRequest:
     """
 
     files: tuple[str, ...]
-    time: str
+    time: str | Sequence[str]
     values: tuple[str, ...] | None = None
     series: str | None = None
     table_format: TableFormat = field(default_factory=TableFormat)
@@ -308,11 +309,17 @@ def forecast_by_network(folder: Path) -> tuple[Forecaster, dict[str, Any]]:
                 name=name,
                 mean=torch.cat([part.mean for part in found])[:, place].numpy(),
                 intervals={level: (low[:, place], high[:, place]) for level, (low, high) in ends.items()},
-                past=(times / ratio, mean, lower, upper),
-                outliers=[
-                    outlier_entry(table.label(float(times[row])), times[row] / ratio, values[row], mean[row], None)
-                    for row in np.flatnonzero(outliers[:, place])
-                ],
+                past=pd.DataFrame(
+                    {
+                        "time": times / ratio,
+                        "reading": values,
+                        "estimate": mean,
+                        "lower_90": lower,
+                        "upper_90": upper,
+                        "weight": np.nan,
+                        "outlier": outliers[:, place],
+                    }
+                ),
             )
 
         return [of_channel(name) for name in asked]

@@ -7,7 +7,7 @@ needs("pandas")
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import matplotlib.dates as mdates
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -27,12 +28,13 @@ from rfa.estimation.time_grid import time_grid
 from rfa.files import sha256, whole_name, write_text_whole
 
 from .dates import UNITS, calendar_offset, length_of_time, rounded
+from .scale import jumps_of_angle, unwrapped, wrapped
 from .style import COLOURS, MUTED, PAGE, plain, save, styled
 from .table import SeriesTable, TableFormat, read_series
 
 FORECAST_FORMAT = 1
 LEVELS = (0.5, 0.9)
-FILES = ("forecast.csv", "forecast.json", "figure.png")
+FILES = ("forecast.csv", "cleaned.csv", "forecast.json", "figure.png")
 NETWORK = "network"  # the folder of a network that `forecast` itself has trained
 _MOST_STEPS = 100_000
 _SHOWN_HORIZONS, _SHOWN_READINGS = 6.0, 60  # of the past in the figure, at least
@@ -44,7 +46,7 @@ class ForecastRequest:
 
     Args:
         file: a CSV file.
-        time: its column of times.
+        time: its column of times, or several: date and time, or year, month, day, hour, minute, second.
         values: its columns of channels; by default all others.
         horizon: how far ahead, such as `24h` or `12M`; a number where the times are numbers.
         step: between forecasts, such as `30min` or `1MS`; by default the calendar's step or the median gap.
@@ -54,10 +56,11 @@ class ForecastRequest:
         robust: False: the Kalman filter.
         positive, counts: values are above 0: filtered on the scale of their logarithm; they are at least 0: of their
             square root. By default the readings say so.
+        angle: all values are angles; a whole turn, such as 360 or 2 pi. They are filtered without their jumps.
     """
 
     file: Path
-    time: str
+    time: str | Sequence[str]
     values: list[str] | None = None
     horizon: str
     step: str | None = None
@@ -67,9 +70,13 @@ class ForecastRequest:
     robust: bool = True
     positive: bool = False
     counts: bool = False
+    angle: float | None = None
 
     def __post_init__(self) -> None:
         require(not (self.positive and self.counts), "positive", "--positive with --counts", "one of them")
+        if self.angle is not None:
+            require(0 < self.angle < np.inf, "angle", self.angle, "a whole turn, such as 360")
+            require(not (self.positive or self.counts), "angle", "it with --positive or --counts", "one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +87,8 @@ class ChannelForecast:
         name: of the channel.
         mean: of the readings at the forecast's times, `(steps,)`.
         intervals: lower and upper ends `(steps,)` by probability.
-        past: times, means, and the 90 % interval of estimates at readings, for the figure.
-        outliers: of `outlier_entry`, for each.
+        past: the rows of `cleaned.csv`: `time` (a number), `reading`, `estimate`, `lower_90` and `upper_90` of it,
+            `weight` (NaN of networks), `outlier`, and `sensor` where there are some.
         notes: what was assumed, a line each.
         details: further entries of `forecast.json`.
     """
@@ -89,29 +96,43 @@ class ChannelForecast:
     name: str
     mean: Float[np.ndarray, " steps"]
     intervals: dict[float, tuple[np.ndarray, np.ndarray]]
-    past: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-    outliers: list[dict[str, Any]]
+    past: pd.DataFrame
     notes: list[str] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
+
+    def turned(self, values: Float[np.ndarray, " T"], period: float) -> "ChannelForecast":
+        """The same of angles, in the turn of the readings. Ends of bands stay beside their mean, half a turn at most.
+
+        Args:
+            values: the readings, as they were given.
+            period: of a turn.
+        """
+        least = -period / 2 if np.nanmin(values) < 0 else 0.0
+
+        def turn(mean: Any, *ends: Any) -> list[Any]:
+            found = wrapped(mean, least, period)
+            return [found, *(found + np.clip(end - mean, -period / 2, period / 2) for end in ends)]
+
+        mean, *ends = turn(self.mean, *chain(*self.intervals.values()))
+        past = self.past.assign(reading=wrapped(self.past["reading"], least, period))
+        names = ["estimate", "lower_90", "upper_90"]
+        past[names] = np.stack(turn(*(past[name].to_numpy() for name in names)), axis=1)
+        intervals = dict(zip(self.intervals, zip(ends[::2], ends[1::2], strict=True), strict=True))
+        return replace(self, mean=mean, intervals=intervals, past=past)
 
 
 Forecaster = Callable[[SeriesTable, Float[np.ndarray, " steps"]], list[ChannelForecast]]
 
 
-def outlier_entry(label: str, at: float, value: float, expected: float, weight: float | None) -> dict[str, Any]:
-    """What is said of an outlier: its time as the file writes it, and as a number; no weight of networks."""
-    numbers = {"at": float(at), "value": float(value), "expected": float(expected)}
-    return {"time": label, **numbers, "weight": None if weight is None else float(weight)}
-
-
-def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarray, " steps"]]:
-    """The series up to its last reading, and the times to forecast, in its unit.
+def read_request(request: ForecastRequest, by_filter: bool = True) -> tuple[SeriesTable, Float[np.ndarray, " steps"]]:
+    """The series up to its last reading, and the times to forecast, in its unit; `by_filter` advises its options.
 
     Raises:
         ValueError: as `read_series`, and for a horizon or a step that is none.
     """
     options: dict[str, Any] = {"sensor": request.sensor, "table_format": request.table_format}
-    table = read_series(request.file, request.time, request.values, **options)
+    table = read_series(request.file, request.time, request.values, advise_sensor=by_filter, **options)
+    table = table._replace(notes=(*table.notes, *_angle_notes(table, request.angle, by_filter)))
     table = table.rows(slice(0, int((~table.values.isnan().all(1)).nonzero().max()) + 1))
     horizon = table.duration("horizon", request.horizon)
     if request.step is None:
@@ -139,6 +160,23 @@ def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarra
     require(count < _MOST_STEPS + 1, "horizon", given, most)
     steps = int(count)
     return table, last + step * np.arange(1, steps + 1)
+
+
+def _angle_notes(table: SeriesTable, period: float | None, by_filter: bool) -> list[str]:
+    """What is said of channels that jump as angles do; an error for channels that are none where they shall be."""
+    notes = []
+    for name, values in zip(table.channels, table.values.numpy().T, strict=True):
+        jumps = 0 if period is not None or table.sensor else jumps_of_angle(values)
+        if jumps:
+            said = f"{name}: values jump by nearly 360, as angles do (in {jumps} of {len(values) - 1} steps)"
+            way = "--angle 360 filters them without jumps, or " if by_filter else ""
+            notes.append(f"{said}; {way}forecast their sine and cosine")
+        if period is not None:
+            low, high = np.nanmin(values), np.nanmax(values)
+            turn = (low >= 0 and high <= period) or (low >= -period / 2 and high <= period / 2)
+            expected = f"values from 0 to {period:g}, or {-period / 2:g} to {period / 2:g}; --values names columns"
+            require(turn, "angle", f"{low:g} to {high:g} in {name!r}", expected)
+    return notes
 
 
 def _end(table: SeriesTable, horizon: str) -> pd.Timestamp:
@@ -237,7 +275,7 @@ def write_forecast(
     query_times: Float[np.ndarray, " steps"],
     about: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Forecast, and write `forecast.csv`, `figure.png` and last `forecast.json`, each whole; its content is returned.
+    """Forecast, and write `forecast.csv`, `cleaned.csv`, `figure.png` and last `forecast.json`, which is returned.
 
     Args:
         request: what to forecast.
@@ -250,8 +288,14 @@ def write_forecast(
         ValueError: for what cannot be forecast.
         OSError: if a file cannot be written.
     """
-    found = forecaster(table, query_times)
-    labels = [table.label(time) for time in query_times.tolist()]
+    given, period = table.values.numpy(), request.angle
+    if period is not None:
+        turns = [unwrapped(values, period) for values in given.T]
+        table = table._replace(values=torch.tensor(np.stack(turns, axis=1)))
+    drawn = found = forecaster(table, query_times)
+    if period is not None:
+        found = [one.turned(given[:, table.channels.index(one.name)], period) for one in found]
+    labels = table.labels(query_times)
     content: dict[str, Any] = {
         "format": FORECAST_FORMAT,
         "model": kind,
@@ -273,7 +317,7 @@ def write_forecast(
                     f"{level:.0%}"[:-1]: {"lower": ends[0].tolist(), "upper": ends[1].tolist()}
                     for level, ends in one.intervals.items()
                 },
-                "outliers": [{name: x for name, x in each.items() if name != "at"} for each in one.outliers],
+                "outliers": _outliers(one, table),
                 **one.details,
             }
             for one in found
@@ -282,11 +326,12 @@ def write_forecast(
         "environment": environment(),
     }
     bad = [one.name for one in found if not all(np.isfinite(x).all() for x in (one.mean, *one.intervals[0.9]))]
-    given, expected = f"numbers that are not finite for {bad}", "finite ones; are values or times too large?"
-    require(not bad, "forecast", given, expected)
+    said, expected = f"numbers that are not finite for {bad}", "finite ones; are values or times too large?"
+    require(not bad, "forecast", said, expected)
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    save(forecast_figure(found, table, query_times), out / "figure.png")
+    save(forecast_figure(drawn, table, query_times), out / "figure.png")
     write_text_whole(out / "forecast.csv", _rows(found, labels))
+    write_text_whole(out / "cleaned.csv", _cleaned(found, table))
     write_text_whole(out / "forecast.json", text)
     return content
 
@@ -299,6 +344,26 @@ def _rows(found: list[ChannelForecast], labels: list[str]) -> str:
             columns |= {f"lower_{level * 100:.0f}": lower, f"upper_{level * 100:.0f}": upper}
         parts.append(pd.DataFrame(columns))
     return pd.concat(parts).to_csv(index=False)
+
+
+def _cleaned(found: list[ChannelForecast], table: SeriesTable) -> str:
+    """A row for each reading, with its estimate by those on both sides (of a network: by the earlier ones)."""
+    parts = []
+    for one in found:
+        rows = one.past.assign(time=table.labels(one.past["time"].to_numpy()))
+        rows.insert(1, "channel", one.name)
+        parts.append(rows)
+    return pd.concat(parts).to_csv(index=False)
+
+
+def _outliers(one: ChannelForecast, table: SeriesTable) -> list[dict[str, Any]]:
+    """Each outlier: its time as the file writes it, what was read and expected, and its weight; None of networks."""
+    rows = one.past[one.past["outlier"]]
+    columns = (rows[name].tolist() for name in ("reading", "estimate", "weight"))
+    return [
+        {"time": label, "value": value, "expected": expected, "weight": None if np.isnan(weight) else weight}
+        for label, value, expected, weight in zip(table.labels(rows["time"].to_numpy()), *columns, strict=True)
+    ]
 
 
 @styled
@@ -323,14 +388,14 @@ def _draw_channel(axes: Axes, one: ChannelForecast, table: SeriesTable, query_ti
         times[-1] - _SHOWN_HORIZONS * (query_times[-1] - times[-1]), times[max(0, len(times) - _SHOWN_READINGS)]
     )
     times, values = times[times >= shown], values[times >= shown]
-    outliers = [(each["at"], each["value"]) for each in one.outliers if each["at"] >= shown]
-    at, wrong = np.array(outliers).reshape(-1, 2).T
+    past = one.past[one.past["time"] >= shown]
+    at, wrong = past.loc[past["outlier"], ["time", "reading"]].to_numpy().T
     read_at, wrong_at, ahead = (table.axis(each) for each in (times, at, query_times))
     pairs = {*zip(wrong_at.tolist(), wrong.tolist(), strict=True)}  # another sensor's reading at that time is none
     usual = np.array([pair not in pairs for pair in zip(read_at.tolist(), values.tolist(), strict=True)])
-    past_times, past_mean, *past_ends = (part[one.past[0] >= shown] for part in one.past)
-    axes.fill_between(table.axis(past_times), *past_ends, color=COLOURS[0], alpha=0.15, linewidth=0)
-    axes.plot(table.axis(past_times), past_mean, color=COLOURS[0], linewidth=0.9, label="estimate")
+    past_times, past_mean = table.axis(past["time"].to_numpy()), past["estimate"].to_numpy()
+    axes.fill_between(past_times, past["lower_90"], past["upper_90"], color=COLOURS[0], alpha=0.15, linewidth=0)
+    axes.plot(past_times, past_mean, color=COLOURS[0], linewidth=0.9, label="estimate")
     axes.plot(read_at[usual], values[usual], ".", color=MUTED, markersize=2.5, label="reading")
     for level, ends in sorted(one.intervals.items(), reverse=True):
         look: dict[str, Any] = {"color": COLOURS[1], "alpha": 0.2 + 0.4 * (1 - level), "linewidth": 0}
@@ -341,7 +406,7 @@ def _draw_channel(axes: Axes, one: ChannelForecast, table: SeriesTable, query_ti
     low, high = np.nanmin(drawn), np.nanmax(drawn)
     margin = 0.05 * (high - low) or 1.0
     low, high = axes.set_ylim(low - margin, high + margin)
-    if outliers:
+    if len(at):
         axes.plot(wrong_at, wrong.clip(low, high), "x", color=COLOURS[3], clip_on=False, label="outlier")
     axes.axvline(read_at[-1], color=MUTED, linestyle=":", linewidth=1)
     axes.set_title(plain(one.name, 200), loc="left", parse_math=False)

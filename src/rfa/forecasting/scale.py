@@ -1,9 +1,10 @@
-"""The scale on which a channel is filtered: as it is, or one on which no forecast is negative."""
+"""The scale on which a channel is filtered: as it is, one on which no forecast is negative, or angles without jumps."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 
 from rfa.checks import require
@@ -68,3 +69,44 @@ def allowed_scales(
     steps = np.diff(seen)
     near = near and (steps < 0).sum() >= _TOTAL * (steps > 0).sum()  # a total that began at zero has left it
     return ["square root", *(["log"] if own == "log" else [])] if near else ["linear", own]
+
+
+_NEIGHBOURS = 5  # readings whose median direction tells in which turn an angle is
+_STEADY = 0.5  # length of the mean step on the unit circle, from which on it is a rotation
+_JUMP = 0.75  # of a turn
+_STEPS = 5.0  # median steps that a jump may differ from a turn
+
+
+def unwrapped(values: Float[np.ndarray, " T"], period: float) -> Float[np.ndarray, " T"]:
+    """Angles without jumps: each in the turn in which it is nearest to the median direction of five readings.
+
+    So a wrong reading leaves those after it where they are. A steady rotation is taken out before. NaN stays.
+    """
+    turns, rows = np.array(values, dtype=np.float64), np.flatnonzero(~np.isnan(values))
+    if not len(rows):
+        return turns
+    angle = turns[rows] * (2 * np.pi / period)
+    steps = np.exp(1j * np.diff(angle))[np.diff(rows) == 1]
+    mean = steps.mean() if len(steps) else 0.0
+    rotation = np.angle(mean) * rows * (abs(mean) > _STEADY)
+    steady = pd.DataFrame({"x": np.cos(angle - rotation), "y": np.sin(angle - rotation)})
+    usual = steady.rolling(_NEIGHBOURS, center=True, min_periods=1).median()
+    usual = (np.unwrap(np.arctan2(usual["y"], usual["x"])) + rotation) * (period / (2 * np.pi))
+    turns[rows] += period * np.rint((usual - turns[rows]) / period)
+    return turns
+
+
+def wrapped(values: Float[np.ndarray, "*shape"], least: float, period: float) -> Float[np.ndarray, "*shape"]:
+    """Angles from `least` on, below a turn more."""
+    return np.round(least + np.mod(values - least, period), 9)
+
+
+def jumps_of_angle(values: Float[np.ndarray, " T"]) -> int:
+    """How often values in [0, 360) or [-180, 180) jump by nearly a turn: as a wind around north."""
+    seen = values[~np.isnan(values)]
+    if not any(((least <= seen) & (seen <= least + 360)).all() for least in (0, -180)):
+        return 0
+    steps = np.abs(np.diff(seen))
+    jumps = steps[steps > _JUMP * 360]
+    usual = np.median(steps[steps <= _JUMP * 360]) if len(jumps) < len(steps) else 0.0
+    return len(jumps) if len(jumps) and np.median(360 - jumps) <= _STEPS * usual else 0

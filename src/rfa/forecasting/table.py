@@ -5,7 +5,7 @@ from rfa.checks import needs
 needs("pandas")
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,21 +19,10 @@ from torch import Tensor
 from rfa.checks import require
 from rfa.estimation.time_axis import has_clock, moments_of_clock, wall_clock
 
-from .cells import SEPARATORS, read_cells, read_text, separator_of
-from .dates import (
-    EPOCHS,
-    UNITS,
-    calendar_offset,
-    check_dates,
-    first_row,
-    length_of_time,
-    numbers_of,
-    read_times,
-    rounded,
-)
+from .cells import SEPARATORS, SKIP, UNNAMED, read_cells, read_header, read_text
+from .columns import SIGNS, decimal_of, is_reading, joined_times, read_numbers, times_of_rows, without_unit
+from .dates import EPOCHS, UNITS, calendar_offset, check_dates, first_row, length_of_time, numbers_of, rounded
 
-_LARGEST = 1e30  # larger ones are marks of missing readings, such as 9.97e36
-_SIGNS = ".,'_ \u00a0\u202f\u2019"  # of thousands, spaces and a quote among them
 _DUPLICATES = ("refuse", "mean", "first", "last")
 
 
@@ -53,6 +42,10 @@ class TableFormat:
         duplicates: what becomes of rows of one time: their "mean", the "first" or "last" reading, or "refuse". None:
             rows that do not contradict each other are merged, others refused.
         sort: put rows in order of time. False: refuse those that are not.
+        skip_rows: lines at the beginning that are left out.
+        comment: the sign after which a line is left out, such as `#`.
+        skip_bad_rows: leave out rows without a time, with too many cells, or with values that are no numbers.
+        no_header: the first row is one of readings; the columns are 1, 2, ...
 
     Raises:
         ValueError: for a value that is none of these.
@@ -69,6 +62,10 @@ class TableFormat:
     missing: tuple[str, ...] = ()
     duplicates: str | None = None
     sort: bool = True
+    skip_rows: int = 0
+    comment: str | None = None
+    skip_bad_rows: bool = False
+    no_header: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "missing", tuple(self.missing or ()))
@@ -78,12 +75,14 @@ class TableFormat:
         require(None in (self.date_format, self.time_unit), "date-format", self.date_format, "it or --time-unit")
         separates = self.separator is None or self.separator in SEPARATORS or len(self.separator) == 1
         require(separates, "separator", self.separator, "a single character, tab or space")
-        for name, signs in (("decimal", ".,"), ("thousands", _SIGNS)):
+        for name, signs in (("decimal", ".,"), ("thousands", SIGNS)):
             sign = getattr(self, name)
             fits = sign is None or (len(sign) == 1 and sign in signs)
             require(fits, name, sign, "a point or a comma" + ("" if name == "decimal" else ", a quote, _ or a space"))
         differ = self.thousands != (self.decimal or ".")
         require(differ, "thousands", self.thousands, "another sign than that of --decimal, a point")
+        require(self.skip_rows >= 0, "skip-rows", self.skip_rows, "a number of lines, 0 or more")
+        require(self.comment is None or len(self.comment) == 1, "comment", self.comment, "a single sign, such as #")
         known = (None, *_DUPLICATES)
         require(self.duplicates in known, "duplicates", self.duplicates, f"one of {', '.join(_DUPLICATES)}")
 
@@ -178,16 +177,22 @@ class SeriesTable(NamedTuple):
 
     def label(self, time: float) -> str:
         """A time as the file writes it: a date, or a number."""
+        if self.origin is not None:
+            return self.labels(np.array([time]))[0]
+        text = str(int(time)) if float(time).is_integer() and abs(time) < 2**63 else f"{time:.15g}"
+        exact = abs(float(text) - time) <= 4 * np.spacing(abs(time))  # sums of steps are off by so much
+        return text if exact else repr(float(time))
+
+    def labels(self, times: Float[np.ndarray, " n"]) -> list[str]:
+        """Each time as `label` writes it."""
         if self.origin is None:
-            text = str(int(time)) if float(time).is_integer() and abs(time) < 2**63 else f"{time:.15g}"
-            exact = abs(float(text) - time) <= 4 * np.spacing(abs(time))  # sums of steps are off by so much
-            return text if exact else repr(float(time))
-        date = self.dates(np.array([time]))[0]
+            return [self.label(time) for time in np.asarray(times).tolist()]
+        dates = self.dates(times)
         if not self.dated:
-            return str(date)
-        text = date.isoformat(sep=" ")  # unlike strftime it writes four digits of each year
-        is_day = self.unit == "D" and date.tzinfo is None and date == date.normalize()
-        return text.partition(" ")[0] if is_day else text
+            return [str(length) for length in dates]
+        days = (dates == dates.normalize()) & (self.unit == "D" and dates.tz is None)
+        texts = [date.isoformat(sep=" ") for date in dates]  # unlike strftime it writes four digits of each year
+        return [text.partition(" ")[0] if day else text for text, day in zip(texts, days, strict=True)]
 
     def axis(self, times: Float[np.ndarray, " n"]) -> np.ndarray:
         """Times for the axis of a figure: dates, or numbers."""
@@ -207,35 +212,39 @@ class SeriesTable(NamedTuple):
 
 def read_series(
     path: str | Path,
-    time: str,
+    time: str | Sequence[str],
     values: list[str] | None = None,
     *,
     sensor: str | None = None,
     table_format: TableFormat | None = None,
+    advise_sensor: bool = True,
 ) -> SeriesTable:
-    """Read a series from a CSV file with a header.
+    """Read a series from a CSV file.
 
     An empty cell, `NA` and `nan` are missing readings; a column without a reading is left out. Times are numbers, or
     dates as `read_times` knows them. Dates with one offset, such as `+01:00`, keep it. Several become the last one's.
 
     Args:
         path: of the file.
-        time: the column of the times.
-        values: the columns of the channels; by default all others.
+        time: the column of the times; or several: date and time, or year, month, day, hour, minute, second.
+        values: the columns of the channels; by default all others with a name.
         sensor: a column that names the sensor of each row. Then several rows may have one time.
         table_format: how the file is written.
+        advise_sensor: whether errors name `--sensor` as a way.
 
     Raises:
         ValueError: for a file that cannot be read, an unknown column, no rows, times that are missing, neither numbers
             nor dates, or not in an order that `table_format` allows, values that are no finite numbers, or no reading.
     """
-    file = _read_file(Path(path), time, values, ("sensor", sensor), table_format)
-    return _without_unseen([_series(file, file.rows)], file.path)[0]
+    label = ("sensor" if advise_sensor else "", sensor)
+    file = _read_file(Path(path), time, values, label, table_format)
+    found = _without_unseen([_series(file, file.rows)], file.path)[0]
+    return found._replace(notes=(*found.notes, *_apart(found)))
 
 
 def read_many_series(
     paths: Iterable[str | Path],
-    time: str,
+    time: str | Sequence[str],
     values: list[str] | None = None,
     *,
     series: str | None = None,
@@ -301,89 +310,79 @@ class _File(NamedTuple):
     rows: pd.DataFrame
     channels: tuple[str, ...]
     written: "pd.Series[Any]"  # times as they stand there
-    sensors: bool
+    cells: pd.DataFrame  # of the columns that are no times, as they stand there
+    label: tuple[str, str | None]  # "sensor" or "series", or "" where neither is taken, and its column
     notes: tuple[str, ...]
     table_format: TableFormat
 
 
 def _read_file(
-    path: Path, time: str, values: list[str] | None, label: tuple[str, str | None], table_format: TableFormat | None
+    path: Path,
+    time: str | Sequence[str],
+    values: list[str] | None,
+    label: tuple[str, str | None],
+    table_format: TableFormat | None,
 ) -> _File:
-    """Read a file, and understand its times and values. `label` is "sensor" or "series" with its column."""
-    table_format = table_format or TableFormat()
-    time, values = time.strip(), values and [name.strip() for name in values]
+    """Read a file, and understand its times and values. `label` is as in `_File`."""
+    form = table_format or TableFormat()
+    times = [name.strip() for name in ([time] if isinstance(time, str) else time)]
+    require(0 < len(times) == len({*times}), "time", times, "one column of times, or several, each once")
     label = label[0], label[1] and label[1].strip()
-    text, notes = read_text(path, table_format.encoding)
-    separator = separator_of(text, time, table_format.separator, notes)
-    table = read_cells(path, text, separator)
-    columns = [name for name in table.columns if name not in (time, label[1])] if values is None else list(values)
-    for argument, name in [("time", time), label, *(("values", column) for column in columns)]:
-        if name is not None and name not in table.columns:
-            names = ", ".join(table.columns)
-            hint = "; --separator tells where it ends" if len(table.columns) == 1 else ""
-            raise ValueError(f"{argument}: got {name!r}, expected a column of {path}: {names}{hint}")
-    if {time, label[1]} & set(columns) or not columns or len(set(columns)) < len(columns):
-        raise ValueError(f"values: got {columns}, expected columns other than those of times and labels, each once")
-    decimal = table_format.decimal or _decimal(table[columns], table_format, notes)
-    of_times = decimal if table[time].str.contains(decimal, regex=False).any() else "."
-    stamps = _plain_numbers(table[time], of_times, table_format.thousands if table_format.time_unit else None)
-    if table_format.date_format or (
-        not (table_format.time_unit or table_format.epoch) and pd.to_numeric(stamps, errors="coerce").isna().any()
-    ):
-        stamps = table[time]  # a date's own signs stay
-    by = None if label[1] is None else table[label[1]]
-    times, note = read_times(
-        stamps, path, table_format.date_format, table_format.time_unit, table_format.zone, table_format.epoch, by
-    )
-    parts: dict[Any, Any] = {_TIME: times}
+    text, notes = read_text(path, form.encoding)
+    header = read_header(path, text, times, form, notes)
+    columns = _columns(path, header.names, times, values, label, notes)
+    table, bad = read_cells(path, header, form)
+    total, table = table, table.loc[~bad, ~table.columns.duplicated()]
+    stamps = joined_times(table, times, form.date_format, notes)
+    if header.own and is_reading(times, table.iloc[0]):
+        given = ", ".join(header.names)[:80]
+        ways = "--no-header names its columns 1, 2, ... (with --skip-rows 1 where it is one)"
+        raise ValueError(f"file: got {given!r} in the first row of {path}, expected a header: {ways}")
+    cells = {name: without_unit(table[name], form.missing, notes) for name in columns}
+    decimal = form.decimal or decimal_of(pd.DataFrame(cells), form, notes)
+    found, note = times_of_rows(stamps, path, decimal, form, None if label[1] is None else table[label[1]])
+    parts: dict[Any, Any] = {_TIME: found}
     if label[1] is not None:
         missing = table[label[1]].isna()
-        if missing.any():
-            raise ValueError(f"{label[0]}: row {first_row(missing)} of {path} has none, expected a name in each")
-        parts[_LABEL] = table[label[1]]
-    parts |= {name: _numbers(table[name], path, decimal, table_format) for name in columns}
+        if missing.any() and not form.skip_bad_rows:
+            said = f"row {first_row(missing)} of {path} has none, expected a name in each; {SKIP}"
+            raise ValueError(f"{label[0]}: {said}")
+        parts[_LABEL] = table[label[1]].dropna()
+    parts |= {name: read_numbers(column[found.index], path, decimal, form) for name, column in cells.items()}
+    rows = pd.concat(parts, axis=1, join="inner")
+    if out := len(total) - len(rows):
+        first = total.drop(rows.index).iloc[0]
+        said = ", ".join(first.dropna())[:60]
+        notes.append(f"rows: {out} of {len(total)} left out as bad ones, the first is row {first.name}: {said}")
+    if not len(rows):
+        raise ValueError(f"file: {path} has no row without a fault (--skip-bad-rows), expected at least one")
     notes += [note] if note else []
-    sensors = label[0] == "sensor" and label[1] is not None
-    return _File(path, pd.DataFrame(parts), tuple(columns), table[time], sensors, tuple(notes), table_format)
+    return _File(path, rows, tuple(columns), stamps, table.drop(columns=times), label, tuple(notes), form)
 
 
-def _decimal(cells: pd.DataFrame, table_format: TableFormat, notes: list[str]) -> str:
-    """A comma where no number has a point, and the commas of some cannot be thousands; otherwise a point."""
-    written = pd.concat([cells[name] for name in cells]).dropna()
-    commas = written[written.str.contains(",", regex=False)]
-    known = table_format.thousands is not None or not len(commas) or bool(written.str.contains(r"\d\.\d").any())
-    if known or not commas.str.strip().str.fullmatch(r"[+-]?\d*,\d+([eE][+-]?\d+)?").all():
-        return "."
-    if commas.str.strip().str.fullmatch(r"[+-]?[1-9]\d{0,2},\d{3}").all():
-        return "."  # nobody can tell: refused, with both options
-    notes.append("numbers: with a decimal comma (--decimal chooses another)")
-    return ","
-
-
-def _plain_numbers(column: "pd.Series[Any]", decimal: str, thousands: str | None) -> "pd.Series[Any]":
-    """Cells with the signs of Python's numbers. One with its signs elsewhere stays text."""
-    column = column.str.strip()
-    if thousands is not None:
-        sign, point = re.escape(thousands), re.escape(decimal)
-        grouped = column.str.fullmatch(rf"[+-]?\d{{1,4}}({sign}\d{{2,4}})*{sign}\d{{3,4}}({point}\d*)?")
-        column = column.where(grouped != True, column.str.replace(thousands, "", regex=False))  # noqa: E712 - or NA
-    return column.str.translate(str.maketrans(decimal + ".", "." + decimal))
-
-
-def _numbers(column: "pd.Series[Any]", path: Path, decimal: str, table_format: TableFormat) -> "pd.Series[Any]":
-    """The values of a column, NaN where none was read."""
-    marks = pd.Series(["", *table_format.missing], dtype=str)
-    numbers = pd.to_numeric(_plain_numbers(column, decimal, table_format.thousands), errors="coerce")
-    missing = column.isna() | column.str.strip().isin(marks)
-    missing |= numbers.isin(pd.to_numeric(marks, errors="coerce").dropna())
-    wrong = ~missing & (numbers.isna() | (numbers.abs() > _LARGEST))
-    if wrong.any():
-        row, expected = first_row(wrong), f"a number up to {_LARGEST:g}, or an empty cell where none was read"
-        given = str(column.loc[row])
-        signs = re.fullmatch(rf"\s*[+-]?\d*([{_SIGNS}]\d+)+\s*", given)
-        hint = "--decimal or --thousands reads such signs" if signs else "--missing names other marks, --values columns"
-        raise ValueError(f"values: got {given!r} in row {row} of {path}, expected {expected}; {hint} ({column.name})")
-    return numbers.astype(np.float64).mask(missing)
+def _columns(
+    path: Path,
+    names: list[str],
+    times: list[str],
+    values: list[str] | None,
+    label: tuple[str, str | None],
+    notes: list[str],
+) -> list[str]:
+    """The columns of the channels: those that are asked for, or all others with a name."""
+    others = [name for name in names if name not in (*times, label[1])]
+    columns = [name for name in others if not name.startswith(UNNAMED)] if values is None else [*map(str.strip, values)]
+    for argument, name in [label, *(("values", column) for column in columns)]:
+        if name is not None and name not in names:
+            raise ValueError(f"{argument}: got {name!r}, expected a column of {path}: {', '.join(names)}")
+    for name in (*times, label[1], *columns):
+        if names.count(str(name)) > 1:
+            ways = "--values names others, --no-header with --skip-rows calls all of them 1, 2, ..."
+            raise ValueError(f"file: {path} has two columns {name!r}, expected each name once; {ways}")
+    if {*times, label[1]} & {*columns} or not columns or len({*columns}) < len(columns):
+        raise ValueError(f"values: got {columns}, expected columns other than those of times and labels, each once")
+    if values is None and (unnamed := [name for name in others if name not in columns]):
+        notes.append(f"values: {', '.join(map(repr, unnamed))} left out, without a name (--values takes it)")
+    return columns
 
 
 def _series(file: _File, rows: pd.DataFrame, name: str = "") -> SeriesTable:
@@ -391,7 +390,7 @@ def _series(file: _File, rows: pd.DataFrame, name: str = "") -> SeriesTable:
     rows, changes = _in_order(file, rows)
     times, unit, origin = numbers_of(rows[_TIME])
     values = rows[list(file.channels)].to_numpy(np.float64)
-    labels, lines = tuple(rows[_LABEL]) if file.sensors else (), tuple(rows.index.tolist())
+    labels, lines = tuple(rows[_LABEL]) if file.label[0] != "series" and _LABEL in rows else (), tuple(rows.index)
     notes = (*file.notes, *(name + note for note in changes))
     return SeriesTable(torch.tensor(times), torch.tensor(values), file.channels, unit, origin, labels, lines, notes)
 
@@ -407,7 +406,7 @@ def _in_order(file: _File, rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]
             raise ValueError(f"time: got {given} (row {row} of {file.path}), expected times in order (or --sort)")
         notes.append(f"rows: sorted by time; the first out of order is row {row} (--no-sort refuses them)")
         rows = rows.sort_values(_TIME, kind="stable")
-    keys = [_TIME, _LABEL] if file.sensors else [_TIME]
+    keys = [_TIME, _LABEL] if _LABEL in rows else [_TIME]
     doubled = rows.duplicated(keys, keep=False)
     if not doubled.any():
         return rows, notes
@@ -417,20 +416,72 @@ def _in_order(file: _File, rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]
         one = rows.loc[first_row(apart) if chosen.duplicates is None else first_row(doubled)]
         same = (rows[keys] == one[keys]).all(axis=1)
         both = rows.index[same]
-        several = "keep one row of a sensor at a time" if file.sensors else "name their column by --sensor"
-        if rows[_TIME].dtype.kind == "M" and one[_TIME].tzinfo is None and one[_TIME].hour < 4:
-            several += ", or --zone tells the double hour of autumn apart"
         different = " with different values" if chosen.duplicates is None else ""
         raise ValueError(
             f"time: got {file.written.loc[both[1]]!r} twice{different} (rows {both[0]} and {both[1]} of {file.path}), "
-            f"expected each time once: --duplicates mean, first or last merges rows, or {several}"
+            f"expected each time once: {_ways_apart(file, rows, one[_TIME])}"
         )
     how = chosen.duplicates or "first"
     merged = rows.groupby(keys, sort=False)[list(file.channels)].agg(how).reset_index()
     merged.index = rows.index[~rows.duplicated(keys)]
     words = f"by the {how} reading of each column" if apart.any() else "which do not contradict each other"
+    name = _names_apart(file, rows) if apart.any() else None
+    words += f"; column {name!r} tells them apart" if name is not None else ""
     fewer = len(rows) - len(merged)
     return merged, [*notes, f"rows: {fewer} of a time that another row has were merged, {words}"]
+
+
+def _names_apart(file: _File, rows: pd.DataFrame) -> str | None:
+    """A column of names, of which each has a time once; None where there is none."""
+    for name, cells in file.cells.loc[rows.index].items():
+        few = name != file.label[1] and cells.notna().all() and 1 < cells.nunique() <= len(cells) / 2
+        if few and not pd.concat([rows[_TIME], cells], axis=1).duplicated().any():
+            return str(name)
+    return None
+
+
+def _ways_apart(file: _File, rows: pd.DataFrame, time: Any) -> str:
+    """What to do where rows with one time differ."""
+    kind, label = file.label
+    merge = "--duplicates mean, first or last merges readings of one series"
+    if rows[_TIME].dtype.kind == "M" and time.tzinfo is None and time.hour < 4:
+        merge += ", or --zone tells the double hour of autumn apart"
+    if label is not None:
+        return f"{merge}, or keep one row of a {kind} at a time"
+    name = _names_apart(file, rows)
+    where = f"column {name!r} has {file.cells[name].nunique()} names; " if name is not None else ""
+    each = "several series: forecast each by itself, from a file with its rows alone"
+    ways = {
+        "series": f"--series {name or 'COLUMN'} names the series of each row",
+        "sensor": f"sensors of one quantity: --sensor {name or 'COLUMN'}; {each}",
+        "": each,
+    }
+    return f"{where}{ways[kind]}; {merge}; --time takes several columns, such as --time Date Time"
+
+
+_FAR = 5.0  # deviations of the difference between two sensors that are said
+
+
+def _apart(table: SeriesTable) -> list[str]:
+    """A note for each channel in which a sensor differs from the one with most readings by far more than their noise.
+
+    The difference is the median one at its times, their noise the typical deviation from it.
+    """
+    notes, times = [], table.times.numpy()
+    for name, values in zip(table.channels, table.values.numpy().T if table.sensor else (), strict=False):
+        by_sensor = pd.Series(values, times).dropna().groupby(np.asarray(table.sensor)[~np.isnan(values)])
+        usual = by_sensor.get_group(by_sensor.size().idxmax()).rename(by_sensor.size().idxmax())
+        for label, readings in by_sensor:
+            inside = readings.loc[usual.index[0] : usual.index[-1]]
+            gap = inside - np.interp(inside.index, usual.index, usual)
+            noise = 1.4826 * (gap - gap.median()).abs().median() + 1e-9 * usual.abs().max()
+            if abs(gap.median()) > _FAR * noise:
+                said = (
+                    f"sensor {label!r} is {gap.median():.4g} off {usual.name!r}, far more than their noise, {noise:.2g}"
+                )
+                notes.append(f"{name}: {said}; of several series forecast each from a file of its own")
+                break
+    return notes
 
 
 def _without_unseen(series: list[SeriesTable], path: Path) -> list[SeriesTable]:

@@ -12,7 +12,7 @@ from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError, StrictDataclassFieldValidationError
 from transformers import PreTrainedConfig
 
-from rfa.checks import check_range, require
+from rfa.checks import check_range, install_command, require
 from rfa.nn import Attention
 from rfa.nn.checks import check_dropout, check_sizes
 from rfa.version import __version__
@@ -187,7 +187,7 @@ def _nested(cls: type[DecoderConfig], given: dict[str, Any]) -> dict[str, Any]:
 def _check_version(given: object) -> None:
     """Raise `ValueError` for a file of a newer minor version: it may have fields that would be ignored here."""
     found, installed = ([int(x) for x in re.findall(r"\d+", str(version))[:2]] for version in (given, __version__))
-    expected = f"at most {__version__}, the installed version: pip install --upgrade robust-filter-attention"
+    expected = f"at most {__version__}, the installed version; a newer one: {install_command('hf')}"
     require(len(found) == 2 and found <= installed, VERSION, given, expected)
 
 

@@ -6,6 +6,7 @@ transformers imports these files where `trust_remote_code=True` is given. They h
 
 from pathlib import Path
 
+from rfa.checks import PACKAGE, install_command
 from rfa.files import write_text_whole
 
 # the classes of this package that serve transformers' Auto classes, by model type
@@ -27,7 +28,7 @@ try:
     from rfa.models import {names}  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "this model needs the package robust-filter-attention: pip install 'robust-filter-attention[hf]'"
+        "this model needs the package {package}: {install}"
         f" ({{error}})"
     ) from error
 '''
@@ -40,9 +41,10 @@ def auto_map(model_type: str) -> dict[str, str]:
 
 def write_remote_code(folder: Path, model_type: str) -> None:
     """Write the files that `auto_map` names."""
+    need = {"package": PACKAGE, "install": install_command("hf")}
     for module in ("configuration_rfa", "modeling_rfa"):
         names = [name for auto, name in AUTO_CLASSES[model_type].items() if _module(auto) == module]
-        write_text_whole(folder / f"{module}.py", _CODE.format(names=", ".join(names)))
+        write_text_whole(folder / f"{module}.py", _CODE.format(names=", ".join(names), **need))
 
 
 def _module(auto: str) -> str:

@@ -8,18 +8,30 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from rfa.checks import MissingExtra
+from rfa.version import __version__
 from rfa_lab.report.layout import one_line
+
+
+def _flags_without_type(params: list[Any]) -> list[Any]:
+    """Parameters of which flags do not show `<bool>` in the help."""
+    for param in params:
+        param.metavar = "" if getattr(param, "is_flag", False) else param.metavar
+    return params
 
 
 class LongNames(TyperGroup):
     """Commands of which some have names of two words, such as `forecast train`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its options."""
+        return _flags_without_type(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Take the first two words for a name where they are one."""
@@ -31,9 +43,26 @@ app = typer.Typer(
     cls=LongNames,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Robust Filter Attention: language models whose attention is a robust filter, and forecasts of series.",
     epilog="Start with: rfa demo",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        say(f"rfa {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Robust Filter Attention: language models whose attention is a robust filter, and forecasts of series."""
+
+
 console = Console(markup=False, emoji=False)
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's class, which some versions of Typer do not export
 errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
@@ -42,6 +71,7 @@ errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emo
 _VALUES: dict[str, Callable[[str], bool]] = {  # what goes on with a list; else all that begins with no dash
     "--lengths": str.isdigit,
     "--missing": lambda value: re.match("-+[A-Za-z]", value) is None,  # numbers below 0 among them
+    "--time": lambda value: not (value.startswith("-") or os.path.exists(value)),  # a file is the argument
     "--set": lambda value: "=" in value and not value.startswith("-"),
 }
 
@@ -51,6 +81,10 @@ ARGUMENTS = "rfa.arguments"  # of a command, as they were given, in `meta` of it
 
 class ManyValues(TyperCommand):
     """A command whose options that are lists take several values in a row."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its options."""
+        return _flags_without_type(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read `--lengths 512 1024` as `--lengths 512 --lengths 1024`."""

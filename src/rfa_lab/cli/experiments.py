@@ -21,12 +21,14 @@ def experiment(
     data: Annotated[
         str | None, typer.Option(help="A corpus, file or folder instead of the recipe's.", metavar="D")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs and how far each is.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the runs and how far each is; train nothing.")
+    ] = False,
     tokens_per_second: Annotated[
-        float | None, typer.Option(help="With --dry-run: the speed of training, for the hours.", metavar="N")
+        float | None, typer.Option(help="Speed of training, by which --dry-run tells the hours.", metavar="N")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Names of runs; * stands for anything.", metavar="RUN ...")
+        list[str] | None, typer.Option(help="Names of the runs to make; * stands for anything.", metavar="RUN ...")
     ] = None,
     time_limit: Annotated[
         str | None, typer.Option("--for", help="Save and stop after so long, for example 9m or 1h30m.", metavar="TIME")
@@ -109,10 +111,10 @@ def _small_reports() -> dict[str, Callable[[Path, Path], Any]]:
     return {"series": write_series_report, "recall": write_recall_report}
 
 
-@app.command()
+@app.command(cls=ManyValues)
 def report(
     folder: Annotated[
-        Path, typer.Argument(help="What `rfa experiment` made, or a folder of result files.", metavar="DIR")
+        Path, typer.Argument(help="Folder that `rfa experiment` made, or a folder of result files.", metavar="DIR")
     ],
     out: Annotated[
         Path | None, typer.Option(help="Folder of the report; DIR/report by default.", metavar="DIR2")

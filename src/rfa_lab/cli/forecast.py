@@ -15,18 +15,25 @@ from .console import metrics_words, progress_bars, stage_words
 
 _LISTED = 10  # outliers of a channel that are printed
 _COMPARED = 4  # models whose errors are printed
-TimeOption = Annotated[str, typer.Option(help="The column of times: numbers or dates.", metavar="COLUMN")]
+TimeOption = Annotated[
+    list[str],
+    typer.Option(help="The column of times; or those of date and time, or year, month, day, hour.", metavar="A B ..."),
+]
 ValuesOption = Annotated[
     list[str] | None, typer.Option(help="The columns to forecast; all others by default.", metavar="A B ...")
 ]
 HorizonOption = Annotated[
     str,
-    typer.Option(help="How far ahead: 30min, PT1.5H, 7D, 12M or 5B; a number where times are numbers.", metavar="H"),
+    typer.Option(
+        help="How far ahead to forecast: 30min, PT1.5H, 7D, 12M or 5B; a number where times are numbers.", metavar="H"
+    ),
 ]
-PresetOption = Annotated[str | None, typer.Option(help="Of the network: its attention; rfa by default.", metavar="P")]
-StepsOption = Annotated[int | None, typer.Option(help="Of training a network; 500 by default.")]
+PresetOption = Annotated[
+    str | None, typer.Option(help="Attention of the network that is trained; rfa by default.", metavar="P")
+]
+StepsOption = Annotated[int | None, typer.Option(help="Steps of a network's training; 500 by default.")]
 RateOption = Annotated[float | None, typer.Option(help="Peak learning rate of a network; 0.003 by default.")]
-SeedOption = Annotated[int | None, typer.Option(help="Of training a network; 0 by default.")]
+SeedOption = Annotated[int | None, typer.Option(help="Random seed of a network's training; 0 by default.")]
 
 
 def _of_table(*names: str, says: str, metavar: str | None = None) -> Any:
@@ -35,10 +42,12 @@ def _of_table(*names: str, says: str, metavar: str | None = None) -> Any:
     return typer.Option(*names, help=says, metavar=metavar, rich_help_panel=panel)
 
 
-_UNITS = _of_table(says="Of epoch stamps; number: of plain numbers.", metavar="s|ms|us|ns|number")
+_UNITS = _of_table(says="Unit of epoch stamps; number for plain numbers.", metavar="s|ms|us|ns|number")
 _MARKS = _of_table(says="Marks of missing readings, such as -999 9999.", metavar="MARK ...")
-_EQUAL_TIMES = _of_table(says="Of rows of one time that differ.", metavar="mean|first|last|refuse")
-FormatOption = Annotated[str | None, _of_table(says="Of dates, such as %d.%m.%Y.", metavar="FORMAT")]
+_EQUAL_TIMES = _of_table(says="What becomes of rows of one time that differ.", metavar="mean|first|last|refuse")
+_NO_HEADER = _of_table("--no-header", says="The first row has readings; the columns are named 1, 2, ...")
+_BAD_ROWS = _of_table("--skip-bad-rows", says="Leave out, and count, rows without a time or with text for numbers.")
+FormatOption = Annotated[str | None, _of_table(says="Format of dates, such as %d.%m.%Y.", metavar="FORMAT")]
 TimeUnitOption = Annotated[str | None, _UNITS]
 ZoneOption = Annotated[
     str | None, _of_table(says="The place whose clock dates show, such as Europe/Berlin.", metavar="ZONE")
@@ -46,40 +55,54 @@ ZoneOption = Annotated[
 EpochOption = Annotated[
     str | None, _of_table(says="The date of stamp 0: 1980-01-06 of GPS, 1904-01-01, 1989-12-31 of FIT.", metavar="DATE")
 ]
-SeparatorOption = Annotated[str | None, _of_table(says="Of cells: a character, tab or space.", metavar="SIGN")]
+SeparatorOption = Annotated[str | None, _of_table(says="What separates cells: a sign, tab or space.", metavar="SIGN")]
 DecimalOption = Annotated[str | None, _of_table(says="Sign before the decimals of numbers.", metavar="SIGN")]
 ThousandsOption = Annotated[str | None, _of_table(says="Sign between thousands.", metavar="SIGN")]
-EncodingOption = Annotated[str | None, _of_table(says="Of the text, such as cp1252.", metavar="NAME")]
+EncodingOption = Annotated[str | None, _of_table(says="Encoding of the text, such as cp1252.", metavar="NAME")]
 MissingOption = Annotated[list[str] | None, _MARKS]
 DuplicatesOption = Annotated[str | None, _EQUAL_TIMES]
-SortOption = Annotated[bool, _of_table("--sort/--no-sort", says="Put rows in order of time, or refuse.")]
+SortOption = Annotated[
+    bool, _of_table("--sort/--no-sort", says="Put rows in order of time, or refuse those that are not.")
+]
+SkipRowsOption = Annotated[int, _of_table(says="Lines to leave out before the header.", metavar="N")]
+CommentOption = Annotated[str | None, _of_table(says="Sign that begins a comment, such as #.", metavar="SIGN")]
+SkipBadRowsOption = Annotated[bool, _BAD_ROWS]
+NoHeaderOption = Annotated[bool, _NO_HEADER]
 
 
 @app.command("forecast", cls=ManyValues)
 def forecast(
     ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(help="A CSV file with a header.", metavar="FILE.csv")],
+    file: Annotated[Path, typer.Argument(help="CSV file to forecast.", metavar="FILE.csv")],
     time: TimeOption,
     horizon: HorizonOption,
-    out: Annotated[Path, typer.Option(help="Folder for forecast.csv, forecast.json and figure.png.", metavar="DIR")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for forecast.csv, cleaned.csv, forecast.json, figure.png.", metavar="DIR")
+    ],
     values: ValuesOption = None,
     model: Annotated[
-        str, typer.Option(help="filter: one for each column; network: one for all.", metavar="filter|network")
+        str, typer.Option(help="Model: a filter for each column, or a network for all.", metavar="filter|network")
     ] = "filter",
     step: Annotated[
-        str | None, typer.Option(help="Between forecasts: 30min, 1MS, 1QE, B; the usual gap by default.", metavar="S")
+        str | None,
+        typer.Option(help="Time between forecasts: 30min, 1MS, 1QE, B; the usual gap by default.", metavar="S"),
     ] = None,
     components: Annotated[
         list[str] | None,
         typer.Option(
-            help="Of the filter: level, trend, damped-trend, ar, cycle, season:24h:3 (waves), season:7D:free; "
+            help="Parts of the filter: level, trend, damped-trend, ar, cycle, season:24h:3 (waves), season:7D:free; "
             "those that would have forecast best by default.",
             metavar="C ...",
         ),
     ] = None,
-    not_robust: Annotated[bool, typer.Option("--not-robust", help="The Kalman filter.")] = False,
+    not_robust: Annotated[
+        bool, typer.Option("--not-robust", help="Use the Kalman filter, which believes each reading.")
+    ] = False,
     positive: Annotated[bool, typer.Option("--positive", help="All values are above 0: no forecast is less.")] = False,
     counts: Annotated[bool, typer.Option("--counts", help="No value is negative: no forecast is, either.")] = False,
+    angle: Annotated[
+        float | None, typer.Option(help="A whole turn, such as 360, where all values are angles.", metavar="DEGREES")
+    ] = None,
     sensor: Annotated[
         str | None, typer.Option(help="A column that names the sensor of each row; filter only.", metavar="COLUMN")
     ] = None,
@@ -94,6 +117,10 @@ def forecast(
     missing: MissingOption = None,
     duplicates: DuplicatesOption = None,
     sort: SortOption = True,
+    skip_rows: SkipRowsOption = 0,
+    comment: CommentOption = None,
+    skip_bad_rows: SkipBadRowsOption = False,
+    no_header: NoHeaderOption = False,
     network: Annotated[
         Path | None, typer.Option(help="A folder of `rfa forecast train`; without it one is trained here.", metavar="N")
     ] = None,
@@ -101,7 +128,7 @@ def forecast(
     steps: StepsOption = None,
     rate: RateOption = None,
     seed: SeedOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a training here that was stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a training in --out that was stopped.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a forecast that is there.")] = False,
 ) -> None:
     """Forecast the columns of a CSV file with 50 and 90 % intervals, and list the outliers of the past.
@@ -116,7 +143,7 @@ def forecast(
     check_out(out)
     request = ForecastRequest(
         file=file,
-        time=time,
+        time=_time(time),
         values=values,
         horizon=horizon,
         step=step,
@@ -126,6 +153,7 @@ def forecast(
         robust=not not_robust,
         positive=positive,
         counts=counts,
+        angle=angle,
     )
     go_on = "go on with the same command and --resume"
     with stoppable(go_on), progress_bars() as bar:
@@ -148,18 +176,19 @@ def forecast_train(
     ctx: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder for the network.", metavar="DIR")],
     files: Annotated[
-        list[Path] | None, typer.Argument(help="CSV files with a header, or folders of them.", metavar="FILE.csv ...")
+        list[Path] | None, typer.Argument(help="CSV files, or folders of them.", metavar="FILE.csv ...")
     ] = None,
-    time: Annotated[str | None, typer.Option(help="The column of times: numbers or dates.", metavar="COLUMN")] = None,
+    time: TimeOption = (),  # type: ignore[assignment]
     values: ValuesOption = None,
     series: Annotated[
         str | None, typer.Option(help="A column that names the series of each row.", metavar="COLUMN")
     ] = None,
     horizon: Annotated[
-        str | None, typer.Option(help="How far ahead: 30min, 24h, 7D or 12M; or a number.", metavar="H")
+        str | None, typer.Option(help="How far ahead to forecast: 30min, 24h, 7D or 12M; or a number.", metavar="H")
     ] = None,
     context: Annotated[
-        int | None, typer.Option(help="Rows that it looks back; those of four horizons by default.", metavar="N")
+        int | None,
+        typer.Option(help="Rows that the network looks back; those of four horizons by default.", metavar="N"),
     ] = None,
     date_format: FormatOption = None,
     time_unit: TimeUnitOption = None,
@@ -172,8 +201,13 @@ def forecast_train(
     missing: MissingOption = None,
     duplicates: DuplicatesOption = None,
     sort: SortOption = True,
+    skip_rows: SkipRowsOption = 0,
+    comment: CommentOption = None,
+    skip_bad_rows: SkipBadRowsOption = False,
+    no_header: NoHeaderOption = False,
     hold_out: Annotated[
-        float, typer.Option(help="Share of the series for validation; of fewer than five, of each one's end.")
+        float,
+        typer.Option(help="Share of the series for validation, or of each one's end where there are fewer than five."),
     ] = 0.2,
     preset: PresetOption = None,
     steps: StepsOption = None,
@@ -203,7 +237,7 @@ def forecast_train(
             chosen = {"preset": preset, "steps": steps, "rate": rate, "seed": seed, "context": context}
             request = NetworkRequest(
                 files=tuple(map(str, files or [])),
-                time=time or "",
+                time=_time(time),
                 values=None if values is None else tuple(values),
                 series=series,
                 table_format=_table_format(ctx),
@@ -216,6 +250,11 @@ def forecast_train(
     print_scores(record["scores"], record["request"]["horizon"])
     said = f"{record['series']} series, {record['split']}, {record['steps']} steps"
     say(f"network: {out} ({said})")
+
+
+def _time(columns: list[str]) -> Any:
+    """The column of times, or the columns."""
+    return columns[0] if len(columns) == 1 else tuple(columns)
 
 
 def _table_format(ctx: typer.Context) -> Any:
@@ -296,5 +335,10 @@ def _print_forecast(content: dict[str, Any], out: Path) -> None:
         if len(one["outliers"]) > _LISTED:
             more = len(one["outliers"]) - _LISTED
             _say(f"{more} earlier outliers of {name} are in forecast.json")
-    for label, file in (("forecast", "forecast.csv"), ("details", "forecast.json"), ("figure", "figure.png")):
+    for label, file in (
+        ("forecast", "forecast.csv"),
+        ("cleaned", "cleaned.csv"),
+        ("details", "forecast.json"),
+        ("figure", "figure.png"),
+    ):
         say(f"{label + ':':10}{out / file}")

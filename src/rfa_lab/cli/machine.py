@@ -25,40 +25,43 @@ def bench(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="operator, step, decode, generate, memory or all; by default the operator and a small training step.",
+            help="What is timed; by default the operator and a small training step.",
             metavar="[operator|step|decode|generate|memory|all]",
             show_default=False,
         ),
     ] = None,
-    lengths: Annotated[list[int] | None, typer.Option(help="Tokens; those of the targets by default.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Sequences; by default more of short ones.")] = None,
-    heads: Annotated[int, typer.Option(help="Attention heads.")] = 8,
-    channels: Annotated[int, typer.Option(help="Real channels of a head, two a mode.")] = 64,
-    presets: Annotated[list[str] | None, typer.Option(help="Presets; rfa by default.", metavar="P ... | all")] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    backend: Annotated[str, typer.Option(help="auto, or the name of one; `rfa doctor` lists them.")] = "auto",
-    threads: Annotated[
-        int | None, typer.Option(help="In a process that starts with so many; PyTorch's own choice by default.")
+    lengths: Annotated[
+        list[int] | None, typer.Option(help="Lengths in tokens; those of the targets by default.")
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Rounds; both contestants have a turn in each.")] = 7,
+    batch: Annotated[int | None, typer.Option(help="Number of sequences; more of short ones by default.")] = None,
+    heads: Annotated[int, typer.Option(help="Number of attention heads.")] = 8,
+    channels: Annotated[int, typer.Option(help="Number of real channels of a head, two a mode.")] = 64,
+    presets: Annotated[list[str] | None, typer.Option(help="Presets; rfa by default.", metavar="P ... | all")] = None,
+    dtype: Annotated[str, typer.Option(help="Data type: float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="Device: cpu or cuda.")] = "cpu",
+    backend: Annotated[str, typer.Option(help="Backend: auto, or the name of one; `rfa doctor` lists them.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option(help="Number of threads, in a process of its own; PyTorch's own choice by default.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Number of rounds; both contestants have a turn in each.")] = 7,
     peers: Annotated[
         list[str] | None,
         typer.Option(
-            help="Of the operator; on a CPU sdpa, on a GPU all by default. Of a step: one preset, b1-rope by default.",
+            help="Peers of the operator (by default sdpa on a CPU, all on a GPU); of a step one preset, b1-rope.",
             metavar="P ... | all",
         ),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Fields of whole models (step, generate).", metavar="FIELD=VALUE ..."),
+        typer.Option("--set", help="Set fields of whole models (step, generate).", metavar="FIELD=VALUE ..."),
     ] = None,
     certified: Annotated[
         bool,
         typer.Option("--certified", help="Leave out old keys by the prior's proof (operator, decode)."),
     ] = False,
     trained: Annotated[
-        Path | None, typer.Option(help="Result file of a run: its preset, and the learned dynamics of each layer.")
+        Path | None,
+        typer.Option(help="Result file of a run, whose preset and learned dynamics of each layer are taken."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -139,7 +142,7 @@ def _with_threads(threads: int, arguments: list[str]) -> int:
                 continue
 
 
-@app.command()
+@app.command(cls=ManyValues)
 def doctor() -> None:
     """Print versions, devices, backends, the backend that `auto` chooses on each device, and why others are missing."""
     import warnings

@@ -23,20 +23,20 @@ from .console import (
 DataOption = Annotated[
     str,
     typer.Option(
-        help="stdlib, code:python, gutenberg:novels, wikitext-103, babylm-2025, or a file or folder of UTF-8 text.",
+        help="Text: stdlib, code:python, gutenberg:novels, wikitext-103, babylm-2025, or a file or folder in UTF-8.",
         metavar="D",
     ),
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")]
 
 
-@app.command()
+@app.command(cls=ManyValues)
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for runs, results and figure.png.")] = Path("rfa-demo"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue a demo that was stopped.")] = False,
     overwrite: OverwriteOption = False,
     series: Annotated[
-        bool, typer.Option("--series", help="Instead: a series with gaps and wrong readings, in about a minute.")
+        bool, typer.Option("--series", help="Show a series with gaps and wrong readings instead, in about a minute.")
     ] = False,
 ) -> None:
     """Train RFA, RoPE, ALiBi and SC-RFA for a few minutes and compare them beyond the training length.
@@ -81,16 +81,17 @@ def train(
     preset: Annotated[str, typer.Option(help="A preset; `rfa doctor` lists them.")] = "rfa",
     data: DataOption = "stdlib",
     split: Annotated[
-        str, typer.Option(help="file, author, or author:test=A,B;valid=C (a file's name up to its first _).")
+        str,
+        typer.Option(help="Split by file, by author, or author:test=A,B;valid=C (a file's name up to its first _)."),
     ] = "file",
-    tokenizer: Annotated[str, typer.Option(help="gpt2, gpt2:FOLDER, bpe:N or bytes.", metavar="T")] = "gpt2",
+    tokenizer: Annotated[str, typer.Option(help="Tokenizer: gpt2, gpt2:FOLDER, bpe:N or bytes.", metavar="T")] = "gpt2",
     length: Annotated[int, typer.Option(help="Tokens of a training block.")] = 512,
     batch_size: Annotated[int, typer.Option(help="Blocks of a step on one device.")] = 16,
     accumulate: Annotated[int, typer.Option(help="Batches of one optimiser step.")] = 1,
     epochs: Annotated[float, typer.Option(help="Passes over the training split.")] = 15.0,
     max_steps: Annotated[int | None, typer.Option(help="Optimiser steps, instead of epochs.")] = None,
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
-    seed: Annotated[int, typer.Option(help="Of initialisation and data order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the initial weights and the order of the data.")] = 0,
     eval_steps: Annotated[int | None, typer.Option(help="Steps between validations; each epoch by default.")] = None,
     valid_tokens: Annotated[int | None, typer.Option(help="Most tokens of the validation split.")] = None,
     log_steps: Annotated[int, typer.Option(help="Steps between lines of metrics.")] = 10,
@@ -99,7 +100,7 @@ def train(
         bool, typer.Option("--one-group", help="Train the SDE's parameters like all others, as the released code did.")
     ] = False,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Fields of the model.", metavar="FIELD=VALUE ...")
+        list[str] | None, typer.Option("--set", help="Set fields of the model.", metavar="FIELD=VALUE ...")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out where it stopped.")] = False,
     overwrite: OverwriteOption = False,
@@ -144,12 +145,14 @@ def evaluate(
     lengths: Annotated[
         list[int] | None, typer.Option(help="Context lengths; 1, 2, 4, 8 times the training length by default.")
     ] = None,
-    protocol: Annotated[str, typer.Option(help="blocks, matched or strided.")] = "blocks",
-    max_tokens: Annotated[int | None, typer.Option(help="Only the text's first N tokens.", metavar="N")] = None,
-    by_position: Annotated[bool, typer.Option("--by-position", help="Also the loss at each position.")] = False,
-    json_: Annotated[Path | None, typer.Option("--json", help="Write the result there.", metavar="F")] = None,
+    protocol: Annotated[str, typer.Option(help="Protocol: blocks, matched or strided.")] = "blocks",
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Evaluate only the text's first N tokens.", metavar="N")
+    ] = None,
+    by_position: Annotated[bool, typer.Option("--by-position", help="Measure the loss at each position, too.")] = False,
+    json_: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.", metavar="F")] = None,
     attention: Annotated[
-        Path | None, typer.Option(help="Also draw the attention maps of every layer there.", metavar="DIR")
+        Path | None, typer.Option(help="Draw the attention maps of every layer into this folder.", metavar="DIR")
     ] = None,
 ) -> None:
     """Compute the perplexity of a run by context length, on its test split or on any text."""
@@ -189,14 +192,16 @@ def evaluate(
         say(f"attention: {', '.join(map(str, paths))}")
 
 
-@app.command()
+@app.command(cls=ManyValues)
 def generate(
     run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
     prompt: Annotated[str, typer.Option(help="What the sample begins with.")] = "",
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to add.")] = 100,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.8,
+    temperature: Annotated[
+        float, typer.Option(help="Temperature of the sampling; 0 takes the most likely token.")
+    ] = 0.8,
     top_k: Annotated[int, typer.Option(help="Sample among this many most likely tokens; 0 for all.")] = 50,
-    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the sampling.")] = 0,
 ) -> None:
     """Sample text from a run."""
     from rfa_lab.evaluation import generate as generate_text
@@ -208,7 +213,7 @@ def generate(
 @app.command(cls=ManyValues)
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
-    out: Annotated[Path, typer.Option(help="The folder to write.", metavar="FOLDER")],
+    out: Annotated[Path, typer.Option(help="Folder to write.", metavar="FOLDER")],
     results: Annotated[
         list[Path] | None, typer.Option(help="Files of `rfa evaluate --json`, for the model card.", metavar="F ...")
     ] = None,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from rfa.checks import install_command
 from rfa.models import describe
 
 TEST_SPLIT = " (test split)"  # ends the name of a text that is a run's own test split
@@ -17,9 +18,7 @@ _PROTOCOLS = {
     "strided": "windows overlap by half, and each scores the tokens that the one before did not",
 }
 _MARKUP = re.compile(r"[\\`*\[\]!|~#]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.", re.IGNORECASE)  # the last two begin links
-_USE = """```bash
-pip install 'robust-filter-attention[hf]'
-```
+_USE = """Install the library first: {install}
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -93,7 +92,7 @@ def model_card(
         "A language model whose attention is a robust filter. `rfa export` wrote this card from the run's own record "
         "and result files.",
         "## Use",
-        _USE.format(name=name),
+        _USE.format(name=name, install=install_command("hf")),
         "## Model",
         _two_columns(model_rows),
         "## Training",

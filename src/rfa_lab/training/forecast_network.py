@@ -238,14 +238,14 @@ def forecast_file(
     given = {name: value for name, value in (training or {}).items() if value is not None}
     _check_options(request, model, network, given, resume)
     check_out(out, overwrite, resume)
-    table, query_times = read_request(request)
+    table, query_times = read_request(request, by_filter=model == "filter")
     if model == "filter":
         forecaster = forecast_by_filter(request, progress)
         return write_forecast(request, forecaster, model, out, table, query_times)
     folder = Path(network) if network is not None else out / NETWORK
     if network is None:
         asked = {
-            "time": request.time,
+            "time": request.time if isinstance(request.time, str) else list(request.time),
             "values": None if request.values is None else list(request.values),
             "table_format": request.table_format,
             "horizon": request.horizon,
@@ -296,8 +296,8 @@ def _check_options(request: ForecastRequest, model: str, network: Any, training:
     require(request.components is None, "components", request.components, "none with a network")
     require(request.sensor is None, "sensor", request.sensor, "none with a network; --model filter takes several")
     require(request.robust, "not-robust", True, "it with --model filter")
-    scale = request.positive or request.counts
-    require(not scale, "positive" if request.positive else "counts", True, "it with --model filter")
+    for name in ("positive", "counts", "angle"):
+        require(not getattr(request, name), name, getattr(request, name), "it with --model filter")
     if network is not None:
         given = [*training, *(["resume"] if resume else [])]
         require(not given, "network", f"a trained one with {', '.join(given)}", "one of them")

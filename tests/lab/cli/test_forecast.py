@@ -5,6 +5,7 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from training.runs import contents, messages
 
@@ -31,7 +32,8 @@ def test_the_files_hold_the_filters_own_numbers(rfa, write, tmp_path):
         "forecast", write(rows), "--time", "t", "--values", "a", "--horizon", "3", *LEVEL, "--out", "o"
     )
     assert (status, messages(err)) == (0, [])
-    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == ["figure.png", "forecast.csv", "forecast.json"]
+    files = ["cleaned.csv", "figure.png", "forecast.csv", "forecast.json"]
+    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == files
     values = np.array([float(a or "nan") for _, a, _ in rows])
     level = RobustFilter(Level()).fit(np.arange(40.0), values)
     ahead = level.forecast([40.0, 41.0, 42.0])
@@ -50,7 +52,14 @@ def test_the_files_hold_the_filters_own_numbers(rfa, write, tmp_path):
     one = json.loads((tmp_path / "o" / "forecast.json").read_text())["channels"]["a"]
     assert one["parameters"] == pytest.approx(level.parameters)
     assert [(found["time"], found["value"]) for found in one["outliers"]] == [("20", 50.0)]
-    assert one["outliers"][0]["weight"] == pytest.approx(level.smooth().weights[20])
+    past = level.smooth()
+    assert one["outliers"][0]["weight"] == pytest.approx(past.weights[20])
+    cleaned = pd.read_csv(tmp_path / "o" / "cleaned.csv")
+    assert [*cleaned] == ["time", "channel", "reading", "estimate", "lower_90", "upper_90", "weight", "outlier"]
+    assert (cleaned["time"].tolist(), cleaned.index[cleaned["outlier"]].tolist()) == ([*range(40)], [20])
+    found = cleaned[["reading", "estimate", "lower_90", "upper_90", "weight"]].to_numpy()
+    lower, upper = past.interval(0.9)
+    np.testing.assert_allclose(found.T, [values, past.mean, lower, upper, past.weights], rtol=1e-6)
     assert "outlier: a 50 at 20" in out
     before = contents(tmp_path / "o")
     status, _, err = rfa("forecast", "x.csv", "--time", "t", "--horizon", "3", *LEVEL, "--out", "o")
@@ -104,6 +113,38 @@ def test_a_file_as_a_logger_writes_it(rfa, tmp_path):
     starts += ["rows: sorted", "rows: 1 of a time", "values: '°C' left out", "steps: 1M"]
     assert [note.startswith(start) for note, start in zip(second["notes"][:8], starts, strict=True)] == [True] * 8
     assert [f"note: {note}" in out for note in second["notes"][:8]] == [True] * 8
+
+
+def test_angles_are_filtered_without_their_jumps(rfa, tmp_path):
+    """The forecast is that of the angles unwrapped, in the range of the readings; without the option it is said."""
+    angles = np.array([178 + 0.1 * k + 0.01 * (7 * k % 5) for k in range(40)])
+    angles[30] += 90.0  # a wrong reading
+    for name, values in (("plain", angles), ("turned", (angles + 180) % 360 - 180)):
+        (tmp_path / name).write_text("t,x\n" + "".join(f"{k},{x:.2f}\n" for k, x in enumerate(values)))
+    given = ["--time", "t", "--horizon", "5", "--components", "trend"]
+    assert rfa("forecast", "plain", *given, "--out", "p")[0] == 0
+    assert (
+        "x: values jump by nearly 360, as angles do (in 1 of 39 steps)"
+        in rfa("forecast", "turned", *given, "--out", "j")[1]
+    )
+    status, out, _ = rfa("forecast", "turned", *given, "--angle", "360", "--out", "a")
+    assert (status, "jump" in out, "outlier: x -89 at 30, expected -178.9" in out) == (0, False, True)
+    plain, found = (pd.read_csv(tmp_path / name / "forecast.csv").iloc[:, 2:] for name in "pa")
+    np.testing.assert_allclose(found, plain - 360, atol=1e-6)
+    plain, found = (pd.read_csv(tmp_path / name / "cleaned.csv") for name in "pa")
+    assert found["estimate"].between(-180, 180).all()
+    np.testing.assert_allclose(np.exp(1j * np.radians(found["estimate"] - plain["estimate"])), 1, atol=1e-6)
+    np.testing.assert_allclose(found["reading"], (plain["reading"] + 180) % 360 - 180, atol=1e-9)
+    np.testing.assert_allclose(found["upper_90"] - found["lower_90"], plain["upper_90"] - plain["lower_90"], atol=1e-6)
+
+
+def test_a_file_may_stand_after_the_columns_of_the_time(rfa, tmp_path):
+    rows = [f"2024-01-{1 + k // 24:02},{k % 24:02}:00,{a}" for k, a, _ in GOOD]
+    (tmp_path / "x.csv").write_text("\n".join(["Date,Time,a", *rows]) + "\n")
+    given = ["--horizon", "2h", *LEVEL, "--out", "o"]
+    assert rfa("forecast", "--time", "Date", "Time", "x.csv", *given)[0] == 0
+    content = json.loads((tmp_path / "o" / "forecast.json").read_text())
+    assert (content["time"], content["last"]) == (["Date", "Time"], "2024-01-02 15:00:00")
 
 
 def test_a_network_is_trained_used_and_refused(rfa, write, tmp_path):
@@ -184,6 +225,18 @@ DATES = [(f"2024-01-{1 + k // 24:02} {k % 24:02}:00", a, b) for k, a, b in GOOD]
         (GOOD, {"--network": ["mine"]}, "model: got 'filter with network'"),
         (GOOD, {"--model": ["network"], "--network": ["mine"]}, "network: mine has no network.json"),
         (GOOD, {"--model": ["network"], "--components": ["level"]}, "components: got ['level']"),
+        (
+            GOOD,
+            {"--angle": ["360"], "--values": ["a", "b"], "--counts": []},
+            "angle: got 'it with --positive or --counts'",
+        ),
+        (
+            [(k, 100 * k, 1) for k in range(9)],
+            {"--angle": ["360"]},
+            "angle: got \"0 to 800 in 'a'\", expected values from 0",
+        ),
+        (GOOD, {"--angle": ["0"]}, "angle: got 0.0, expected a whole turn, such as 360"),
+        (GOOD, {"--model": ["network"], "--angle": ["360"]}, "angle: got 360.0, expected it with --model filter"),
         (GOOD, {"--model": ["network"], "--sensor": ["b"]}, "sensor: got 'b', expected none with a network"),
         (GOOD[:6], {"--model": ["network"]}, "expected windows with 4 readings"),
         (GOOD, {"--model": ["network"], "--steps": ["0"]}, "steps: got 0"),

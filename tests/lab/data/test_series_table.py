@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -91,7 +92,33 @@ def test_dates(written, dates, format, unit, times):
         ("time,a\n9007199254740993,1\n", {"time_unit": "number"}, r"^time: got .* expected a number up to 2\*\*53"),
         ("time,a\n03.04.2024,1\n", {}, r"^time: .* expected --date-format: %d.%m.%Y and %m.%d.%Y fit all rows"),
         ("time,a\n13 o'clock,1\n", {}, r"^time: .* in row 2 .* a date like 2024-01-31 12:00; --date-format reads"),
-        ("time,a,a\n0,1,2\n", {}, r"^file: .* has two columns 'a'"),
+        (
+            "time,a,a\n0,1,2\n",
+            {},
+            r"^file: .* has two columns 'a'.*--values names others, --no-header with --skip-rows",
+        ),
+        (
+            "0,1\n1,2\n",
+            {"time": "0"},
+            r"^file: got '0, 1' in the first row of .* a header: --no-header names its columns",
+        ),
+        ("0,1\n1,2\n", {"time": "when"}, r"^time: got 'when', .*: 0, 1; in a file without a header --no-header names"),
+        ("2024-01-01 10:00,1\n2024-01-01 11:00,2\n", {"time": "2024-01-01 10:00"}, r"^file: got '2024.* --no-header"),
+        ("5/1/24 9:30,1\n5/1/24 10:00,2\n", {"time": "5/1/24 9:30"}, r"^file: got '5/1/24 9:30, 1' .* --no-header"),
+        ("site 7\n\ntime,a\n0,1\n", {}, r"^time: got 'time', .*: site 7; row 3 has it, --skip-rows 2 leaves out"),
+        ("# time a\n0 1\n", {}, r"^time: .* row 1 has it behind a sign, --comment '#' reads it"),
+        ("time,a\ns,degC\n0,1\n1,2\n", {}, r"^time: got 's' in row 2 .* --skip-bad-rows leaves such rows out"),
+        ("time,a\n3.4.2024,1\n13.4.2024,2\nmean,2\n", {}, r"^time: got 'mean' in row 4 .* like '3.4.2024'; --skip-bad"),
+        ("time,a\n0,cold\n1,warm\n2,3\n", {"skip_bad_rows": True}, r"^values: got 'cold' in row 2 .*--values columns"),
+        ('t,a\n0,1\n1,"1,500"\n', {"time": "t", "skip_bad_rows": True}, r"^values: got '1,500' in row 3 .*--thousands"),
+        ("time,a\n0,1\n", {"comment": "//"}, r"^comment: got '//', expected a single sign"),
+        ("time,a\n0,1\n", {"skip_rows": -1}, r"^skip-rows: got -1, expected a number of lines"),
+        (
+            "d,m,y,a\n1,2,2024,1\n",
+            {"time": ["d", "m", "y"]},
+            r"^time: got 'd m y', expected columns in this order: year",
+        ),
+        ("time,a\n0,1 %\n1,2 kW\n", {}, r"^values: got '1 %' in row 2 .* --missing names"),
         ("time,a\n0,1\n1,2,7\n", {}, r"^file: got 3 cells in row 3 of .*, expected 2 as in its header, time, a; --sep"),
         ("time,a\n0,1,7\n1,2,7\n", {}, r"^file: got 3 cells in row 2 of .*, expected 2 as in its header"),
         ('time,a\n0,1\n1,"2\n', {}, r"^file: got a quote in row 3 of .* without an end"),
@@ -506,3 +533,166 @@ def test_lengths_of_the_calendar(written):
             ValueError, match=r"^horizon: got .* expected a length of time above 0, such as 24h, 7D or 12M"
         ):
             found.duration("horizon", given)
+
+
+HOURS = [f"2024-01-{1 + k // 24:02} {k % 24:02}:00" for k in range(23, 27)]
+YMD_H = [(date[:4], date[5:7], date[8:10], date[11:13]) for date in HOURS]
+
+
+@pytest.mark.parametrize(
+    ("text", "time", "options", "said"),
+    [
+        ("\n".join(f"{date},{k}" for k, date in enumerate(HOURS)), "1", {"no_header": True}, []),
+        (
+            "\n".join(f"{date};{k},0" for k, date in enumerate(HOURS)),
+            "1",
+            {"no_header": True},
+            ["separator", "numbers"],
+        ),
+        (  # NDBC
+            "#YY  MM DD hh mm WVHT\n#yr  mo dy hr mn m\n"
+            + "".join(f"{y} {m} {d} {h} 00 {k}.0\n" for k, (y, m, d, h) in enumerate(YMD_H)),
+            ["#YY", "MM", "DD", "hh", "mm"],
+            {"skip_bad_rows": True},
+            ["separator: space", "times: '#YY MM DD hh mm' were read as year, month", "rows: 1 of 5 left out"],
+        ),
+        (
+            "# a buoy\n#YY  MM DD hh WVHT\n#yr  mo dy hr m\n"
+            + "".join(f"{y[2:]} {int(m)} {int(d)} {int(h)} {k}.0 # ok\n" for k, (y, m, d, h) in enumerate(YMD_H)),
+            ["YY", "MM", "DD", "hh"],
+            {"comment": "#"},
+            ["separator: space", "times: 'YY MM DD hh' were read as year, month, day, hour "],
+        ),
+        (  # ERDDAP, and a footer
+            "time,a\nUTC,m\n" + "".join(f"{date},{k}\n" for k, date in enumerate(HOURS)) + 'mean,1.5\n"a, b, c",,,\n',
+            "time",
+            {"skip_bad_rows": True},
+            ["rows: 3 of 7 left out as bad ones, the first is row 2: UTC, m"],
+        ),
+        (  # LibreView
+            "Glucose Data,Generated on,2024\n\nTime,Record Type,,Note,Note,a\n"
+            + "".join(f"{date},0,x,,,{k}\n" for k, date in enumerate(HOURS)),
+            "Time",
+            {"skip_rows": 1},
+            [],
+        ),
+        (  # Dexcom
+            "Index,Time,a\n1,,Jo\n2,,\n" + "".join(f"{k},{date},{k}\n" for k, date in enumerate(HOURS)) + "9,,\n",
+            "Time",
+            {"skip_bad_rows": True},
+            ["rows: 3 of 7 left out as bad ones, the first is row 2: 1, Jo"],
+        ),
+        (  # annotated CSV
+            "#datatype,string,dateTime,double\n#default,_result,,\n,result,_time,a\n"
+            + "".join(f",,{date},{k}\n" for k, date in enumerate(HOURS)),
+            "_time",
+            {"comment": "#"},
+            [],
+        ),
+        (  # psql, with a time that is none
+            " _time | a \n-------+---\n"
+            + "".join(f" {date} | {k}\n" for k, date in enumerate(HOURS))
+            + " 2024-02-30 00:00 | 7\n(5 rows)\n\n",
+            "_time",
+            {"skip_bad_rows": True},
+            ["separator: '|'", "rows: 3 of 7 left out as bad ones, the first is row 2: -------+---"],
+        ),
+        ("Date,Time,a\n" + "".join(f"{d[:10]},{d[11:]},{k}\n" for k, d in enumerate(HOURS)), ["Date", "Time"], {}, []),
+        (
+            "Date,Time,a\n" + "".join(f"{d[:10]} 00:00:00,{int(d[11:13])},{k}\n" for k, d in enumerate(HOURS)),
+            ["Date", "Time"],
+            {},
+            [],
+        ),
+        (
+            "Date,Time,a\n" + "".join(f"{y}{m}{d},{int(h + '00')},{k}\n" for k, (y, m, d, h) in enumerate(YMD_H)),
+            ["Date", "Time"],
+            {},
+            [],
+        ),
+        (
+            "d,h,a\n" + "".join(f"{d}/{m}/{y},{h}:00,{k}\n" for k, (y, m, d, h) in enumerate(YMD_H)),
+            ["d", "h"],
+            {"date_format": "%d/%m/%Y %H:%M"},
+            [],
+        ),
+        ("t,a\n" + "".join(f"{d},{k}.0 °C\n" for k, d in enumerate(HOURS)), "t", {}, ["values: the unit '°C' in"]),
+        ("t,a\n" + "".join(f"{d},$ 1e{k}\n" for k, d in enumerate(HOURS)), "t", {}, ["values: the unit '$' in"]),
+        (
+            "t;a\n" + "".join(f"{d};{k},0%\n" for k, d in enumerate(HOURS)),
+            "t",
+            {},
+            ["separator", "values: the", "numbers"],
+        ),
+        (  # the hour 24 is the next day's hour 0
+            "t,a\n" + "".join(f"{d},{k}\n" for k, d in enumerate([HOURS[0], "2024-01-01 24:00", *HOURS[2:]])),
+            "t",
+            {},
+            [],
+        ),
+    ],
+)
+def test_files_as_instruments_and_services_write_them(written, text, time, options, said):
+    """The lines name the rows of the file, so each must stand where its reading does."""
+    found = read_series(
+        written(text),
+        time,
+        *([] if "no_header" in options else [["a" if "WVHT" not in text else "WVHT"]]),
+        table_format=TableFormat(**options),
+    )
+    expected = [1, 10, 100, 1000] if "$" in text else [0, 1, 2, 3]
+    assert ([found.label(time)[:16] for time in found.times.tolist()], found.values.flatten().tolist()) == (
+        HOURS,
+        expected,
+    )
+    assert [note.startswith(start) for note, start in zip(found.notes, said, strict=True)] == [True] * len(said)
+    lines = text.split("\n")
+    assert all(re.search(rf"\D{k}(\D|$)", lines[line - 1]) for k, line in enumerate(found.lines))
+
+
+def test_a_column_without_a_name_is_left_out_and_may_be_asked_for(written):
+    path = written(",t,x,\n0,0,1,\n1,1,2,\n")
+    found = read_series(path, "t")
+    assert (found.channels, found.notes) == (
+        ("x",),
+        ("values: 'Unnamed: 0', 'Unnamed: 3' left out, without a name (--values takes it)",),
+    )
+    assert read_series(path, "Unnamed: 0", ["x"]).times.tolist() == [0, 1]
+
+
+def test_months_in_two_columns(written):
+    found = read_series(written("year,month,x\n2023,11,1\n2023,12,2\n2024,1,3\n"), ["year", "month"])
+    assert [found.label(time) for time in found.times.tolist()] == ["2023-11-01", "2023-12-01", "2024-01-01"]
+
+
+LONG = [
+    (i, f"2024-{1 + k:02}-01", level + k % 3) for i, level in (("a", 100), ("b", 200), ("c", 300)) for k in range(6)
+]
+
+
+def test_several_series_are_no_sensors(written, tmp_path):
+    """The way is worded for sensors of one quantity; where they are taken for such, their levels are said."""
+    path = written("unique_id,ds,y\n" + "".join(f"{i},{d},{y}\n" for i, d, y in LONG))
+    several = "several series: forecast each by itself, from a file with its rows alone"
+    with pytest.raises(
+        ValueError, match=f"'unique_id' has 3 names; sensors of one quantity: --sensor unique_id; {several}"
+    ):
+        read_series(path, "ds", ["y"])
+    with pytest.raises(ValueError, match="twice") as caught:
+        read_series(path, "ds", ["y"], advise_sensor=False)  # as a network asks, which takes no sensors
+    assert ("--sensor" in str(caught.value), several in str(caught.value)) == (False, True)
+    with pytest.raises(ValueError, match=r"--series unique_id names the series of each row"):
+        read_many_series([path], "ds", ["y"])
+    found = read_series(path, "ds", ["y"], sensor="unique_id")
+    assert "y: sensor 'b' is 100 off 'a', far more than their noise" in found.notes[-1]
+    merged = read_series(path, "ds", ["y"], table_format=TableFormat(duplicates="mean"))
+    assert merged.notes[-1].endswith("column 'unique_id' tells them apart")
+
+
+def test_sensors_of_one_quantity_are_not_remarked(written):
+    """Neither where they follow each other on another level: a sensor that was replaced."""
+    random = np.random.default_rng(0)
+    rows = [(k, s, 3 * s + random.normal()) for k in range(50) for s in range(2)]
+    late = [(50 + k, 7, 1e3 + random.normal()) for k in range(50)]
+    found = read_series(written("t,s,x\n" + "".join(f"{t},{s},{x}\n" for t, s, x in rows + late)), "t", sensor="s")
+    assert found.notes == ()

@@ -486,13 +486,14 @@ def test_a_one_step_forecast_does_not_see_its_reading(wave):
     other = one._replace(values=one.values.clone())
     other.values[40, 0] += 0.01  # not so much that the median deviation moves
     second = forecaster(other, query)
-    at = int(np.flatnonzero(first[0].past[0] == float(one.times[40]))[0])
-    same = [abs(a - b) for a, b in zip(first[0].past[1][: at + 1], second[0].past[1][: at + 1], strict=True)]
-    assert first[0].past[1][at + 1] != second[0].past[1][at + 1]
+    before, after = (found[0].past["estimate"].to_numpy() for found in (first, second))
+    at = int(np.flatnonzero(first[0].past["time"] == float(one.times[40]))[0])
+    same = abs(before[: at + 1] - after[: at + 1])
+    assert before[at + 1] != after[at + 1]
     assert max(same) < 0.02
     other.values[40, 0] += 1e4
-    found = forecaster(other, query)[0].outliers
-    assert [(each["value"], each["weight"]) for each in found] == [(float(other.values[40, 0]), None)]
+    found = forecaster(other, query)[0].past
+    assert found.loc[found["outlier"], "reading"].tolist() == [float(other.values[40, 0])]
 
 
 def test_a_folder_with_a_stopped_training_may_be_resumed_only(tmp_path):

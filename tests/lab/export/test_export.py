@@ -18,6 +18,7 @@ from report.results import whole_result
 from training.runs import tiny_spec, write_corpus
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, pipeline
 
+from rfa.checks import install_command
 from rfa.models import RFAConfig, RFAForTimeSeries, RFATimeSeriesConfig
 from rfa_lab.evaluation import evaluate
 from rfa_lab.export import export_run
@@ -86,7 +87,7 @@ def test_without_rfa_the_error_names_the_installation(place, tmp_path):
     done = loaded(place / "model", BLOCKED, tmp_path)
     assert done.returncode == 1
     error = "ImportError: this model needs the package robust-filter-attention: "
-    assert done.stderr.splitlines()[-1].startswith(error + "pip install 'robust-filter-attention[hf]'")
+    assert done.stderr.splitlines()[-1].startswith(error + install_command("hf"))
 
 
 def test_the_pipeline_pads_prompts_of_different_lengths(place):

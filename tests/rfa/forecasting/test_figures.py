@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from rfa.forecasting.request import ChannelForecast, forecast_figure, outlier_entry
+from rfa.forecasting.request import ChannelForecast, forecast_figure
 from rfa.forecasting.style import plain_numbers, save, styled
 from rfa.forecasting.table import SeriesTable
 
@@ -69,10 +69,10 @@ LATER = np.array([5.0, 6.0])
 def channel(times, name="load"):
     """A channel with an outlier in its fourth row, and its forecast."""
     values = np.array([1.0, 2.0, np.nan, 300.0, 2.5])
-    past = times, np.ones(5), np.zeros(5), np.full(5, 2.0)
+    past = pd.DataFrame({"time": times, "reading": values, "estimate": 1.0, "lower_90": 0.0, "upper_90": 2.0})
+    past = past.assign(weight=1.0, outlier=values == 300.0)
     intervals = {0.5: (np.full(2, 1.5), np.full(2, 2.5)), 0.9: (np.full(2, 1.0), np.full(2, 4.0))}
-    outliers = [outlier_entry("3", times[3], 300.0, 1.0, 0.0)]
-    one = ChannelForecast(name=name, mean=np.full(2, 2.0), intervals=intervals, past=past, outliers=outliers)
+    one = ChannelForecast(name=name, mean=np.full(2, 2.0), intervals=intervals, past=past)
     return one, SeriesTable(torch.from_numpy(times), torch.from_numpy(values)[:, None], (name,))
 
 
