@@ -117,6 +117,8 @@ def times_of_rows(stamps: "pd.Series[Any]", path: Path, decimal: str, form: Any)
         return read(stamps)
     except WrongTimes as error:
         fault, known = error, stamps.index[:0]
+    if not form.skip_bad_rows and len(fault.rows) <= len(stamps) / 2:
+        raise ValueError(f"{fault}; {SKIP}")
     shapes = _shape(stamps.dropna())
     for shape in shapes.value_counts().index:
         more = shapes.index[shapes == shape]
