@@ -80,7 +80,9 @@ def choose(
                 return np.inf
             error = float(np.mean(np.abs(mean - truth[origins.targets])))
             season = _SEASON if any(word.startswith("season") for word in words) else 1.0
-            costs[label] = error * (1 + _COST * len(fitted.filter.parameters)) * season if np.isfinite(error) else np.inf
+            costs[label] = (
+                error * (1 + _COST * len(fitted.filter.parameters)) * season if np.isfinite(error) else np.inf
+            )
         return costs[label]
 
     without = min(kinds, key=cost)

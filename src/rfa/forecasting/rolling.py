@@ -15,6 +15,7 @@ from .table import SeriesTable
 _ORIGINS, _TARGETS = 40, 60  # of rolling forecasts, and readings that each of them forecasts, at most
 _NEAR = 0.25  # of the horizon: errors of steps so near to each other are pooled
 _FEW = 0.5  # share of the correction for few errors, which is right where they are independent
+_MOST = 0.995  # to which it may raise the probability of a band
 _LEAST = 20  # errors
 _RECENT = 400  # readings, at most half of the series, over which origins are spread
 
@@ -148,19 +149,22 @@ class PastErrors(NamedTuple):
     ) -> Float[np.ndarray, " steps"]:
         """Of the band that holds a reading with this probability, `(steps,)`, by the model's standard deviations.
 
-        The quantile of the errors at lags within a quarter of the horizon, a little higher where few of them are
-        independent, and where readings are refused. Where there are fewer than 20 errors in all, the model's. A band
-        gets narrower only as far as the model's own one does.
+        The quantile of the errors at lags within a quarter of the horizon, of a higher level where readings are
+        refused. Where few errors are independent it is wider, as a normal band of a higher level is: the largest error
+        of all would be that of one reading. Where there are fewer than 20 errors, the model's band. It gets narrower
+        along the horizon only as far as the model's own one does.
 
         Source: Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World (2005).
         """
+        normal = NormalDist().inv_cdf((1 + probability) / 2)
         if len(self.errors) < _LEAST:
-            return NormalDist().inv_cdf((1 + probability) / 2) * deviation
-        level = min(1.0, probability * (1 + _FEW / self.horizons) / (1 - self.refused))
+            return normal * deviation
+        wider = NormalDist().inv_cdf((1 + min(_MOST, probability * (1 + _FEW / self.horizons))) / 2) / normal
+        level = min(1.0, probability / (1 - self.refused))
         order = np.argsort(self.lags, kind="stable")
         known, errors = self.lags[order], self.errors[order]
         ends = np.searchsorted(known, [lags - _NEAR * self.horizon, lags + _NEAR * self.horizon * (1 + 1e-9)])
         near = ((first, last) if last - first >= _LEAST else (0, len(errors)) for first, last in ends.T.tolist())
         widest = np.maximum.accumulate(deviation)
-        found = np.array([np.quantile(errors[slice(*some)], level) for some in near]) * widest
-        return np.maximum.accumulate(found) * deviation / np.where(widest > 0, widest, 1.0)
+        found = np.maximum.accumulate([np.quantile(errors[slice(*some)], level) for some in near] * widest)
+        return wider * found * deviation / np.where(widest > 0, widest, 1.0)
