@@ -79,10 +79,9 @@ def choose(
             except ValueError:  # it cannot be fitted to these readings
                 return np.inf
             error = float(np.mean(np.abs(mean - truth[origins.targets])))
-            season = _SEASON if any(word.startswith("season") for word in words) else 1.0
-            costs[label] = (
-                error * (1 + _COST * len(fitted.filter.parameters)) * season if np.isfinite(error) else np.inf
-            )
+            penalty = 1 + _COST * len(fitted.filter.parameters)
+            penalty *= _SEASON if any(word.startswith("season") for word in words) else 1.0
+            costs[label] = error * penalty if np.isfinite(error) else np.inf
         return costs[label]
 
     without = min(kinds, key=cost)

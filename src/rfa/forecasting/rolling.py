@@ -134,7 +134,7 @@ class PastErrors(NamedTuple):
 
     @classmethod
     def of(cls, fitted: FittedChannel, horizon: float, refused: Bool[np.ndarray, " T"]) -> "PastErrors":
-        """Of a model; what is forecast at a refused reading does not count, and of one only its number."""
+        """Of a model. Forecasts from refused readings do not count, and of those of them only the number does."""
         origins, times = Origins.of(fitted.channel, horizon), fitted.channel.times
         mean, variance = fitted.rolling(origins)
         errors = np.abs(fitted.channel.values[origins.targets] - mean) / np.sqrt(variance)
