@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from .components import FREE, free_season, most_harmonics
+from .components import FREE, free_season, most_harmonics, period_text
 from .rolling import Channel, FittedChannel, Origins
 from .scale import SCALES
 
@@ -15,7 +15,7 @@ SEASONS = ("1D", "7D", "365.2425D")  # that a dated series is searched for
 _HARMONICS = 2, 6  # of a season that are tried
 _OF_TWO = 4, 3  # harmonics of two seasons that are tried together
 _KINDS = ["level", "ar"], ["level"], ["damped-trend"], ["trend"]  # what follows the readings beside a season
-_SEASON_GAIN = 0.9  # of the error without a season, which one with a season must be below
+_SEASON = 1 / 0.9  # the penalty of a season, by which it must reduce the error
 _PERIODS = 5  # of a cycle that is tried: fewer are seen in any walk
 _SEARCH_STEPS = 15  # of a fit that is only compared
 _COST = 0.02  # of a parameter: the share by which it must reduce the error
@@ -28,7 +28,8 @@ class Choice(NamedTuple):
     Fields:
         words: of the components.
         scale: a name of `SCALES`.
-        tried: the mean absolute error of the rolling forecasts of each model, by its words and its scale.
+        tried: what decides, of each model by its words and its scale: the mean absolute error of its rolling forecasts
+            times its penalty. The least is chosen.
     """
 
     words: list[str]
@@ -45,10 +46,10 @@ def choose(
     """The model whose forecasts of the last readings, at the horizon that is asked for, had the smallest error.
 
     Each model is fitted to all readings. Its filter then forecasts from up to 40 earlier readings, from each without a
-    look at later ones. The error is the mean absolute one, times 1.02 for each parameter. First the components without
-    a season are compared; then, for dated series, seasons of a day, a week and a year, two of them, and free ones; then
-    what follows the readings beside the best waves and the best free season. A season must make the error a tenth
-    smaller. At last the scales are compared.
+    look at later ones. The error is the mean absolute one, and 2 % more for each parameter. First the components
+    without a season are compared; then, for dated series, seasons of a day, a week and a year, two of them, and free
+    ones; then what follows the readings beside the best waves and the best free season. A season must make the error a
+    tenth smaller. At last the scales are compared.
 
     Args:
         channels: of each scale that is allowed, by its name. The first one is the usual one.
@@ -61,9 +62,9 @@ def choose(
     origins = Origins.of(channels[usual], float(query_times[-1] - channels[usual].times[-1]))
     if np.ptp(truth[~np.isnan(truth)]) == 0 or not len(origins.targets):
         return Choice(["level"], usual, {})
-    tried, costs, seasons = dict[str, float](), dict[str, float](), _seasons(channels[usual], query_times)
+    costs, seasons = dict[str, float](), _seasons(channels[usual], query_times)
     cleaned = {name: _cleaned(channel, seasons) if robust else channel for name, channel in channels.items()}
-    period = _main_period(cleaned[usual])
+    period = _cycle_period(cleaned[usual], seasons)
     kinds = [*_KINDS, *([["level", "ar", f"cycle:{period}{table.unit}"]] if period else [])]
     most = len(kinds) + len(seasons) + 2 * (len(_KINDS) - 1) * bool(seasons) + len(others)
 
@@ -78,18 +79,18 @@ def choose(
             except ValueError:  # it cannot be fitted to these readings
                 return np.inf
             error = float(np.mean(np.abs(mean - truth[origins.targets])))
-            if np.isfinite(error):
-                tried[label], costs[label] = error, error * (1 + _COST * len(fitted.filter.parameters))
+            penalty = 1 + _COST * len(fitted.filter.parameters)
+            penalty *= _SEASON if any(word.startswith("season") for word in words) else 1.0
+            costs[label] = error * penalty if np.isfinite(error) else np.inf
         return costs[label]
 
-    chosen = min(kinds, key=cost)
+    without = min(kinds, key=cost)
     forms = [[season for season in seasons if season[0].endswith(FREE) == free] for free in (False, True)]
     best = [min(form, key=lambda season: cost([*_KINDS[0], *season])) for form in forms if form]
-    if best:
-        seasonal = min(([*kind, *season] for season in best for kind in _KINDS), key=cost)
-        chosen = seasonal if cost(seasonal) < _SEASON_GAIN * cost(chosen) else chosen
+    chosen = min([without, *([*kind, *season] for season in best for kind in _KINDS)], key=cost)
     scale = min(channels, key=lambda name: cost(chosen, name))
     report(most, most)
+    tried = {label: each for label, each in costs.items() if np.isfinite(each)}
     return Choice(chosen if tried else ["level"], scale, tried)
 
 
@@ -101,7 +102,7 @@ def _seasons(channel: Channel, query_times: Float[np.ndarray, " steps"]) -> list
     table, span = channel.table, float(channel.times[-1] - channel.times[0])
     all_times = channel.past[0]
     lengths = {period: table.duration("season", period) for period in (SEASONS if table.unit else ())}
-    lengths = {period: length for period, length in lengths.items() if length >= 4 * table.gap}
+    lengths = {period: length for period, length in lengths.items() if most_harmonics(period, table) >= 2}
     waves = [period for period, length in lengths.items() if 2 * length <= span]
     found: list[list[str]] = []
     for period, length in lengths.items():
@@ -131,10 +132,11 @@ def _cleaned(channel: Channel, seasons: list[list[str]]) -> Channel:
     return channel._replace(values=np.where(outliers, np.nan, channel.values))
 
 
-def _main_period(channel: Channel) -> str:
+def _cycle_period(channel: Channel, seasons: list[list[str]]) -> str:
     """The period of the largest wave in the series, by the periodogram of its readings on a regular grid.
 
-    A wave has five periods, of four readings at least: there is none, "", in fewer than 20 readings.
+    A wave has five periods, of four readings at least: there is none, "", in fewer than 20 readings. Nor is there one
+    that the series cannot tell from a season: by less than one wave over its span, as 23 h and a day in a week.
     """
     seen = ~np.isnan(channel.values)
     times, values = channel.times[seen], channel.values[seen]
@@ -145,5 +147,6 @@ def _main_period(channel: Channel) -> str:
     level -= np.polyval(np.polyfit(grid - grid[0], level, 1), grid - grid[0])
     power = np.abs(np.fft.rfft(level * np.hanning(len(grid)))) ** 2
     power[:_PERIODS], power[len(grid) // 4 + 1 :] = 0.0, 0.0
-    period = (grid[-1] - grid[0]) / max(int(power.argmax()), _PERIODS)
-    return np.format_float_positional(period, precision=4, fractional=False, trim="-")
+    span, waves = float(grid[-1] - grid[0]), max(int(power.argmax()), _PERIODS)
+    known = {channel.table.duration("season", word.split(":")[1]) for season in seasons for word in season}
+    return "" if any(abs(span / length - waves) < 1 for length in known) else period_text(span / waves)

@@ -92,6 +92,11 @@ def most_harmonics(period: str, table: SeriesTable) -> int:
     return math.floor(table.duration("components", period) / table.gap / 2 + _LONG_MONTHS)
 
 
+def period_text(period: float) -> str:
+    """A period in words: four digits, without an exponent."""
+    return np.format_float_positional(period, precision=4, fractional=False, trim="-")
+
+
 def free_season(
     times: Float[np.ndarray, " T"],
     values: Float[np.ndarray, " T"],

@@ -14,7 +14,7 @@ from .choice import Choice, choose
 from .components import components_of
 from .request import LEVELS, ChannelForecast, Forecaster, ForecastRequest
 from .rolling import Channel, FittedChannel, PastErrors
-from .scale import SCALES, allowed_scales
+from .scale import COUNTS, SCALES, allowed_scales, supported_growth
 from .table import SeriesTable
 
 _FEWEST = 4  # readings of a channel
@@ -122,22 +122,37 @@ def _fitted(
         require(not missing, "components", " ".join(choice.words), "readings at each phase of the free season")
     ahead = whole.filter.forecast(query_times, offset=season)
     lags, deviation = query_times - times[-1], np.sqrt(ahead.variance)
-    errors = PastErrors.of(whole, float(lags[-1]))
-    widths = {level: errors.half_widths(level, lags) * deviation for level in LEVELS}
+    errors = PastErrors.of(whole, float(lags[-1]), np.asarray(past.outliers))
+    halves = [errors.half_widths(level, lags, deviation) for level in LEVELS]
+    parts = np.stack([0 * deviation, *(sign * half for half in halves for sign in (-1, 1))])
+    found = ahead.mean + parts
     say("fitting", 3, 3)
-    if choice.scale != "linear":
+    if choice.scale == COUNTS and found.min() < 0:
+        notes.append(f"{name}: whole numbers of at least 0 are counts: no forecast is negative (--counts: their root)")
+    elif choice.scale in ("log", "square root"):
         notes.append(f"{name}: filtered on a {choice.scale} scale, so no forecast is negative; `mean` is the median")
+    if choice.scale == "log":
+        kept = np.where(past.outliers, np.nan, all_readings.values)
+        most, most_end = supported_growth(times, kept, lags)
+        bounded = np.minimum(np.minimum(ahead.mean, most) + parts, most_end)
+        if (bounded < found).any():
+            notes.append(f"{name}: {readings} readings do not support so much growth: the forecast is bounded")
+        found = bounded
+    mean, *ends = back(found)
+    if not fitted.filter.converged:
+        notes.append(f"{name}: the search of the parameters found no maximum (`converged`): others may fit better")
+    label, given = whole.label(), " + ".join(choice.words)
     unknown = np.zeros(len(times), dtype=bool) if whole.season is None else np.isnan(whole.season)
     estimates = (np.where(unknown, np.nan, part) for part in (past.mean, *past.interval(0.9)))
     values, (expected, lower, upper) = back(all_readings.values), (back(part) for part in estimates)
     cleaned: dict[str, Any] = {"time": times, "reading": values, "estimate": expected}
     cleaned |= {"lower_90": lower, "upper_90": upper, "weight": past.weights, "outlier": np.asarray(past.outliers)}
     details: dict[str, Any] = {
-        "components": " + ".join(choice.words),
+        "components": label,
         "scale": choice.scale,
         "robust": robust,
         "chosen": request.components is None,
-        "tried": choice.tried,
+        "tried": {words.replace(given, label): score for words, score in choice.tried.items()},
         "parameters": whole.filter.parameters,
         "log_likelihood": fitted.filter.log_likelihood,
         "fitted_readings": readings,
@@ -148,8 +163,8 @@ def _fitted(
         cleaned["sensor"] = all_readings.sensor
     return ChannelForecast(
         name=name,
-        mean=back(ahead.mean),
-        intervals={level: (back(ahead.mean - half), back(ahead.mean + half)) for level, half in widths.items()},
+        mean=mean,
+        intervals=dict(zip(LEVELS, zip(ends[::2], ends[1::2], strict=True), strict=True)),
         past=pd.DataFrame(cleaned),
         notes=notes,
         details=details,

@@ -5,16 +5,17 @@ from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from rfa.estimation import RobustFilter
 
-from .components import components_of, free_season
+from .components import components_of, free_season, period_text
 from .table import SeriesTable
 
 _ORIGINS, _TARGETS = 40, 60  # of rolling forecasts, and readings that each of them forecasts, at most
 _NEAR = 0.25  # of the horizon: errors of steps so near to each other are pooled
 _FEW = 0.5  # share of the correction for few errors, which is right where they are independent
+_MOST = 0.995  # to which it may raise the probability of a band
 _LEAST = 20  # errors
 _RECENT = 400  # readings, at most half of the series, over which origins are spread
 
@@ -77,6 +78,7 @@ class FittedChannel:
 
     channel: Channel
     filter: RobustFilter
+    words: list[str]  # of the components
     period: float | None  # of the free season
     season: Float[np.ndarray, " T"] | None  # the free season at the rows, NaN in the first period
 
@@ -90,7 +92,13 @@ class FittedChannel:
             values = np.where(np.isnan(season), np.nan, values)
         fitted, offset = RobustFilter(model.components, robust), None if season is None else np.nan_to_num(season)
         fitted.fit(channel.times, values, sensor=channel.sensor, offset=offset, **options)
-        return cls(channel, fitted, model.period, season)
+        return cls(channel, fitted, words, model.period, season)
+
+    def label(self) -> str:
+        """The words of the components, of a cycle with its fitted period, not the one where its search began."""
+        frequency, unit = self.filter.parameters.get("frequency.cycle"), self.channel.table.unit
+        own = "" if frequency is None else f"cycle:{period_text(2 * np.pi / frequency)}{unit}"
+        return " + ".join(own if word.partition(":")[0] == "cycle" else word for word in self.words)
 
     def season_at(self, times: Float[np.ndarray, " n"], until: Any) -> Float[np.ndarray, " n"] | None:
         """The free season at times, by readings until others."""
@@ -115,37 +123,48 @@ class PastErrors(NamedTuple):
         errors: their absolute size, over the standard deviation that the model has expected.
         horizons: how many horizons the origins span: so many errors of a step are independent.
         horizon: the longest lag.
+        refused: the share of forecasts whose reading is refused. They lie outside of each band.
     """
 
     lags: Float[np.ndarray, " pairs"]
     errors: Float[np.ndarray, " pairs"]
     horizons: float
     horizon: float
+    refused: float = 0.0
 
     @classmethod
-    def of(cls, fitted: FittedChannel, horizon: float) -> "PastErrors":
-        """Of a model, with the readings that its filter has refused."""
+    def of(cls, fitted: FittedChannel, horizon: float, refused: Bool[np.ndarray, " T"]) -> "PastErrors":
+        """Of a model. Forecasts from refused readings do not count, and of those of them only the number does."""
         origins, times = Origins.of(fitted.channel, horizon), fitted.channel.times
         mean, variance = fitted.rolling(origins)
         errors = np.abs(fitted.channel.values[origins.targets] - mean) / np.sqrt(variance)
-        kept = np.isfinite(errors)
+        known, wrong = np.isfinite(errors) & ~refused[origins.rows], refused[origins.targets]
+        kept, share = known & ~wrong, float(wrong[known].mean()) if known.any() else 0.0
         rows, lags = origins.rows[kept], (times[origins.targets] - times[origins.rows])[kept]
         span = float(np.ptp(times[rows])) if len(rows) else 0.0
-        return cls(lags, errors[kept], 1 + span / horizon, horizon)
+        return cls(lags, errors[kept], 1 + span / horizon, horizon, share)
 
-    def half_widths(self, probability: float, lags: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " steps"]:
-        """Of the band that holds a reading with this probability, in standard deviations of the model, `(steps,)`.
+    def half_widths(
+        self, probability: float, lags: Float[np.ndarray, " steps"], deviation: Float[np.ndarray, " steps"]
+    ) -> Float[np.ndarray, " steps"]:
+        """Of the band that holds a reading with this probability, `(steps,)`, by the model's standard deviations.
 
-        The quantile of the errors at lags within a quarter of the horizon, a little higher where few of them are
-        independent. Where there are fewer than 20 errors in all, the model's.
+        The quantile of the errors at lags within a quarter of the horizon, of a higher level where readings are
+        refused. Where few errors are independent it is wider, as a normal band of a higher level is: the largest error
+        of all would be that of one reading. Where there are fewer than 20 errors, the model's band. It gets narrower
+        along the horizon only as far as the model's own one does.
 
         Source: Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World (2005).
         """
+        normal = NormalDist().inv_cdf((1 + probability) / 2)
         if len(self.errors) < _LEAST:
-            return np.full(len(lags), NormalDist().inv_cdf((1 + probability) / 2))
-        level = min(1.0, probability * (1 + _FEW / self.horizons))
+            return normal * deviation
+        wider = NormalDist().inv_cdf((1 + min(_MOST, probability * (1 + _FEW / self.horizons))) / 2) / normal
+        level = min(1.0, probability / (1 - self.refused))
         order = np.argsort(self.lags, kind="stable")
         known, errors = self.lags[order], self.errors[order]
         ends = np.searchsorted(known, [lags - _NEAR * self.horizon, lags + _NEAR * self.horizon * (1 + 1e-9)])
         near = ((first, last) if last - first >= _LEAST else (0, len(errors)) for first, last in ends.T.tolist())
-        return np.array([np.quantile(errors[slice(*some)], level) for some in near])
+        widest = np.maximum.accumulate(deviation)
+        found = np.maximum.accumulate([np.quantile(errors[slice(*some)], level) for some in near] * widest)
+        return wider * found * deviation / np.where(widest > 0, widest, 1.0)

@@ -67,6 +67,14 @@ def test_the_files_hold_the_filters_own_numbers(rfa, write, tmp_path):
     assert "--overwrite" in err
 
 
+def test_the_first_model_of_the_printed_list_is_the_chosen_one(rfa, write):
+    status, out, err = rfa("forecast", write(GOOD), "--time", "t", "--values", "a", "--horizon", "3", "--out", "o")
+    assert (status, messages(err)) == (0, [])
+    model = out.partition("model of a: ")[2].partition(" (chosen")[0]
+    assert f"with a season): {model} " in out
+    assert model.startswith("level + ar + cycle:1")  # 6 pi is 18.85
+
+
 def test_control_characters_of_names_do_not_reach_the_terminal(rfa, tmp_path):
     """A column and a sensor whose names hold an escape sequence: one would set the terminal's title."""
     rows = [f"{k},q\x1b[2J,{a}" for k, a, _ in GOOD]

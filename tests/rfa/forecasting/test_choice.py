@@ -1,6 +1,7 @@
 """Default forecasts: components and scales chosen by rolling forecasts, free seasons, bands from past errors."""
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from cover import slow
 
 from rfa.forecasting.choice import _seasons, choose
 from rfa.forecasting.components import free_season
+from rfa.forecasting.filter import forecast_by_filter
+from rfa.forecasting.request import ForecastRequest
 from rfa.forecasting.rolling import Channel, FittedChannel, Origins, PastErrors
 from rfa.forecasting.scale import SCALES, allowed_scales
 from rfa.forecasting.table import SeriesTable
@@ -16,7 +19,8 @@ from rfa.forecasting.table import SeriesTable
 
 def table(times, values, unit=""):
     values = torch.as_tensor(values, dtype=torch.float64).reshape(len(times), -1)
-    return SeriesTable(torch.as_tensor(times, dtype=torch.float64), values, ("x",), unit)
+    lines = tuple(range(2, len(times) + 2))
+    return SeriesTable(torch.as_tensor(times, dtype=torch.float64), values, ("x",), unit, lines=lines)
 
 
 def daily_pattern(seed=0, days=3, amplitude=1.0):
@@ -33,6 +37,16 @@ def channel_of(one, scale="linear"):
 def chosen(one, horizon, scales=("linear",)):
     query_times = np.linspace(float(one.times[-1]), float(one.times[-1]) + horizon, 25)[1:]
     return choose({scale: channel_of(one, scale) for scale in scales}, query_times, True, lambda done, most: None)
+
+
+def forecast(one, steps, words=None, **options):
+    request = ForecastRequest(file=Path("x.csv"), time="t", horizon="1", components=words, **options)
+    return forecast_by_filter(request)(one, float(one.times[-1]) + np.arange(1.0, steps + 1))[0]
+
+
+def width(found):
+    lower, upper = found.intervals[0.9]
+    return upper - lower
 
 
 @pytest.mark.parametrize(("unit", "scale"), [("h", 1.0), pytest.param("min", 1e6, marks=slow)])
@@ -113,11 +127,12 @@ def test_a_season_that_grows_with_the_level_is_filtered_by_its_logarithm(kind):
 
 def test_scales_that_values_allow():
     values, lines = np.array([6.0, 5.0, np.nan, 7.0]), (2, 3, 4, 6)
-    assert allowed_scales("x", values, False, False, lines) == ["linear", "log"]
+    assert allowed_scales("x", values + 0.5, False, False, lines) == ["linear", "log"]
+    assert allowed_scales("x", values, False, False, lines) == ["linear from 0", "log"]  # whole numbers: counts
     assert allowed_scales("x", values - 5, False, False, lines) == ["square root"]  # near zero: never negative
     assert allowed_scales("x", values - 6, False, False, lines) == ["linear"]
     ramp = np.arange(12.0)  # it has left zero, and rises along a line
-    assert allowed_scales("x", ramp, False, False, range(12)) == ["linear", "square root"]
+    assert allowed_scales("x", ramp, False, False, range(12)) == ["linear from 0", "square root"]
     assert allowed_scales("x", values - 5, False, True, lines) == ["square root"]
     with pytest.raises(ValueError, match=r"^positive: got \"0 in row 3 of 'x'\", expected values above 0; --counts"):
         allowed_scales("x", values - 5, True, False, lines)
@@ -175,10 +190,23 @@ def test_bands_hold_the_errors_that_were_made():
     random = np.random.default_rng(0)
     lags = np.tile(np.arange(1.0, 13.0), 300)
     errors = np.abs(random.normal(size=len(lags)) * np.where(lags < 7, 1.0, 5.0))
-    widths = PastErrors(lags, errors, 300.0, 12.0).half_widths(0.9, np.array([1.0, 12.0]))
+    at, one = np.array([1.0, 12.0]), np.ones(2)
+    widths = PastErrors(lags, errors, 300.0, 12.0).half_widths(0.9, at, one)
     np.testing.assert_allclose(widths, [1.645, 5 * 1.645], rtol=0.08)
-    few = PastErrors(lags[:12], errors[:12], 1.0, 12.0).half_widths(0.9, np.array([1.0, 12.0]))
+    few = PastErrors(lags[:12], errors[:12], 1.0, 12.0).half_widths(0.9, at, one)
     np.testing.assert_allclose(few, 1.6449, rtol=1e-4)  # the model's
+
+
+@pytest.mark.parametrize("deviation", [[1.0, 2.0, 3.0, 4.0], [1.0, 0.5, 2.0, 1.0]])
+def test_bands_get_narrower_only_as_the_models_do(deviation):
+    """Errors that become smaller along the horizon, beside a model's band that grows, and one that shrinks twice."""
+    lags, deviation = np.tile([1.0, 20.0, 40.0, 60.0], 50), np.array(deviation)
+    errors = np.tile([4.0, 2.0, 3.0, 1.0], 50)
+    found = PastErrors(lags, errors, 1e9, 60.0).half_widths(0.9, lags[:4], deviation)
+    assert (found >= PastErrors(lags, errors, 1e9, 60.0).half_widths(0.5, lags[:4], deviation)).all()
+    assert (found[1:] / found[:-1] >= np.minimum(1, deviation[1:] / deviation[:-1]) - 1e-12).all()
+    assert (found >= errors[:4] * deviation * (1 - 1e-12)).all()
+    assert found[0] == pytest.approx(4 * deviation[0])
 
 
 def test_nothing_is_compared_where_nothing_can_be():
@@ -199,3 +227,106 @@ def test_a_free_season_has_readings_at_the_phases_that_are_asked_for(until, free
     at = 14 * 24 + np.arange(8.0, until)
     found = _seasons(channel_of(table(hours, np.cos(hours), "h")), at)
     assert (["season:1D:free"] in found) == free
+
+
+SPIKES = [[40, 80, 120], [100, 130, 150], [40, 60, 80, 110, 140], [161], [100, 101]]
+
+
+@pytest.mark.parametrize("spikes", SPIKES)
+@pytest.mark.parametrize("kind", ["day", "level", "trend"])
+def test_refused_readings_do_not_widen_bands(kind, spikes):
+    """The band is that of the same readings without spikes: of a level at least 3.3 times their noise of 1."""
+    hours, noise = np.arange(162.0), np.random.default_rng(0).normal(size=162)
+    part, word = {"day": (10 * np.sin(np.pi * hours / 12), "level"), "level": (0, "level"), "trend": (hours, "trend")}[
+        kind
+    ]
+    words = [word, *(["season:1D:1"] if kind == "day" else [])]
+    clean = part + noise
+    spoilt = clean.copy()
+    spoilt[spikes] += 50
+    found, usual = (width(forecast(table(hours, values, "h"), 24, words)) for values in (spoilt, clean))
+    np.testing.assert_allclose(found, usual, rtol=0.25)
+    assert 3.3 < found.max() < (np.inf if kind == "trend" else 8)
+
+
+def test_short_series_with_spikes_and_changes_that_are_no_spikes():
+    """Refused readings of a short series leave its band, five in a row nearly; a level that has moved widens it."""
+    hours, noise = np.arange(162.0), np.random.default_rng(1).normal(size=162)
+    short = noise[:24].copy()
+    short[[8, 14, 20]] += 50
+    assert width(forecast(table(hours[:24], short, "h"), 6, ["level"])).max() < 8
+    burst = noise + 50 * ((hours >= 80) & (hours < 85))
+    assert width(forecast(table(hours, burst, "h"), 24, ["level"])).max() < 20
+    moved = noise + 30 * (hours >= 120)
+    assert width(forecast(table(hours, moved, "h"), 24, ["level"])).max() > 30
+
+
+def test_spikes_count_as_a_share_of_the_readings():
+    """Of 200 errors from 0 to 1, 0.9 of all forecasts where a tenth of all readings are refused: all that are left."""
+    errors = np.linspace(0, 1, 201)
+    for refused, level in ((0.0, 0.9), (0.04, 0.9 / 0.96), (0.1, 1.0), (0.5, 1.0)):
+        past = PastErrors(np.ones(201), errors, 1e9, 1.0, refused)
+        assert past.half_widths(0.9, np.ones(1), np.ones(1)) == pytest.approx(level)
+
+
+def test_a_daily_wave_is_a_season_and_a_fitted_cycle_is_named():
+    """A week of hours, whose periodogram has 23 h and no day; and a wave that no calendar has."""
+    random, hours = np.random.default_rng(0), np.arange(162.0)
+    words = chosen(table(hours, 10 * np.sin(np.pi * hours / 12) + random.normal(size=162), "h"), 24.0).words
+    assert words[-1].startswith("season:1D")
+    one = table(hours, 3 * np.sin(2 * np.pi * hours / 14.5) + 0.5 * random.normal(size=162), "h")
+    details = forecast(one, 12).details
+    period = 2 * np.pi / details["parameters"]["frequency.cycle"]
+    assert details["components"] == f"level + ar + cycle:{period:.4g}h"
+    assert period == pytest.approx(14.5, rel=0.02)
+    assert min(details["tried"], key=details["tried"].get) == details["components"]
+
+
+def test_what_decides_is_the_error_with_its_penalties():
+    """Of a level and an autoregression without noise of their own: 4 parameters are 8 %, a season a ninth more."""
+    hours, values = daily_pattern()
+    one = channel_of(table(hours, values, "h"))
+    tried = chosen(one.table, 24.0).tried
+    for words, season in ((["level", "ar"], 1.0), (["level", "season:1D:2"], 1 / 0.9)):
+        fitted = FittedChannel.of(one, words, False, max_steps=15)
+        origins = Origins.of(one, 24.0)
+        error = np.abs(fitted.rolling(origins)[0] - one.values[origins.targets]).mean()
+        penalty = (1 + 0.02 * len(fitted.filter.parameters)) * season
+        assert tried[" + ".join(words)] == pytest.approx(error * penalty, rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_forecast_of_counts_is_negative(seed):
+    counts = np.random.default_rng(seed).poisson(5 + seed, size=60)
+    found = forecast(table(np.arange(60.0), counts), 12, ["level"])
+    assert found.intervals[0.9][0].min() >= 0
+    free = forecast(table(np.arange(60.0), counts + 1e-9), 12, ["level"])  # no whole numbers
+    assert any("--counts" in note for note in found.notes) == (free.intervals[0.9][0].min() < 0)
+
+
+@pytest.mark.parametrize("word", ["damped-trend", "trend", "level"])
+@pytest.mark.parametrize("kind", ["growth", "walk", "fall"])
+def test_growth_on_a_logarithmic_scale_is_bounded_by_the_readings(kind, word):
+    """20 hours, and 400 hours ahead: at most as far above the largest as the readings differ, or ten times."""
+    random, hours = np.random.default_rng(3), np.arange(20.0)
+    logs = {"growth": hours / 5, "walk": 0.3 * random.normal(size=20).cumsum(), "fall": -hours / 5}[kind]
+    values = np.exp(logs + 0.05 * random.normal(size=20))
+    found = forecast(table(hours, values, "h"), 400, [word], positive=True)
+    lower, upper = found.intervals[0.9]
+    most = values.max() * max(10, values.max() / values.min())
+    assert (lower > 0).all()
+    assert (lower <= found.mean).all()
+    assert (found.mean <= upper).all()
+    assert upper.max() <= most * (1 + 1e-9)
+    assert found.mean.max() <= values.max() * np.sqrt(values.max() / values.min()) * (1 + 1e-9)
+    assert any("growth" in note for note in found.notes) == (upper.max() > 0.9 * most)
+
+
+def test_what_has_not_converged_is_said():
+    """The likelihood of a line without noise has no maximum."""
+    line = 2 * np.arange(30.0) + 0.5
+    noted = [
+        any("converged" in note for note in forecast(table(np.arange(30.0), y), 3, ["trend"]).notes)
+        for y in (line, line + np.random.default_rng(0).normal(size=30))
+    ]
+    assert noted == [True, False]
