@@ -16,7 +16,15 @@ from torch import Tensor
 from .compiled import FilterProblem, FirstDerivatives, can_run, different_lags, discretize, run, threads_for
 from .estimators import robust_estimate
 from .linear_sde import LinearSDE
-from .matrices import InitialMoments, check_initial, flattened, identity_like, symmetric, without_missing
+from .matrices import (
+    InitialMoments,
+    check_initial,
+    flattened,
+    identity_like,
+    symmetric,
+    without_missing,
+    without_rounding,
+)
 from .problem import EstimationProblem, check_gaps, make_problem
 from .recursive_filter import overflow_error
 from .robust_weight import Number, RobustWeight
@@ -242,11 +250,16 @@ def _densities(
     times = flattened(times.to(torch.float64), shape, 1)
     lags = times.diff(dim=-1).reshape(*shape, -1)
     transition, variance = sde.transition(lags), sde.covariance(lags)
-    known = estimate.covariance[..., :-1, :, :].isfinite().all(-1).all(-1)
-    before = torch.where(known[..., None, None], estimate.covariance[..., :-1, :, :], 0.0)
+    before = estimate.covariance[..., :-1, :, :]
+    unknown = before.isinf()
+    diffuse, joined = unknown.diagonal(dim1=-2, dim2=-1), torch.triu(unknown, 1).any(-1).any(-1)
+    moved = sde.observation[..., None, :, :] @ without_rounding(transition.detach())
+    before = torch.where(unknown | joined[..., None, None], 0.0, before)
     mean = (transition @ estimate.mean[..., :-1, :, None])[..., 0]
     spread = symmetric(transition @ before @ transition.mT) + variance
     values = observations.to(torch.float64)
+    seen = ~values[..., 1:, :].isnan() & ((moved != 0) & diffuse[..., None, :]).any(-1)
+    known = ~(joined | seen.any(-1))
     if initial is None:
         values = values[..., 1:, :]
     else:
