@@ -191,14 +191,14 @@ def log_likelihood(
     """`sum_i log p(z_i | robust estimate from earlier rows)` of each series, in nats.
 
     The prediction has mean `C Phi xbar_{i-1}` and scale `S = C (Phi P Phi^T + V) C^T + R`. The density is Gaussian for
-    `nu = inf`, else Student-t with nu degrees of freedom. With `nu = inf` it is the Kalman filter's likelihood.
+    `nu = inf`, else Student-t with nu degrees of freedom. With `nu = inf` and a kappa it is the Kalman filter's.
 
     Args: as `robust_estimate`, with its Riccati prior and recursive start.
 
     Returns:
-        `(...)`, differentiable. Where `nu = inf`, first derivatives for the model and `initial` are compiled code, in
-        linear time. `torch.func` gives higher ones, in PyTorch. Under a diffuse start, rows without a prediction do not
-        count. With `initial` the first row counts, predicted from there.
+        `(...)`, differentiable. For the Kalman filter, first derivatives for the model and `initial` are compiled code,
+        in linear time. `torch.func` gives higher ones, in PyTorch. Under a diffuse start, rows without a prediction do
+        not count. With `initial` the first row counts, predicted from there.
 
     Raises:
         ValueError: as `robust_estimate`, and where the noise of an observation is below the rounding of its
@@ -279,7 +279,7 @@ def _densities(
     residual = torch.linalg.solve_triangular(factor, values[..., None] - rows @ mean[..., None], upper=False)
     distance, size = residual.square().sum((-2, -1)), present.sum(-1).to(torch.float64)
     density = -factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # a missing component adds 0
-    if robust_weight.gaussian:
+    if not isinstance(robust_weight.nu, Tensor) and math.isinf(robust_weight.nu):
         density = density - distance / 2 - size / 2 * math.log(2 * math.pi)
     else:
         freedom = torch.as_tensor(robust_weight.nu, dtype=torch.float64)
