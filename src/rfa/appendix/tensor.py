@@ -1,10 +1,18 @@
-"""The anisotropic operator of appendix B.1: decay, noises and attention weights of each mode its own."""
+"""The anisotropic operator of appendix B.1: decay, noises and attention weights of each mode its own; and its layer."""
+
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
+from rfa.checks import require
 from rfa.dynamics import covariance, decay_kernel
+from rfa.nn.attention import Attention, QueryStates
+from rfa.nn.cache_layer import FilterLayer
+from rfa.nn.dynamics import INVERSE_TEMPERATURE, ROBUSTNESS, HeadDynamics, PositiveParameters, bank
+from rfa.nn.projections import HeadStates
 from rfa.ops.dense import (
     DenseRows,
     effective_variance,
@@ -23,6 +31,7 @@ from rfa.ops.transforms import without_autocast
 
 _PER_MODE = ("decay", "frequency", "process_noise", "key_noise", "query_noise")
 _OF_HEADS = ("noise_floor", "robustness", "inverse_temperature")
+_FRAME = 32  # rows that share a frame, in the zero-noise form
 
 
 def tensor_filter_attention(
@@ -64,6 +73,9 @@ def tensor_filter_attention(
     of a query and a key (4 GB in float32 for one head of 32 modes and 1,500 tokens). Without gradients rows are
     computed in blocks of bounded memory.
 
+    Without `process_noise` and `key_noise` it is the zero-noise form (appendix B.2.3), of which xPos is a limit. Sigma
+    is constant there. So a head has one matrix of weights, and memory is `O(N^2 + N d)`.
+
     Args:
         query, key, value: `(batch, heads, length, 2 d)`; real parts first, then imaginary parts. Values have as many
             channels, whether they rotate or not: each mode has its own weights.
@@ -87,18 +99,36 @@ def tensor_filter_attention(
 
     Source: appendix B.1, with the robust weight and temperature of section 3.2, so that agreeing modes give that one.
     """
+    noise = bool(parameters.keys() & {"process_noise", "key_noise"})
+    if not noise and "decay" in parameters:
+        parameters |= dict.fromkeys(("process_noise", "key_noise"), torch.zeros_like(parameters["decay"]))
     if parameters.keys() != {*_PER_MODE, *_OF_HEADS}:
         raise TypeError(f"parameters: got {sorted(parameters)}, expected {sorted((*_PER_MODE, *_OF_HEADS))}")
     given = Parameters(**parameters)  # type: ignore[arg-type]
     options = Options(causal, weight, rotate_values, "lyapunov", True, False, return_log_precision)
     anywhere = options._replace(rotate_values=False)  # the width of the values is checked below, for another reason
     validate(query, key, value, given, anywhere, _PER_MODE)
-    batch, heads, queries, channels = query.shape
+    batch, _, queries, channels = query.shape
     positions = checked_positions(batch, queries, key.shape[2], query.device, times, query_times, key_mask, segment_ids)
     if value.shape[-1] != channels:
         raise ValueError(
             f"value: got {value.shape[-1]} channels, expected {channels}, the query's: each mode has weights of its own"
         )
+    return _located(positions, query, key, value, given, options, noise)
+
+
+def _located(
+    positions: Positions,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    given: Parameters,
+    options: Options,
+    noise: bool,
+) -> Any:
+    """`tensor_filter_attention` of arguments that are checked already."""
+    batch, heads, queries, channels = query.shape
+    rotate_values, return_log_precision = options.rotate_values, options.log_precision
     dtype = torch.promote_types(query.dtype, torch.float32)
     frequency = given.frequency  # stays in its own dtype: phases are formed before rounding
     key, value = positions.without_absent(key, value)
@@ -109,6 +139,11 @@ def tensor_filter_attention(
         if rotate_values:
             value_frame = rotated(value_frame, frequency, positions.key_times, inverse=True)
         states, nonfinite = zip(*map(finite, (query_frame, key_frame, value_frame)), strict=True)
+        if not noise:
+            found, sums = _without_noise(states, nonfinite, given.to(dtype), positions, options)
+            found = rotated(found, frequency, positions.query_times) if rotate_values else found
+            found = found.to(query.dtype)
+            return (found, sums.expand(*found.shape[:3], channels // 2)) if return_log_precision else found
         by_mode = tuple(x.unflatten(-1, (2, channels // 2)).permute(0, 1, 4, 2, 3) for x in states)
 
         def dense_rows(rows: slice) -> DenseRows:
@@ -161,3 +196,133 @@ def _rows(
         nonfinite[0] | sees_any(visible, nonfinite[1]),
         sees_any(visible, nonfinite[2]),
     )
+
+
+def _without_noise(
+    states: tuple[Tensor, ...],
+    nonfinite: tuple[Tensor, ...],
+    parameters: Parameters,
+    positions: Positions,
+    options: Options,
+) -> tuple[Tensor, Tensor]:
+    """The estimates, and log sums `(batch, heads, queries, 1)`, where Sigma is sigma_0^2 for each mode and lag.
+
+    A block of rows has its frame at its first query's time. Earlier keys decay until then and queries from then on, so
+    that nothing grows; the lags within a block are formed one by one. Autograd computes each block once more.
+    """
+    query, key, value = states
+    dtype, modes = query.dtype, query.shape[-1] // 2
+    floor, robustness, beta = (
+        x[:, None, None] for x in (parameters.noise_floor, parameters.robustness, parameters.inverse_temperature)
+    )
+    total = effective_variance(floor, parameters.query_noise[:, None], options.weight)
+    scale, rate = ((x.repeat(1, 1, 2)) for x in (total.rsqrt(), parameters.decay[:, None]))  # of each channel
+    query, key = query * scale, key * scale
+
+    def block(query: Tensor, key: Tensor, value: Tensor, rate: Tensor, start: int) -> tuple[Tensor, ...]:
+        part = positions.rows(slice(start, start + query.shape[2]))
+        visible, now, then = part.visible(options.causal), part.query_times, part.key_times
+        first = now.amin(-1, keepdim=True)
+        earlier, near = visible & (then <= first)[:, None], visible & (then > first)[:, None]
+        after, before = (x.to(dtype)[:, None, :, None] for x in (now - first, (first - then).clamp(min=0)))
+        ahead, since = torch.exp(-rate * after), torch.exp(-rate * before)
+        moved = since * key
+        distance = query.square().sum(-1, keepdim=True) + ahead.square() @ moved.square().mT
+        distance = (distance - 2 * (ahead * query) @ moved.mT).clamp(min=0.0)
+        index = near.flatten(0, 1).any(0).nonzero()[:, 0]  # keys with lags of their own
+        lag = (now[..., None] - then[:, None, index]).abs().masked_fill(~near[..., index], 0.0)
+        decay = torch.exp(-rate[..., None, :] * lag.to(dtype)[:, None, ..., None])
+        apart = (query[..., None, :] - decay * key[:, :, None, index]).square().sum(-1)
+        alone = torch.zeros_like(distance).index_copy(-1, index, apart)
+        distance = torch.where(near[:, None], alone, distance)
+        weighed = evidence(distance, (robustness * modes,), options.weight)
+        score = log_weights(-torch.log(positive(floor)), weighed, robustness, beta, options.weight)
+        empty = ~visible.any(-1)[:, None, :, None]
+        score = score.masked_fill(~visible[:, None] & ~empty, -torch.inf)
+        weights = score.softmax(-1)
+        found = ahead * ((weights * earlier[:, None]) @ (since * value))
+        found = found + torch.einsum(
+            "bhqk,bhqkc,bhkc->bhqc", (weights * near[:, None])[..., index], decay, value[:, :, index]
+        )
+        sums = score.logsumexp(-1, keepdim=True).masked_fill(empty, -torch.inf)
+        unknown = (nonfinite[0][..., start : start + query.shape[2]] | sees_any(visible, nonfinite[1]))[..., None]
+        found = found.masked_fill(unknown | sees_any(visible, nonfinite[2])[..., None], torch.nan)
+        return found.masked_fill(empty, 0.0), sums.masked_fill(unknown & ~empty, torch.nan)
+
+    parts = [
+        checkpoint(block, part, key, value, rate, start * _FRAME, use_reentrant=False)
+        for start, part in enumerate(query.split(_FRAME, dim=2))
+    ]
+    estimates, sums = zip(*parts, strict=True)
+    return torch.cat(estimates, dim=2), torch.cat(sums, dim=2)
+
+
+class TensorFilterAttention(Attention):
+    """The anisotropic operator between projections: each mode learns noises of its own (appendix B.1).
+
+    Memory is `O(N^2 d)`, as of `tensor_filter_attention`; `O(N^2 + N d)` with `noise=False`, the zero-noise form of
+    appendix B.2.3. There is no cache and no fused kernel.
+
+    Args:
+        hidden_size: d_model.
+        num_heads: H.
+        frequency, decay: `(heads, modes)`, and `(heads, modes)` or `(heads,)`, as of `rfa.nn.RobustFilterAttention`.
+        noise: whether keys have a process noise and a measurement noise.
+        weight, rotate_values, innovation, steady_state: as of `rfa.nn.RobustFilterAttention`.
+        tie_key_value, causal, normalise_states, num_key_value_heads: of every layer; see `rfa.nn.Attention`.
+
+    Raises:
+        ValueError: if sizes or options do not fit together.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        frequency: Float[Tensor, "heads modes"] | None = None,
+        decay: Float[Tensor, "heads ..."] | None = None,
+        noise: bool = True,
+        weight: Weight = "student_t",
+        rotate_values: bool = True,
+        innovation: bool = True,
+        steady_state: float = 0.1,
+        **options: Any,
+    ):
+        known = {"tie_key_value", "causal", "normalise_states", "num_key_value_heads"}
+        for name in options.keys() - known:
+            require(False, name, options[name], f"options among {', '.join(sorted(known))}")
+        super().__init__(hidden_size, num_heads, innovation, backend="reference", certified=None, **options)
+        frequency, decay = bank(num_heads, self.modes, frequency, decay)
+        rates = (decay if decay.dim() == 2 else decay[:, None]).expand(frequency.shape)
+        single = frequency.reshape(-1, 1), rates.reshape(-1)  # each mode as a head of its own
+        self.mode_dynamics = HeadDynamics(*single, steady_state=steady_state, robust=False)
+        if not noise:
+            del self.mode_dynamics.raw_process_noise, self.mode_dynamics.raw_key_noise
+        self.weighing = PositiveParameters()
+        each = torch.ones(num_heads, dtype=frequency.dtype, device=frequency.device)
+        for name, value in (("robustness", ROBUSTNESS), ("inverse_temperature", INVERSE_TEMPERATURE)):
+            self.weighing.hold(name, value * each)
+        self.noise, self.options = noise, Options(self.causal, weight, rotate_values, "lyapunov", True, False, False)
+
+    def estimate(
+        self,
+        query: QueryStates,
+        key: HeadStates,
+        value: HeadStates,
+        *,
+        positions: Positions,
+        own: QueryStates | None = None,
+    ) -> QueryStates:
+        """The operator under the layer's dynamics."""
+        given = {name: x.reshape(self.num_heads, -1) for name, x in self.mode_dynamics().items()}
+        given |= {"noise_floor": given["noise_floor"][:, 0], **self.weighing.positive(query.dtype)}
+        for name in ("process_noise", "key_noise"):
+            given.setdefault(name, torch.zeros_like(given["decay"]))
+        return _located(positions, query, key, value, Parameters(**given), self.options, self.noise)  # type: ignore[no-any-return]
+
+    def estimate_with_cache(
+        self, query: HeadStates, key: HeadStates, value: HeadStates, cached: FilterLayer, *, positions: Positions
+    ) -> HeadStates:
+        """Raise `ValueError`: there is no cache of this layer."""
+        raise ValueError("past_key_values: got a cache, expected None: TensorFilterAttention has none")

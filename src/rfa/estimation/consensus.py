@@ -44,6 +44,8 @@ class EstimatorOptions:
     iterations: int
     start: Start
     with_weights: bool
+    query_noise: Float[Tensor, "n n"] | None = None  # of the state at which distances are measured
+    noise_floor: Float[Tensor, "n n"] | None = None  # of each transported observation
 
 
 class QueryEstimate(NamedTuple):
@@ -63,6 +65,7 @@ class LyapunovConsensus:
     observations: TransportedObservations  # transported to this time
     index: int  # this time
     stationary: Float[Tensor, "b n n"] | None  # the covariance where nothing is observed
+    query_noise: Float[Tensor, "n n"] | None
 
     def mean(self, weight: Float[Tensor, "b j"]) -> Float[Tensor, "b n"]:
         """The weighted mean."""
@@ -78,8 +81,9 @@ class LyapunovConsensus:
         return self._solve(others, torch.ones_like(others.values[..., 0]))
 
     def effective(self, observations: TransportedObservations) -> tuple[TransportedObservations, Float[Tensor, "b j"]]:
-        """The observations as they are, with the effective variance `Sigma_ij`. All have weight 1 in the objective."""
-        return observations, torch.ones_like(observations.values[..., 0])
+        """With the variance `Sigma_ij + query_noise`. All have weight 1 in the objective."""
+        ones = torch.ones_like(observations.values[..., 0])
+        return observations if self.query_noise is None else observations.inflated(self.query_noise[None]), ones
 
     def initial_cost(self, state: Float[Tensor, "b n"]) -> Float[Tensor, " b"] | float:
         """Zero. No step is halved here, so the objective needs no term of the initial state."""
@@ -318,7 +322,10 @@ def dense_estimate(problem: EstimationProblem, options: EstimatorOptions) -> Que
         own = None if riccati is None else next(riccati)
         if k in wanted:
             observations = earlier if later is None else earlier.concatenated(later[k])
-            consensus = LyapunovConsensus(initial, observations, k, problem.stationary) if own is None else own
+            if options.noise_floor is not None:
+                observations = observations.inflated(options.noise_floor[None])
+            noise = options.query_noise
+            consensus = LyapunovConsensus(initial, observations, k, problem.stationary, noise) if own is None else own
             state = None if states is None else states[k]
             estimates.append(reweighted_estimate(consensus, observations, grid, k, options, state))
     at = torch.searchsorted(indices, grid.query_index.contiguous())

@@ -11,7 +11,7 @@ from rfa.ops.problem import Prior
 
 from .consensus import EstimatorOptions, QueryEstimate, Start, dense_estimate
 from .linear_sde import LinearSDE
-from .matrices import InitialMoments
+from .matrices import InitialMoments, check_covariance, real
 from .problem import EstimationProblem, ObservationGrid, along_grid, make_problem
 from .robust_weight import Number, Penalty, RobustWeight, check_choice
 from .row_filters import FilteredRows, filter_rows
@@ -50,22 +50,25 @@ def robust_estimate(
     direction: Direction = "filter",
     query_times: Real[Tensor, "*#batch queries"] | None = None,
     initial: InitialMoments | None = None,
+    query_noise: Number | Real[Tensor, "n n"] = 0.0,
+    noise_floor: Number | Real[Tensor, "n n"] = 0.0,
     return_weights: bool = True,
 ) -> Estimate:
     """Robust, precision-weighted estimates of the state of a linear SDE.
 
     The default is a robust Kalman filter that needs no tuning. Outliers of any size and in bursts cost little. Without
     outliers its error is 1 or 2 % above the Kalman filter's. `nu=inf` is the Kalman filter itself.
-    `prior="lyapunov", nu=..., kappa=None, iterations=1, start="query"` is the paper's estimator.
+    `prior="lyapunov", kappa=None, iterations=1, start="query", query_noise=R_c` is the paper's estimator (section 3.1),
+    `R_c = C^-1 R C^-T`.
 
     Every observation that a query uses is transported to the query's time, with the uncertainty of that lag. Its robust
     weight `w_ij = (1 + d_ij^2 / nu)^-kappa` is computed at the current estimate, and the estimate is
 
         xbar_i = (sum_j w_ij N_ij)^-1 sum_j w_ij u_ij
 
-    lyapunov (the paper's): `N_ij = (V_ij + Phi_ij (C^T R^-1 C)^-1 Phi_ij^T)^-1`, the precision of the transported
-        observation alone, which also measures `d_ij^2`. Observations count as independent, so many old ones count too
-        much.
+    lyapunov (the paper's): `N_ij = (V_ij + Phi_ij (C^T R^-1 C)^-1 Phi_ij^T + noise_floor)^-1`, the precision of the
+        transported observation alone. `d_ij^2` is measured with `(N_ij^-1 + query_noise)^-1`. Observations count as
+        independent, so many old ones count too much.
     riccati: `N_ij = P_i^-1 Psi_ij K_j C Phi_ij^-1` with the exact Kalman gains K, so that correlations by shared
         process noise are included. `d_ij^2` is measured with `Sigma_ij + P_i`. With `nu = inf` this is the Kalman
         filter, with `direction="smooth"` the two-filter smoother. An observation whose contribution exceeds ten
@@ -85,8 +88,9 @@ def robust_estimate(
         observations: `(..., T, m)`, NaN where a component is missing. In robust smoothing, fill values among the first
             rows count as missing, where they lie 1e7 times further off than the others
             (`rfa.estimation.problem.without_fill_values`).
-        nu: degrees of freedom of the Student-t residual, >= 1e-6. Infinite: every weight is 1.
+        nu: degrees of freedom of the Student-t residual, >= 1e-6. Infinite with a kappa: every weight is 1.
         kappa: exponent > 0. None: the paper's, `(nu + m) / m`. m is the model's, also where components are missing.
+            With `nu=inf` that is the penalty "welsch".
         penalty: "power": the weight above. "welsch": `w = exp(-d^2 / m)`, which does not use nu.
         prior: "riccati" or "lyapunov".
         iterations: number of iterations of reweighted least squares (EM), >= 1.
@@ -105,6 +109,10 @@ def robust_estimate(
         initial: mean `(..., n)` and covariance `(..., n, n)` of the state at the first time of all. By default nothing
             is known of it (a diffuse start). Its leading dimensions broadcast with those of the series: one series with
             three initial states has three estimates.
+        query_noise: with the Lyapunov prior, the variance of the state at which distances are measured: `R_c` where
+            it is the query's observation. A variance of each state, or a covariance `(n, n)`.
+        noise_floor: with the Lyapunov prior, a variance, or a covariance, that each transported observation has beside
+            its own.
         return_weights: whether to return the weights, a `(Tq, T)` matrix of each series. Otherwise `weights` is None.
 
     Returns:
@@ -120,7 +128,8 @@ def robust_estimate(
         The objective is `sum_j rho(d_ij^2)`, with the same factor. With the Riccati prior each term has the weight
         `tr P_i N_ij / tr P_i (Sigma_ij + P_i)^-1`, or 0 where that is negative, and `initial` is one more term, with
         the identity as its rho. A step that would raise the objective is then halved until it does not, or at last not
-        taken. With the Lyapunov prior the objective does not contain `initial`; without `initial` it never rises.
+        taken. With the Lyapunov prior the objective does not contain `initial`; without `initial` and `query_noise` it
+        never rises.
 
     Raises:
         ValueError: naming the argument, what was given and what was expected. Also `observation_noise` where the R of
@@ -135,7 +144,12 @@ def robust_estimate(
     whole = isinstance(iterations, int) and not isinstance(iterations, bool) and iterations >= 1
     require(whole, "iterations", iterations, "a whole number >= 1")
     robust_weight = RobustWeight.of(nu, kappa, sde.observation_size, penalty)
-    options = EstimatorOptions(prior == "riccati", robust_weight, iterations, start, return_weights)
+    given = {"query_noise": query_noise, "noise_floor": noise_floor}
+    noises = {name: _variance(name, value, sde.state_size) for name, value in given.items()}
+    for name, value in noises.items():
+        if value is not None and prior != "lyapunov":
+            raise ValueError(f"{name}: got prior={prior!r}, expected 'lyapunov', which has it")
+    options = EstimatorOptions(prior == "riccati", robust_weight, iterations, start, return_weights, **noises)
     smooth, robust = direction == "smooth", not robust_weight.gaussian
     problem = make_problem(sde, times, observations, query_times, initial, robust=robust, smooth=smooth)
     found = (dense_estimate if robust or not options.riccati else _kalman_estimate)(problem, options)
@@ -143,6 +157,16 @@ def robust_estimate(
     weights = None if found.weights is None else _of_series(found.weights, shape)
     objective = _of_series(found.objective.sum(1), shape).movedim(-1, 0)
     return Estimate(_of_series(found.mean, shape), _of_series(found.covariance, shape), weights, objective)
+
+
+def _variance(name: str, given: object, size: int) -> Float[Tensor, "n n"] | None:
+    """A covariance of the state, given by one variance or as it is. None: zero."""
+    number = isinstance(given, int | float) and not isinstance(given, bool)
+    require(number or isinstance(given, Tensor), name, given, "a variance, or a covariance of the state")
+    found = real(name, torch.tensor(given, dtype=torch.float64) if number else given)
+    found = found if found.dim() else found * torch.eye(size, dtype=torch.float64, device=found.device)
+    check_covariance(name, found, size)
+    return found if found.requires_grad or bool(found.any()) else None
 
 
 def _of_series(x: Float[Tensor, "b ..."], batch_shape: torch.Size) -> Tensor:

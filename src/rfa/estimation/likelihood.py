@@ -16,7 +16,15 @@ from torch import Tensor
 from .compiled import FilterProblem, FirstDerivatives, can_run, different_lags, discretize, run, threads_for
 from .estimators import robust_estimate
 from .linear_sde import LinearSDE
-from .matrices import InitialMoments, check_initial, flattened, identity_like, symmetric, without_missing
+from .matrices import (
+    InitialMoments,
+    check_initial,
+    flattened,
+    identity_like,
+    symmetric,
+    without_missing,
+    without_rounding,
+)
 from .problem import EstimationProblem, check_gaps, make_problem
 from .recursive_filter import overflow_error
 from .robust_weight import Number, RobustWeight
@@ -183,14 +191,14 @@ def log_likelihood(
     """`sum_i log p(z_i | robust estimate from earlier rows)` of each series, in nats.
 
     The prediction has mean `C Phi xbar_{i-1}` and scale `S = C (Phi P Phi^T + V) C^T + R`. The density is Gaussian for
-    `nu = inf`, else Student-t with nu degrees of freedom. With `nu = inf` it is the Kalman filter's likelihood.
+    `nu = inf`, else Student-t with nu degrees of freedom. With `nu = inf` and a kappa it is the Kalman filter's.
 
     Args: as `robust_estimate`, with its Riccati prior and recursive start.
 
     Returns:
-        `(...)`, differentiable. Where `nu = inf`, first derivatives for the model and `initial` are compiled code, in
-        linear time. `torch.func` gives higher ones, in PyTorch. Under a diffuse start, rows without a prediction do not
-        count. With `initial` the first row counts, predicted from there.
+        `(...)`, differentiable. For the Kalman filter, first derivatives for the model and `initial` are compiled code,
+        in linear time. `torch.func` gives higher ones, in PyTorch. Under a diffuse start, rows without a prediction do
+        not count. With `initial` the first row counts, predicted from there.
 
     Raises:
         ValueError: as `robust_estimate`, and where the noise of an observation is below the rounding of its
@@ -242,11 +250,16 @@ def _densities(
     times = flattened(times.to(torch.float64), shape, 1)
     lags = times.diff(dim=-1).reshape(*shape, -1)
     transition, variance = sde.transition(lags), sde.covariance(lags)
-    known = estimate.covariance[..., :-1, :, :].isfinite().all(-1).all(-1)
-    before = torch.where(known[..., None, None], estimate.covariance[..., :-1, :, :], 0.0)
+    before = estimate.covariance[..., :-1, :, :]
+    unknown = before.isinf()
+    diffuse, joined = unknown.diagonal(dim1=-2, dim2=-1), torch.triu(unknown, 1).any(-1).any(-1)
+    moved = sde.observation[..., None, :, :] @ without_rounding(transition.detach())
+    before = torch.where(unknown | joined[..., None, None], 0.0, before)
     mean = (transition @ estimate.mean[..., :-1, :, None])[..., 0]
     spread = symmetric(transition @ before @ transition.mT) + variance
     values = observations.to(torch.float64)
+    seen = ~values[..., 1:, :].isnan() & ((moved != 0) & diffuse[..., None, :]).any(-1)
+    known = ~(joined | seen.any(-1))
     if initial is None:
         values = values[..., 1:, :]
     else:
@@ -266,7 +279,7 @@ def _densities(
     residual = torch.linalg.solve_triangular(factor, values[..., None] - rows @ mean[..., None], upper=False)
     distance, size = residual.square().sum((-2, -1)), present.sum(-1).to(torch.float64)
     density = -factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # a missing component adds 0
-    if robust_weight.gaussian:
+    if not isinstance(robust_weight.nu, Tensor) and math.isinf(robust_weight.nu):
         density = density - distance / 2 - size / 2 * math.log(2 * math.pi)
     else:
         freedom = torch.as_tensor(robust_weight.nu, dtype=torch.float64)

@@ -9,6 +9,7 @@ from torch import Tensor
 InitialMoments = tuple[Real[Tensor, "*#initial n"], Real[Tensor, "*#initial n n"]]  # mean and covariance
 
 _TOLERANCE = 1e-9  # relative: rounding in a covariance that the caller has computed
+_NO_TURN = 1e-16  # of two products of entries: a pair of states whose product is less turns by rounding alone
 
 
 def real(name: str, given: object) -> Tensor:
@@ -114,6 +115,17 @@ def positive(covariance: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n
     raised = torch.maximum(eigenvalues, _TOLERANCE * eigenvalues.abs().amax(-1, keepdim=True))
     rebuilt = units * symmetric((basis * raised[..., None, :]) @ basis.mT) * units.mT
     return torch.where(negative, rebuilt + (covariance - given), covariance)
+
+
+def without_rounding(transition: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
+    """Phi with zeros where two states turn into each other by rounding alone, as after half a period; or stay so.
+
+    The products `Phi_ij Phi_ji` and `Phi_ii Phi_jj` do not depend on the units of states.
+    """
+    diagonal = transition.diagonal(dim1=-2, dim2=-1)
+    turned, stayed = (transition * transition.mT).abs(), (diagonal[..., :, None] * diagonal[..., None, :]).abs()
+    gone = torch.diag_embed((stayed < _NO_TURN * turned).any(-1))
+    return torch.where(((turned > 0) & (turned < _NO_TURN * stayed)) | gone, 0.0, transition)
 
 
 def square_root(covariance: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:

@@ -28,7 +28,8 @@ from .structural_model import SeriesScale, StructuralModel
 IRREGULAR = "sigma2.irregular"
 _DIFFUSE = 1e8  # variance of a diffuse state, in units of the series' variance
 _MANTISSA = 2.0**34  # steps that differ by less, relatively, share a transition: times have been rounded
-_NO_PART = 1e-12  # relative: a direction of which the readings show less is not shown
+_NO_SHARE = 1e-12  # relative: a direction that others explain but for less is not told from them
+_UNSEEN = 1e-5  # of a direction's size: a reading that shows less shows the rounding of the times
 
 
 def irregular_names(sensors: tuple[str, ...]) -> list[str]:
@@ -186,6 +187,9 @@ def exact_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
 
         -(N log 2 pi + log det W^T W + min_d |e - W d|^2) / 2 - sum_k log s_k
 
+    det is the product of the eigenvalues that are not 0: what no reading shows, such as the sine of a wave whose half
+    period is the step, does not count.
+
     Source: De Jong, The diffuse Kalman filter (1991).
     """
     if not can_run():
@@ -216,19 +220,25 @@ def _looped_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
     row = grid.rows[:, :, 0]
     deviation = (1 + (row * (covariance @ row[..., None])[..., 0]).sum(-1)).sqrt()
     residual = (grid.values[..., 0] - (row * mean).sum(-1)) / deviation
-    columns = torch.diag(problem.units)[:, problem.units > 0].expand(len(zero), -1, -1)
-    shown = []
+    units, diffuse = torch.where(problem.units > 0, problem.units, 1.0), problem.units > 0
+    columns = torch.diag(problem.units)[:, diffuse].expand(len(zero), -1, -1)
+    origin, shown, seen = columns, [], torch.zeros_like(columns[:, 0], dtype=torch.bool)
     for k, state in enumerate(states):
-        columns = transitions.steps[k - 1][0] @ columns if k else columns
-        shown.append(row[:, k, None, :] @ columns)
+        if k:
+            columns, origin = (transitions.steps[k - 1][0] @ x for x in (columns, origin))
+        most = (origin != 0).to(row.dtype).mT @ (row[:, k].abs() * units)[..., None]
+        size = (origin.abs() / units[:, None]).amax(-2)
+        seen = seen | ((row[:, k, None, :] @ origin)[:, 0].abs() > _UNSEEN * size * most[..., 0])
+        shown.append(torch.where(seen[:, None], row[:, k, None, :] @ columns, 0.0))
         columns = columns - state.gains[0][..., None] * shown[-1]
     design = torch.cat(shown, dim=-2) / deviation[..., None]
-    reduced = torch.linalg.qr(torch.cat([design, residual[..., None]], dim=-1), mode="r").R.diagonal(dim1=-2, dim2=-1)
-    count = min(design.shape[-1], reduced.shape[-1])
-    sizes, lengths = reduced[:, :count].abs(), design[..., :count].square().sum(-2).sqrt()
-    determined = torch.where(sizes > _NO_PART * lengths, sizes, 1.0).log().sum(-1)
-    determined = determined - problem.units[problem.units > 0].log().sum()
-    rest = reduced[:, count:].square().sum(-1)
+    lengths = design.square().sum(-2, keepdim=True).sqrt()
+    basis, shares, turns = torch.linalg.svd(design / torch.where(lengths > 0, lengths, 1.0), full_matrices=False)
+    told = shares > _NO_SHARE * shares[:, :1]
+    rest = (residual.square().sum(-1) - ((residual[:, None] @ basis)[:, 0] * told).square().sum(-1)).clamp(min=0.0)
+    rows = (shares * told)[..., None] * turns * lengths / problem.units[diffuse]
+    told = torch.arange(told.shape[-1]) < told.sum(-1, keepdim=True)
+    determined = torch.where(told, torch.linalg.svdvals(rows), 1.0).log().sum(-1)
     logarithms = torch.where(grid.present, deviation.log() + (problem.noise.log() + math.log(2 * math.pi)) / 2, 0.0)
     return -rest / 2 - determined - logarithms.sum(-1)
 

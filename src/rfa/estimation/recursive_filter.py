@@ -27,7 +27,7 @@ from torch import Tensor
 
 from .contributions import Contributions
 from .gaussian import DiffuseDirections, Gaussian, Information, T, mapped
-from .matrices import identity_like
+from .matrices import identity_like, without_rounding
 from .problem import ObservationGrid, Transitions
 from .robust_weight import NoiseScale, ScalePosterior, infer_scale
 
@@ -65,7 +65,7 @@ def _diffuse_scales(grid: ObservationGrid, steps: list[tuple[Tensor, Tensor]]) -
         moved = steps[k - 1][0] @ moved if k else moved
         nothing_yet = ~(shown > 0).any(-1)[:, None, None]
         moved = torch.where(nothing_yet, identity, moved)
-        shown = shown + (grid.rows[:, k] @ moved).square().sum(-2)
+        shown = shown + (grid.rows[:, k] @ without_rounding(moved)).square().sum(-2)
     return torch.where((shown > 0) & shown.isfinite(), shown, 1.0).rsqrt()
 
 

@@ -10,7 +10,7 @@ Source: appendix A.3 for the first; the second goes beyond the paper (docs/theor
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -40,10 +40,11 @@ class RobustWeight:
 
     power: `w = (1 + s / nu)^-kappa`, `rho = nu / (kappa - 1) (1 - (1 + s / nu)^(1 - kappa))`. With `kappa = 1` the
         weight is, up to `(nu + m) / nu`, the posterior mean of the inverse scale of a Student-t residual.
-    welsch: `w = exp(-s / m)`, `rho = m (1 - exp(-s / m))`, the limit of `kappa = (nu + m) / m` for large nu.
+    welsch: `w = exp(-s / m)`, `rho = m (1 - exp(-s / m))`, the limit of `kappa = (nu + m) / m` for large nu. With an
+        infinite nu and a finite kappa all weights are 1.
     """
 
-    nu: Number  # degrees of freedom >= 1e-6. Infinite: all weights are 1, the Gaussian case
+    nu: Number  # degrees of freedom >= 1e-6
     kappa: Number | None  # exponent > 0
     size: int  # m
     penalty: Penalty = "power"
@@ -56,7 +57,8 @@ class RobustWeight:
     @classmethod
     def of(cls, nu: object, kappa: object, size: int, penalty: Penalty = "power") -> "RobustWeight":
         """With nu and kappa as a caller gives them."""
-        return cls(_number("nu", nu, _NU), None if kappa is None else _number("kappa", kappa, _KAPPA), size, penalty)
+        found = cls(_number("nu", nu, _NU), None if kappa is None else _number("kappa", kappa, _KAPPA), size, penalty)
+        return replace(found, penalty="welsch") if kappa is None and found.gaussian else found
 
     @property
     def gaussian(self) -> bool:

@@ -12,7 +12,7 @@ from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.positions import Positions
 from rfa.ops.problem import Options, Parameters, Problem, Weight, certificate_missing
 from rfa.ops.reference import robust_weights
-from rfa.ops.routing import gaussian_parameters, located_posterior_routing, routing_step
+from rfa.ops.routing import LogSource, gaussian_parameters, located_posterior_routing, routing_step
 from rfa.ops.transforms import transformed
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
@@ -55,6 +55,7 @@ class RobustFilterAttention(Attention):
             gain (appendix E.8), in O(N^2) memory. The weight is Gaussian: no robustness, no temperature.
         source_prior: of routing: "uniform", each key is as likely a source as the others; or "exponential", near keys
             are likelier, `R_ij ~ exp(-rho tau)`. Each head learns rho, from ALiBi's slopes on, the first head slowest.
+            Or a function that gives log R of the lags `(batch or 1, 1 or heads, queries, keys)`; as a module it learns.
         tie_key_value, backend, **options: of every layer; see `Attention`.
 
     Raises:
@@ -87,7 +88,7 @@ class RobustFilterAttention(Attention):
         noise: Noise = "constant",
         noise_parts: int = NOISE_PARTS,
         aggregation: Aggregation = "consensus",
-        source_prior: SourcePrior = "uniform",
+        source_prior: SourcePrior | LogSource = "uniform",
         backend: str = "auto",
         **options: Any,
     ):
@@ -97,11 +98,14 @@ class RobustFilterAttention(Attention):
         check_choice("aggregation", aggregation, Aggregation)
         chosen: dict[str, Any] = {"prior": prior, "gate": gate, "query_noise_in_bias": query_noise_in_bias}
         check_filter({**chosen, "horizon": horizon, "step": step, "aggregation": aggregation})
-        check_choice("source_prior", source_prior, SourcePrior)
+        self.log_source = source_prior if callable(source_prior) else None
+        if self.log_source is None:
+            check_choice("source_prior", source_prior, SourcePrior)
         require(self.gated_heads == num_heads or self.clock is not None, "gated_heads", "some", "1 without a clock")
         precise, routed = step == "precision", aggregation == "routing"
         falls = source_prior == "exponential"
-        require(routed or not falls, "source_prior", source_prior, "'uniform' without aggregation='routing'")
+        plain = routed or source_prior == "uniform"
+        require(plain, "source_prior", source_prior, "'uniform' without aggregation='routing'")
         if routed:
             check_routing(weight, backend)
             require(not self.dropout, "dropout", self.dropout, "0 with aggregation='routing'")
@@ -156,7 +160,8 @@ class RobustFilterAttention(Attention):
         dynamics = self.dynamics()
         if self.aggregation == "routing":
             parameters = gaussian_parameters(**dynamics)
-            options = {"causal": self.causal, "rotate_values": self.rotate_values}
+            options: dict[str, Any] = {"causal": self.causal, "rotate_values": self.rotate_values}
+            options["log_source"] = self.log_source
             return located_posterior_routing(positions, query, key, value, own, parameters, **options)
         problem = Problem(Parameters(**dynamics), positions, self._options())
         result = located_filter_attention(query, key, value, problem, backend=self.backend)
@@ -211,7 +216,8 @@ class RobustFilterAttention(Attention):
         query, keys, values = cached.enter(query, key, value, turns, self.rotate_values, self.backend)
         if self.aggregation == "routing":
             own = values[:, :, values.shape[2] - value.shape[2] :]
-            step = routing_step(query, keys, values, own, gaussian_parameters(**dynamics), positions)
+            parameters = gaussian_parameters(**dynamics)
+            step = routing_step(query, keys, values, own, parameters, positions, log_source=self.log_source)
             return value + (turns.forward(step) if self.rotate_values else step)
         shown = options.log_precision or cached.dropped > 0
         options = options._replace(rotate_values=False, in_frame=True, log_precision=shown)

@@ -1,5 +1,6 @@
 """Posterior routing: which earlier key is the source of the present state, and how far each moves it (appendix E.8)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from .positions import Positions, checked_positions
 from .problem import Options, Parameters, validate
 from .transforms import without_autocast
 
+LogSource = Callable[[Float[Tensor, "b #heads queries keys"]], Tensor]  # log R_ij of lags; constants cancel
+
 
 def posterior_routing(
     query: Float[Tensor, "batch heads queries channels"],
@@ -37,6 +40,7 @@ def posterior_routing(
     noise_floor: Float[Tensor, " heads"],
     noise: TimeDependentNoise | None = None,
     source_rate: Float[Tensor, " heads"] | None = None,
+    log_source: LogSource | None = None,
     times: Float[Tensor, "*t keys"] | Int[Tensor, "*t keys"] | None = None,
     query_times: Float[Tensor, "*s queries"] | Int[Tensor, "*s queries"] | None = None,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
@@ -52,7 +56,7 @@ def posterior_routing(
 
         E, x_ij  = exp(-mu tau), exp((-mu + i omega) tau) v_j
         r_ij     = |q_i - exp((-mu + i omega) tau) k_j|^2
-        R_ij     = exp(-rho tau) / sum_l exp(-rho (t_i - t_l))
+        R_ij     = R(tau) / sum_l R(t_i - t_l),    R(tau) = exp(-rho tau) by default
         alpha_ij = softmax_j(log R_ij - r_ij / (Sigma_ij + gamma^2) - d log(Sigma_ij + gamma^2))
         G_ij     = gamma^2 / (Sigma_ij + gamma^2)
         out_i    = x_i + sum_j alpha_ij G_ij (x_ij - x_i),    x_i the query's own value
@@ -71,6 +75,8 @@ def posterior_routing(
         query_value: x_i, `(batch, heads, queries, 2 d)`.
         source_rate: rho >= 0, per unit of time, `(heads,)`: near keys are the likelier sources. None for 0: before the
             query is seen each key is as likely as the others.
+        log_source: log R, any finite function of the lags `(b, 1 or heads, queries, keys)`, which it broadcasts with;
+            beside source_rate their product counts.
         decay, frequency, process_noise, key_noise, query_noise, noise_floor, noise, times, query_times, key_mask,
             segment_ids, causal, rotate_values: as `robust_filter_attention`.
 
@@ -92,7 +98,7 @@ def posterior_routing(
     expected = (*query.shape[:3], value.shape[-1])
     if query_value.shape != expected:
         raise ValueError(f"query_value: got shape {tuple(query_value.shape)}, expected {expected}")
-    options = {"causal": causal, "rotate_values": rotate_values}
+    options: dict[str, Any] = {"causal": causal, "rotate_values": rotate_values, "log_source": log_source}
     return located_posterior_routing(positions, query, key, value, query_value, parameters, **options)
 
 
@@ -106,6 +112,7 @@ def located_posterior_routing(
     *,
     causal: bool = True,
     rotate_values: bool = True,
+    log_source: LogSource | None = None,
 ) -> Tensor:
     """`posterior_routing` of arguments that are checked already, at known positions."""
     frequency = parameters.frequency
@@ -115,10 +122,10 @@ def located_posterior_routing(
     query = rotated(query, frequency, positions.query_times, inverse=True)
     key = rotated(key, frequency, positions.key_times, inverse=True)
     if not rotate_values:
-        return query_value + routing_step(query, key, value, query_value, parameters, positions, causal)
+        return query_value + routing_step(query, key, value, query_value, parameters, positions, causal, log_source)
     value = rotated(value, frequency, positions.key_times, inverse=True)
     own = rotated(query_value, frequency, positions.query_times, inverse=True)
-    step = routing_step(query, key, value, own, parameters, positions, causal)
+    step = routing_step(query, key, value, own, parameters, positions, causal, log_source)
     return query_value + rotated(step, frequency, positions.query_times)
 
 
@@ -136,6 +143,7 @@ def routing_step(
     parameters: Parameters,
     positions: Positions,
     causal: bool = True,
+    log_source: LogSource | None = None,
 ) -> Tensor:
     """`sum_j alpha_ij G_ij (x_ij - x_i)` of states that stand in the common frame, `(batch, heads, queries, 2 d)`.
 
@@ -157,6 +165,8 @@ def routing_step(
         score = -evidence(residual, (total,), "exponential") - channels // 2 * total.log()
         if head.source_rate is not None:  # its sum over the keys cancels in the softmax
             score = score - head.source_rate * lag
+        if log_source is not None:
+            score = score + log_source(lag)
 
         def step(responsibility: Tensor) -> Tensor:
             weights = responsibility * (head.query_noise / total)

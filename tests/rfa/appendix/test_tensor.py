@@ -13,7 +13,8 @@ from ops.test_filter_attention_values import STRUCTURE, TIMING, structure_option
 from shapes import only_our_own_checks
 
 from appendix.anisotropic import PER_MODE, loops, tensor_problem, widened
-from rfa.appendix import tensor_filter_attention
+from rfa.appendix import TensorFilterAttention, tensor_filter_attention
+from rfa.nn import FilterCache
 from rfa.ops import robust_filter_attention
 from rfa.ops.dot_product import channel_gated_attention
 
@@ -152,6 +153,55 @@ def test_far_lags_large_inputs_and_extreme_parameters_stay_finite(weight, causal
     assert_finite(noiseless, **options)
 
 
+def without_noise(inputs):
+    return {name: x for name, x in inputs.items() if name not in ("process_noise", "key_noise")}
+
+
+@cover(1, structure=STRUCTURE, timing=TIMING, causal=[True, False], weight=WEIGHTS)
+def test_the_zero_noise_form_is_the_operator_without_noise(monkeypatch, weight, causal, timing, structure):
+    """Values and gradients, where a frame has two rows."""
+    monkeypatch.setattr("rfa.appendix.tensor._FRAME", 2)
+    options = {"weight": weight, "causal": causal, **timing_options(timing), **structure_options(structure)}
+    inputs = tensor_problem(14, queries=4)
+    zeros = {name: torch.zeros_like(inputs[name]) for name in ("process_noise", "key_noise")}
+    expected = with_gradients({**inputs, **zeros}, attend, **options)
+    for name, found in with_gradients(without_noise(inputs), attend, **options).items():
+        torch.testing.assert_close(found, expected[name], rtol=1e-11, atol=1e-11, msg=name)
+
+
+def test_the_zero_noise_form_does_not_overflow_and_keeps_little():
+    """The stationary frame ends at `mu t` = 354 (appendix B.2.3). Gradients keep nothing for a pair of tokens."""
+    inputs = without_noise(tensor_problem(15, keys=200, modes=8))
+    inputs["decay"] = inputs["decay"] * 50
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        found = with_gradients(inputs, attend)
+    assert all(bool(x.isfinite().all()) for x in found.values())
+    assert max(kept) < 200 * 200  # of two series and two heads
+
+
+@pytest.mark.parametrize("noise", [True, False])
+def test_the_layer(noise):
+    """Projections around the operator and its innovation; every parameter learns, and there is no cache."""
+    torch.manual_seed(0)
+    layer, times = TensorFilterAttention(12, 2, noise=noise).double(), irregular_times(7, 7)
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    named = {name: p.reshape(2, -1) for name, p in layer.mode_dynamics().items()} | layer.weighing.positive(x.dtype)
+    named["noise_floor"] = named["noise_floor"][:, 0]
+    query, key = layer.queries(x), layer.keys(x)
+    value = layer.values(x, key)
+    estimate = tensor_filter_attention(query, key, value, times=times, **named)
+    expected = layer.output_projection((estimate - value).transpose(1, 2).flatten(2))
+    found = layer(x, times=times)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    found.square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in layer.parameters())
+    with pytest.raises(ValueError, match=r"past_key_values: .* has none"):
+        layer(x, past_key_values=FilterCache())
+    with pytest.raises(ValueError, match="clock: got 'content', expected options among causal"):
+        TensorFilterAttention(12, 2, clock="content")
+
+
 @pytest.mark.parametrize("size", [1.0, 1e3])
 def test_without_noise_it_is_xpos(size):
     """Appendix B.2.3: xPos of Sun et al. (arXiv:2212.10554) by its own formula, in one product of scaled states.
@@ -185,8 +235,6 @@ def test_without_noise_it_is_xpos(size):
         v,
         decay=-zeta.log()[None],
         frequency=omega[None],
-        process_noise=0 * one,
-        key_noise=0 * one,
         query_noise=0.5 * one,
         noise_floor=0.5 * one[:, 0],
         robustness=one[:, 0],

@@ -6,12 +6,13 @@ import torch
 
 from rfa.estimation import Estimate, LinearSDE, robust_estimate
 
-PAPERS = {"nu": torch.inf, "kappa": None, "prior": "lyapunov", "iterations": 1, "start": "query"}
+PAPERS = {"kappa": None, "prior": "lyapunov", "iterations": 1, "start": "query"}
+GAUSSIAN = {"nu": torch.inf, "kappa": 1.0}
 
 
 def papers_estimate(*given, **options) -> Estimate:
     """`robust_estimate` with the paper's options in the place of its own defaults: one Gaussian step from the query."""
-    return robust_estimate(*given, **(PAPERS | options))
+    return robust_estimate(*given, **(PAPERS | ({} if "nu" in options else GAUSSIAN) | options))
 
 
 def matrix(rows) -> torch.Tensor:

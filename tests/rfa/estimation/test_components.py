@@ -9,10 +9,20 @@ import statsmodels.api as sm
 import torch
 from statsmodels.tsa.statespace.initialization import Initialization
 
-from rfa.estimation import Autoregression, Cycle, Level, LinearSDE, RobustFilter, Season, Trend, log_likelihood
-from rfa.estimation.structural_model import Regression
+from rfa.estimation import (
+    Autoregression,
+    Cycle,
+    Level,
+    LinearSDE,
+    RobustFilter,
+    Season,
+    Trend,
+    log_likelihood,
+    robust_estimate,
+)
+from rfa.estimation.structural_model import Regression, StructuralModel
 
-from .series_models import column, hours, unobserved_components
+from .series_models import column, dense_log_likelihood, hours, unobserved_components
 
 NILE = column("nile.csv", "volume")
 CO2 = column("co2.csv", "co2")[:640:4]  # every fourth week: weekly ones cost statsmodels the digits of its start
@@ -76,6 +86,71 @@ def same(found: RobustFilter, expected, states: list[str], settled: int) -> None
 def test_statsmodels(values, model, states, parameters, specification, settled):
     found = RobustFilter(model, robust=False).fit(np.arange(len(values)), values, fixed=parameters)
     same(found, unobserved_components(values, parameters, **specification), states, settled)
+
+
+WALK = np.random.default_rng(0).normal(0, 0.3, 50).cumsum() + np.random.default_rng(1).normal(size=50)
+GRID, SHIFTED = np.arange(50.0), np.arange(50.0) + 0.5 * (np.arange(50) > 40)
+NEVER_SEEN = {  # the sine of a wave whose half period is the step; states held twice
+    "quarters": (Level() + Season(4, 2), GRID, WALK, None),
+    "months": (Level() + Season(12, 6), GRID, WALK, None),
+    "hours": (Level() + Season(24, 12), GRID, WALK, None),
+    "hours as days": (Level() + Season(1.0, 12), 20000 + GRID / 24, WALK, None),
+    "a half period": (Level() + Season(2, 1), GRID, WALK, None),
+    "every third": (Level() + Season(6), GRID, np.where(np.arange(50) % 3, np.nan, WALK), None),
+    "trend": (Trend() + Season(4, 2), GRID, WALK, None),
+    "aliases": (Level() + Season(4, 3), GRID, WALK, None),
+    "seen once": (Level() + Season(4, 2), SHIFTED, WALK, None),
+    "irregular": (Level() + Season(4, 2), np.sort(np.random.default_rng(2).uniform(0, 50, 50)), WALK, None),
+    "twice": (Level() + Season(4) + Season(8, 2, name="eighths"), GRID, WALK, None),
+    "ones": (Level(), GRID, WALK, np.ones((50, 1))),
+    "line": (Trend() + Season(4, 2), GRID, WALK, np.c_[3 * np.ones(50), GRID]),
+}
+
+
+@pytest.mark.parametrize("case", NEVER_SEEN.values(), ids=NEVER_SEEN)
+def test_states_that_no_reading_sees(in_torch, case):
+    """The likelihood of one dense Gaussian and of statsmodels. Forecasts between readings are finite."""
+    model, times, values, exog = case
+    model = StructuralModel.of(model)
+    fixed = {name: 0.1 if name == "sigma2.level" else 0.05 for name in model.parameters} | {"sigma2.irregular": 1.0}
+    found = RobustFilter(model, robust=False).fit(times, values, fixed=fixed, exog=exog)
+    regressors = np.empty((50, 0)) if exog is None else exog
+    expected = dense_log_likelihood(model.to_sde(fixed), times, values, regressors)
+    assert found.log_likelihood == pytest.approx(expected, abs=1e-8)
+    in_loops = in_torch(RobustFilter(model, robust=False).fit, times, values, fixed=fixed, exog=exog)
+    assert in_loops.log_likelihood == pytest.approx(expected, abs=1e-8)
+    between = found.forecast(times[-1] + np.array([0.5, 1.5]), exog=None if exog is None else exog[-2:])
+    assert np.isfinite([between.mean, between.variance]).all()
+    assert (np.abs(between.mean) < 100).all()
+    if times is GRID and isinstance(model.components[0], Level):
+        seasons = [{"period": each.period, "harmonics": each.harmonics} for each in model.components[1:]]
+        specification = {"freq_seasonal": seasons, "exog": exog, "mle_regression": False}
+        theirs = sm.tsa.UnobservedComponents(values, "llevel", use_exact_diffuse=True, **specification)
+        expected = theirs.loglike([fixed.get(name, 0.05) for name in theirs.param_names])
+        assert found.log_likelihood == pytest.approx(expected, abs=1e-6)
+
+
+def test_white_noise_has_no_second_harmonic():
+    for seed in range(6):
+        noise = np.random.default_rng(seed).normal(size=50)
+        one, two = (RobustFilter(Level() + Season(4, h), robust=False).fit(GRID, noise) for h in (1, 2))
+        assert one.log_likelihood > two.log_likelihood
+
+
+@pytest.mark.parametrize(("period", "harmonics"), [(4, 2), (12, 6), (2, 1)])
+def test_rows_beside_a_state_that_none_sees(in_torch, period, harmonics):
+    """All but the first `period` rows have a density, statsmodels'. The state stays unknown, the others do not."""
+    parameters = {"sigma2.level": 0.1, f"sigma2.freq_seasonal_{period}({harmonics})": 0.05, "sigma2.irregular": 1.0}
+    sde = (Level() + Season(period, harmonics)).to_sde(parameters)
+    times, seen = torch.from_numpy(GRID), torch.from_numpy(WALK)[:, None]
+    season = [{"period": period, "harmonics": harmonics}]
+    theirs = unobserved_components(WALK, parameters, level="llevel", freq_seasonal=season)
+    expected = theirs.llf_obs[period:].sum()
+    for found in (log_likelihood(sde, times, seen), in_torch(log_likelihood, sde, times, seen)):
+        assert found.item() == pytest.approx(expected, abs=1e-6)
+    known = robust_estimate(sde, times, seen, nu=torch.inf)
+    assert known.covariance[-1].diagonal().isinf().tolist() == [False] * (2 * harmonics) + [True]
+    np.testing.assert_allclose(known.mean[period:].T, theirs.filtered_state[:, period:], atol=1e-6)
 
 
 def test_a_trend_whose_slope_wanders_within_a_step():

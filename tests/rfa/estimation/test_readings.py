@@ -93,15 +93,6 @@ def test_the_likelihood_of_several_models(in_torch):
         torch.testing.assert_close(together, in_torch(exact_log_likelihood, problem), rtol=1e-10, atol=1e-9)
 
 
-def test_a_direction_that_is_not_shown_does_not_count():
-    """A regressor that is the level's start, one more time: the likelihood is that of the level alone."""
-    values = np.random.default_rng(0).normal(size=30).cumsum()
-    fixed = {"sigma2.irregular": 1.0, "sigma2.level": 0.5}
-    alone = RobustFilter(Level(), robust=False).fit(np.arange(30), values, fixed=fixed)
-    twice = RobustFilter(Level(), robust=False).fit(np.arange(30), values, exog=np.ones(30), fixed=fixed)
-    assert twice.log_likelihood == pytest.approx(alone.log_likelihood, abs=1e-9)
-
-
 def test_transitions_of_blocks_and_models():
     """States that move independently are discretised by themselves, and once for equal ones: as a matrix exponential.
 

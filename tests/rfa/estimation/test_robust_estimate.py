@@ -8,21 +8,23 @@ import scipy.stats
 import torch
 from cover import cover
 
+import rfa
 from rfa.estimation import LinearSDE, estimators
 
 from .models import EYE, coupled, irregular_times, matrix, papers_estimate, rotating, with_gaps
 
 
-def consensus(sde, times, observations, i, weight, passes):
-    """The paper's estimator at row i by its formulas, C = I: P_ij = (V + Phi R Phi^T)^-1."""
+def consensus(sde, times, observations, i, weight, passes, query_noise=0.0, noise_floor=0.0):
+    """The paper's estimator at row i by its formulas, C = I: P_ij = (V + Phi R Phi^T + floor)^-1."""
     lags = times[i] - times[: i + 1]
     transition = sde.transition(lags)
     moved = (transition @ observations[: i + 1, :, None])[..., 0]
-    precision = torch.linalg.inv(sde.covariance(lags) + transition @ sde.observation_noise @ transition.mT)
+    variance = sde.covariance(lags) + transition @ sde.observation_noise @ transition.mT + noise_floor * EYE
+    precision, certainty = torch.linalg.inv(variance), torch.linalg.inv(variance + query_noise * EYE)
     state, costs = observations[i], []
     for _ in range(passes):
         apart = state - moved
-        distance = torch.einsum("ja,jab,jb->j", apart, precision, apart)
+        distance = torch.einsum("ja,jab,jb->j", apart, certainty, apart)
         weights = weight(distance)
         total = (weights[:, None, None] * precision).sum(0)
         state = torch.linalg.solve(total, (weights[:, None, None] * precision @ moved[..., None])[..., 0].sum(0))
@@ -34,21 +36,58 @@ WEIGHTS = {
     "power": ({"nu": 5.0, "kappa": 1.5}, lambda s: (1 + s / 5.0) ** -1.5),
     "default exponent": ({"nu": 6.0}, lambda s: (1 + s / 6.0) ** -4.0),  # (nu + m) / m = 4
     "welsch": ({"penalty": "welsch"}, lambda s: torch.exp(-s / 2)),
+    "the paper's limit": ({"nu": math.inf}, lambda s: torch.exp(-s / 2)),
     "gaussian": ({}, torch.ones_like),
 }
 
 
-@cover(1, name=WEIGHTS, passes=[1, 4])
-def test_the_papers_estimator(name, passes):
+@cover(1, name=WEIGHTS, passes=[1, 4], noises=[{}, {"query_noise": 0.7, "noise_floor": 0.3}])
+def test_the_papers_estimator(name, passes, noises):
     options, weight = WEIGHTS[name]
     sde, times = rotating(), irregular_times(15)
     observations = sde.simulate(times, torch.Generator().manual_seed(0), (0.2, 8.0)).observations
-    found = papers_estimate(sde, times, observations, iterations=passes, **options)
+    found = papers_estimate(sde, times, observations, iterations=passes, **options, **noises)
     for i in (0, 4, 14):
-        state, weights = consensus(sde, times, observations, i, weight, passes)
+        state, weights = consensus(sde, times, observations, i, weight, passes, **noises)
         torch.testing.assert_close(found.mean[i], state, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(found.weights[i, : i + 1], weights, rtol=1e-7, atol=1e-9)
         assert not found.weights[i, i + 1 :].any()
+
+
+@pytest.mark.parametrize("modes", [1, 3])
+@pytest.mark.parametrize("robustness", [2.0, math.inf])
+def test_the_operator_is_one_step(modes, robustness):
+    """Complex modes with noises of query and floor; Welsch's weight is the operator's exponential kernel."""
+    generator, times, head = torch.Generator().manual_seed(0), irregular_times(30), torch.ones(1, dtype=torch.float64)
+    frequency = torch.linspace(2.0, 0.5, modes, dtype=torch.float64)
+    seen = torch.randn(30, 2 * modes, generator=generator, dtype=torch.float64) * 2
+    kernel = {"robustness": robustness * head}
+    if robustness == math.inf:
+        kernel = {"robustness": head, "weight": "exponential"}  # `exp(-r / (nu_s d Sigma~))`
+    noises = {"process_noise": 0.5, "key_noise": 0.4, "query_noise": 0.7, "noise_floor": 0.3}  # of complex numbers
+    expected = rfa.robust_filter_attention(
+        *[seen[None, None]] * 3, decay=0.3 * head, frequency=frequency[None], inverse_temperature=head, times=times,
+        backend="reference", **{name: value * head for name, value in noises.items()}, **kernel,
+    )  # fmt: skip
+    eye, turn = torch.eye(2 * modes, dtype=torch.float64), torch.diag(frequency)
+    dynamics = torch.kron(torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64), turn) - 0.3 * eye
+    sde = LinearSDE(dynamics, 0.25 * eye, eye, 0.2 * eye)
+    found = papers_estimate(sde, times, seen, nu=robustness * 2 * modes, query_noise=0.35 * eye, noise_floor=0.15)
+    torch.testing.assert_close(found.mean, expected[0, 0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["query_noise", "noise_floor"])
+def test_noises_that_do_not_fit(name):
+    given = rotating(), irregular_times(3), torch.zeros(3, 2)
+    for wrong, message in (
+        (-1.0, "positive semi-definite"),
+        (torch.ones(3, 3), "2, 2"),
+        (math.nan, "finite"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}: .*{message}"):
+            papers_estimate(*given, **{name: wrong})
+    with pytest.raises(ValueError, match="expected 'lyapunov'"):
+        papers_estimate(*given, prior="riccati", **{name: 1.0})
 
 
 @cover(

@@ -19,11 +19,11 @@ template <int N> void run_filter(const Problem& p, Matrices<N> of, int64_t index
       std::copy(group.state.p.begin(), group.state.p.end(), p.predicted_covariance + (index * p.length + k) * n * n);
     }
     if (!k && !group.steps.finite(group.state.p.data())) p.overflow[index] = 0;
-    if (p.density) {
-      std::fill(density.begin(), density.end(), 0.0);
-      p.counts[index * p.length + k] = known ? (group.noise_is_kept(k) ? 1 : -1) : 0;
-    }
+    std::fill(density.begin(), density.end(), 0.0);
+    const int64_t kept = p.density && !group.noise_is_kept(k) ? -1 : 1;
     group.update(k, p.density ? density.data() : nullptr);
+    known = known && !group.shows();
+    if (p.density) p.counts[index * p.length + k] = known ? kept : 0;
     for (int64_t s = 0; s < group.count; s++) {
       const int64_t at = (group.first + s) * p.length + k;
       if (p.density) p.density[at] = known ? density[s] : 0;

@@ -32,14 +32,30 @@ template <int N> struct Group {
       if (k) of.multiply(p.transition + lag(k) * n * n, moved.data(), next.data()), moved = next;
       for (int i = 0; i < of.nn() && nothing_yet; i++) moved[i] = i % (of.n() + 1) == 0;
       for (int64_t i = 0; i < m; i++) {
-        of.apply_transposed(moved.data(), row(k, i), x.data());
-        for (int j = 0; j < of.n(); j++) shown[j] += x[j] * x[j];
+        for (int j = 0; j < of.n(); j++) {
+          double part = 0;
+          for (int l = 0; l < of.n(); l++) part += turned(moved, l, j) ? row(k, i)[l] * moved[l * of.n() + j] : 0;
+          shown[j] += part * part;
+        }
       }
       all = true;
       for (double size : shown) nothing_yet &= !(size > 0), all &= size > 0;
     }
     for (double& size : shown) size = 1 / std::sqrt(size > 0 && std::isfinite(size) ? size : 1);
     return shown;
+  }
+
+  // False where two states turn into each other by rounding alone, as after half a period.
+  bool turned(const std::vector<double>& phi, int64_t i, int64_t j) const {
+    const double both = std::abs(phi[i * n + j] * phi[j * n + i]);
+    return both == 0 || !(both < NO_TURN * std::abs(phi[i * n + i] * phi[j * n + j]));
+  }
+
+  // Whether the row that was last used shows a diffuse direction. It then has no prediction.
+  bool shows() const {
+    for (const Component& c : components.all)
+      if (c.seen && c.shows) return true;
+    return false;
   }
 
   int64_t pattern(int64_t k) const { return p.row_index[model * p.length + k]; }

@@ -7,6 +7,7 @@
 namespace rfa {
 
 constexpr double NO_PART = 1e-7;  // an observation that shows less of a diffuse direction shows nothing of it
+constexpr double NO_TURN = 1e-16;  // of two products of entries, as matrices.py has it
 constexpr double NO_CORRELATION = 1e-9;
 constexpr double LITTLE_LEFT = 1e8;  // variance of a prediction over the noise, above which most digits of P go
 
@@ -107,7 +108,7 @@ template <int N> struct Steps {
     joseph(s.p.data(), row, found.gain, found.spread, found.variance - 1);
   }
 
-  // P with the infinities of diffuse directions. Returns whether all directions are known.
+  // P with the infinities of diffuse directions. Returns whether each of them is a state.
   bool write(const State& s, double* out) {
     of.copy(s.p.data(), out);
     if (!s.diffuse) return true;
@@ -120,7 +121,7 @@ template <int N> struct Steps {
         const bool lost = x[i] > NO_PART * deviation(s, i) && x[j] > NO_PART * deviation(s, j);
         if (!lost || !(std::abs(both) > NO_CORRELATION * x[i] * x[j])) continue;
         out[i * of.n() + j] = std::copysign(std::numeric_limits<double>::infinity(), both);
-        known = false;
+        known &= i == j;
       }
     return known;
   }

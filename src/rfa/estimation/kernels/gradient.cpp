@@ -35,8 +35,8 @@ template <int N> struct Gradient {
       of.copy(g.state.p.data(), &covariances[k * n * n]);
       std::copy(g.means.begin(), g.means.end(), &means[k * g.count * n]);
       if (g.state.diffuse) diffuse.push_back(g.state);  // directions are known once and for all
-      counted[k] = known;
       g.update(k, nullptr);
+      counted[k] = known && !g.shows();
       known = !g.state.diffuse || g.steps.write(g.state, a.data());
     }
     forward(p.length - 1);
