@@ -56,8 +56,9 @@ def listed_tables(runs: Sequence[Run]) -> list[ListedTable]:
     """The tables that belong to these results, in their order on the page.
 
     Results with at least three values of the damping b have table 2. Runs of it whose label is not the preset's name
-    appear only there. All other runs are in table 3 if the recipe's name begins with table3 or the text is BabyLM's, and otherwise
-    in table 1. The paper's published numbers are in tables of their own, because its training length is another.
+    appear only there. All other runs are in table 3 if the recipe's name begins with table3 or the text is BabyLM's,
+    and otherwise in table 1. The paper's published numbers are in tables of their own, because its training length is
+    another.
     """
     if not runs:
         return [_published(name) for name in ("table1", "table2", "table3")]
