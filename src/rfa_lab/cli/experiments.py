@@ -23,10 +23,7 @@ def experiment(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs and how far each is.")] = False,
     tokens_per_second: Annotated[
-        float | None,
-        typer.Option(
-            help="With --dry-run: the speed of training, for the hours; measured here if not given.", metavar="N"
-        ),
+        float | None, typer.Option(help="With --dry-run: the speed of training, for the hours.", metavar="N")
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Names of runs; * stands for anything.", metavar="RUN ...")
