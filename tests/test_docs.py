@@ -1,5 +1,6 @@
 """Documents that people read: their examples run, their links lead somewhere, their tables are the record's."""
 
+import itertools
 import json
 import math
 import os
@@ -223,9 +224,11 @@ def test_lines_are_short(path):
 @pytest.mark.parametrize("path", MARKDOWN, ids=name)
 def test_sentences_are_short(path):
     """Outside tables, code, formulas and headings; a link counts by its words."""
-    text = re.sub(r"^ *```.*?^ *```|<!--.*?-->", "\n\n", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(
+        r"^ *```.*?^ *```|<!--.*?-->|^\$\$$.*?^\$\$$", "\n\n", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
     text = re.sub(r"^(\||#|:::|!\[|--8<).*$", "\n", text, flags=re.MULTILINE)
-    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "code", text))
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`|\$[^$\n]*\$", "code", text))
     for paragraph in re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) ", text):
         for sentence in re.split(r"(?<=[.!?:;])\s+", " ".join(paragraph.split())):
             words = sentence.split()
@@ -279,8 +282,29 @@ def test_the_site_builds_without_warnings_or_network(tmp_path):
     assert done.returncode == 0, done.stderr
     pages = list(site.rglob("*.html"))
     assert len(pages) > 25
+    _no_formula_is_cut_off(site)
     for page in pages:
         assert not re.findall(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="?(?:https?:)?//', page.read_text("utf-8"))
+
+
+def _no_formula_is_cut_off(site):
+    """On a desk and on a telephone, neither in the text nor in a docstring."""
+    for page, formulas in (("theory", 7), ("api/operator", 1), ("extensions", 7)):
+        text = (site / page / "index.html").read_text("utf-8")
+        assert text.count('<math display="block"') == formulas
+        assert "$$" not in text
+    if (chromium := shutil.which("chromium")) is None:
+        return
+    wide = (
+        "[...document.querySelectorAll('math, .doc-contents pre code')].filter(e => e.scrollWidth > e.clientWidth + 1)"
+    )
+    with pytest.importorskip("playwright.sync_api").sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for width, page in itertools.product((1300, 500), ("theory", "api/operator", "extensions")):
+            shown = browser.new_page(viewport={"width": width, "height": 800})
+            shown.goto((site / page / "index.html").as_uri())
+            assert shown.evaluate(f"{wide}.filter(e => e.clientWidth).map(e => e.textContent)") == [], (width, page)
+        browser.close()
 
 
 @pytest.mark.slow
@@ -295,7 +319,9 @@ def test_zensical_builds_the_site_too(tmp_path):
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", "mkdocs.yml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "robust_filter_attention" in (tmp_path / "site" / "api" / "operator" / "index.html").read_text("utf-8")
+    page = (tmp_path / "site" / "api" / "operator" / "index.html").read_text("utf-8")
+    assert "robust_filter_attention" in page
+    assert "</math>" in page
 
 
 def test_nothing_reads_a_folder_beside_the_repository():

@@ -59,7 +59,7 @@ def _on_text(claim: str, asked: str, model: str, against: str, length: int, prot
 
 ROWS = (
     Row(
-        "The robust filter, not tuned, has at most 1.05 times the error of the best tuned filter",
+        "`robust_estimate`, not tuned, has at most 1.05 times the error of the best tuned filter",
         "{} times (the worst of nine)",
         tuned_seeds,
         "before",

@@ -86,7 +86,7 @@ def experiment(
 def _dry_run(recipe: Any, out: Path, only: Sequence[str], speed: float | None) -> None:
     """The runs, the hours that they take, and what they need. The exit status is 1 if something is missing."""
     from rfa_lab.recipes import measured_on, runs_of, states
-    from rfa_lab.recipes.plan import requirements
+    from rfa_lab.recipes.plan import counted, requirements, speed_here
 
     if recipe.kind != "text":
         runs = runs_of(recipe, out)
@@ -94,8 +94,13 @@ def _dry_run(recipe: Any, out: Path, only: Sequence[str], speed: float | None) -
         for run in runs.selected(only):
             say(f"{run.name}: {'done' if run.name in results else 'to do'}")
         return
+    recipe = counted(recipe)
+    device = measured_on(recipe, out) if speed is None else None
+    if speed is None and device is None:
+        speed, first = speed_here(recipe), recipe.runs[0].label
+        device = f"this machine ({speed:,.0f} tokens a second of {first}, measured now)"
     found = states(recipe, out, only, speed)
-    console.print(states_table(recipe.title, found, measured_on(recipe, out) if speed is None else None))
+    console.print(states_table(recipe.title, found, device))
     required = requirements(recipe, found, out)
     for each in required:
         there = "" if each.there else "missing: "

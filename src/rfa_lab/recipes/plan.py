@@ -9,7 +9,9 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from rfa.checks import require
-from rfa_lab.data.corpora import find_text, find_tokenizer
+from rfa_lab.data import is_path, prepare
+from rfa_lab.data.corpora import FETCHED, find_text, find_tokenizer
+from rfa_lab.training import training_speed
 
 from .recipe import PlannedRun, Recipe
 from .run_result import DIVERGED
@@ -66,6 +68,27 @@ def measured_on(recipe: Recipe, out: str | Path) -> str | None:
     made = [result["environment"] for result in TextRuns(recipe, Path(out)).results().values()]
     names = [one.get("machine") if one.get("device") in ("cpu", None) else one["device"] for one in made]
     return " and ".join(dict.fromkeys(map(str, names))) or None
+
+
+def counted(recipe: Recipe) -> Recipe:
+    """A recipe in epochs that names no number of tokens, with that of its training split.
+
+    The text is tokenised, which the first run would do. A text or tokenizer that is not here is not fetched.
+    """
+    spec = recipe.resolved(recipe.runs[0])
+    if recipe.train_tokens is not None or all(run.spec.max_steps is not None for run in recipe.runs):
+        return recipe
+    here = (is_path(spec.data) or spec.data == "stdlib") and find_text(spec.data).there
+    tokenizer = find_tokenizer(spec.tokenizer)
+    if not (here and tokenizer.there and tokenizer.said != FETCHED):
+        return recipe
+    text = prepare(spec.data, spec.tokenizer, spec.split_by)
+    return recipe.model_copy(update={"train_tokens": len(text.streams["train"])})
+
+
+def speed_here(recipe: Recipe) -> float:
+    """About how many tokens a second this machine trains of the recipe's first run. Raises as `trial_step`."""
+    return training_speed(recipe.runs[0].spec, _vocabulary(recipe.runs[0]))
 
 
 def _state(runs: TextRuns, run: PlannedRun, results: Mapping[str, Any], speed: float | None) -> RunState:
@@ -154,9 +177,13 @@ def _disk(recipe: Recipe, states: list[RunState], out: Path) -> Requirement:
 
 def _parameters(run: PlannedRun) -> int:
     """About the number of a model's parameters: embeddings, and a layer's projections, twice those of a plain one."""
-    kind, _, size = run.spec.tokenizer.partition(":")
-    vocabulary = int(size) if kind == "bpe" else _BYTES if kind == "bytes" else _GPT2
+    vocabulary = _vocabulary(run)
     config = run.spec.model_config(vocab_size=vocabulary)
     width = config.hidden_size
     layer = width * (8 * width + 2 * (config.intermediate_size or 4 * width))
     return width * vocabulary + config.num_hidden_layers * layer
+
+
+def _vocabulary(run: PlannedRun) -> int:
+    kind, _, size = run.spec.tokenizer.partition(":")
+    return int(size) if kind == "bpe" else _BYTES if kind == "bytes" else _GPT2

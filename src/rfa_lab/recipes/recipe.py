@@ -179,10 +179,13 @@ class Recipe(BaseRecipe):
 
     @classmethod
     def with_data(cls, given: Any, data: str) -> Any:
-        """With another corpus, file or folder, whose path is relative to the working folder."""
+        """With another corpus, file or folder, whose path is relative to the working folder, and whose size is open."""
         training = given.get("training") if isinstance(given, dict) else None
         path = str(Path(data).resolve()) if is_path(data) else data
-        return {**given, "training": {**training, "data": path}} if isinstance(training, dict) else given
+        if not isinstance(training, dict):
+            return given
+        kept = {name: value for name, value in given.items() if name != "train_tokens" or data == training.get("data")}
+        return {**kept, "training": {**training, "data": path}}
 
     def asked_of(self, run: PlannedRun) -> dict[str, Any]:
         """The evaluation that the recipe asks of a run, in the form in which the result records it."""

@@ -55,15 +55,16 @@ class ListedTable(NamedTuple):
 def listed_tables(runs: Sequence[Run]) -> list[ListedTable]:
     """The tables that belong to these results, in their order on the page.
 
-    Results with at least three values of the damping b have table 2. Runs whose damping the recipe sets appear only
-    there. All other runs are in table 3 if the recipe's name begins with table3 or the text is BabyLM's, and otherwise
-    in table 1. The paper's published numbers are in tables of their own, because its training length is another.
+    Results with at least three values of the damping b have table 2. Runs of it whose label is not the preset's name
+    appear only there. All other runs are in table 3 if the recipe's name begins with table3 or the text is BabyLM's,
+    and otherwise in table 1. The paper's published numbers are in tables of their own, because its training length is
+    another.
     """
     if not runs:
         return [_published(name) for name in ("table1", "table2", "table3")]
     found: list[ListedTable] = []
     swept = is_sweep(runs)
-    others = [run for run in runs if not swept or damping_of(run) is None or "damping" not in run["spec"]["model"]]
+    others = [run for run in runs if not swept or damping_of(run) is None or run["label"] == run["preset"]]
     of_models = "table3" if any(map(_is_babylm, runs)) else "table1"
     with_models = any(run["label"] not in BASELINES for run in others) or not swept
     for protocol in protocols(runs):

@@ -108,7 +108,6 @@ def _group(preset: str) -> str:
 
 
 _M2, _M3 = ("m2-sc-rfa", "sc-rfa"), "m3-sc-rfa"  # the paper's sweep of the damping has m3 at b = 5
-_AS_M2 = {"zero_heads": 2}  # m3 by appendix F is "identical to M2" in this; the preset lets all heads decay
 _LEAST_SWEEP = 3  # values of b; m2 and m3 alone are no sweep
 _SIZES = {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "layer_norm_eps", "backend"}
 
@@ -121,8 +120,7 @@ def damping_of(run: Run) -> float | None:
     spec = run.get("spec") or {}
     model: dict[str, Any] = spec.get("model") or {}
     options = {name: value for name, value in model.items() if name not in (*_SIZES, "damping")}
-    paper_m3 = spec.get("preset") == _M3 and options == _AS_M2
-    if spec.get("preset") not in (*_M2, _M3) or (options and not paper_m3) or spec.get("one_group"):
+    if spec.get("preset") not in (*_M2, _M3) or options or spec.get("one_group"):
         return None
     return float(run["config"]["damping"])
 

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 from accelerate.data_loader import SeedableRandomSampler
 from jaxtyping import Int
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
@@ -273,16 +274,46 @@ def trial_step(spec: TrainingSpec, device: torch.device | None = None) -> None:
         RuntimeError: for a loss or a gradient that is not finite, a kernel that cannot be compiled, or a device without
             enough memory. Triton raises exceptions of its own.
     """
-    there = torch.accelerator.is_available()  # a build for CUDA names an accelerator that is not there
-    device = device or (torch.accelerator.current_accelerator() if there else None) or torch.device("cpu")
+    device = device or _own_device()
     with torch.random.fork_rng(devices=[]), tensor_float_32():
         torch.manual_seed(0)
         model: nn.Module = RFAForCausalLM(spec.model_config(_VOCABULARY, num_hidden_layers=1))
-        model = model.to(device)
-        ids = torch.randint(_VOCABULARY, (1, spec.length)).to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=spec.bf16):
-            loss = model(ids, labels=ids).loss
-        loss.backward()
+        loss = _backward(spec, model.to(device), torch.randint(_VOCABULARY, (1, spec.length)).to(device))
         grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         if not all(bool(value.isfinite().all()) for value in (loss, *grads)):
             raise RuntimeError("trial step: got a loss or a gradient that is not finite, expected finite numbers")
+
+
+def training_speed(spec: TrainingSpec, vocabulary: int) -> float:
+    """About how many tokens a second this machine trains: the fastest step of about a second of a run's training.
+
+    The tokens are random. An accelerator takes the run's batch, a CPU about 512 tokens of it. Raises as `trial_step`.
+    """
+    device = _own_device()
+    with torch.random.fork_rng(devices=[]), tensor_float_32():
+        model: Any = RFAForCausalLM(spec.model_config(vocabulary)).to(cast(Any, device))
+        few = min(spec.batch_size, max(512 // spec.length, 1))
+        ids = torch.randint(vocabulary, (few if device.type == "cpu" else spec.batch_size, spec.length)).to(device)
+        optimizer, seconds = make_optimizer(model, spec.learning_rate, spec.one_group), list[float]()
+        while len(seconds) < 2 or sum(seconds[1:]) < 1:  # the first step compiles and loads kernels
+            started = perf_counter()
+            _backward(spec, model, ids)
+            optimizer.step()
+            if device.type != "cpu":
+                torch.accelerator.synchronize()
+            seconds.append(perf_counter() - started)
+    return ids.numel() / min(seconds)
+
+
+def _own_device() -> torch.device:
+    """The accelerator, or the CPU if there is none."""
+    there = torch.accelerator.is_available()  # a build for CUDA names an accelerator that is not there
+    return (torch.accelerator.current_accelerator() if there else None) or torch.device("cpu")
+
+
+def _backward(spec: TrainingSpec, model: nn.Module, ids: Tensor) -> Tensor:
+    """The loss of tokens in a run's precision, after its backward pass."""
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=spec.bf16):
+        loss: Tensor = model(ids, labels=ids).loss
+    loss.backward()
+    return loss

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import sys
 from contextlib import contextmanager
 from itertools import pairwise
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cover import slow
 from training.runs import MODEL, command, contents, ctrl_c, messages, once
 
 from rfa.nn import filter_attention
@@ -139,6 +141,21 @@ def test_a_claim_and_a_dead_one(tmp_path, out, evaluated):
         assert (outcome.done, outcome.claimed) == ((NAMES[1],), (NAMES[0],))
     assert run_recipe(planned, out).done == tuple(NAMES[:2])
     assert evaluated == [NAMES[1], NAMES[0]]
+
+
+@slow
+def test_two_processes_make_what_one_makes(tmp_path, out):
+    """At once, on one folder: each run and the trigram are made once, and are those of one process."""
+    path = write_recipe(tmp_path, runs=[{"presets": ["b1-rope", "m2-sc-rfa"], "seeds": [0, 1]}])
+    arguments = [sys.executable, "-m", "rfa_lab.cli", "experiment", path, "--out"]
+    both = [subprocess.Popen([*arguments, out], stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [each.wait() for each in both] == [0, 0]
+    assert len(run_recipe(load_recipe(path), tmp_path / "alone").done) == 4
+    found, alone = (sorted(folder.glob("results/*.json")) for folder in (out, tmp_path / "alone"))
+    assert [each.name for each in found] == [each.name for each in alone]
+    assert len(found) == 5
+    for one, other in zip(found, alone, strict=True):
+        assert json.loads(one.read_text())["evaluations"] == json.loads(other.read_text())["evaluations"], one.name
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Tables of language models: which belong to results, what is in them, and what is said of what is missing."""
 
+import json
 import math
 from pathlib import Path
 
@@ -7,16 +8,21 @@ import numpy as np
 import pytest
 import scipy.stats
 import yaml
+from cover import slow
+from experiments.recipes import TRAINING
+from training.runs import write_corpus
 
 from rfa.models import preset as build
 from rfa.models.flat import flat_record
+from rfa_lab.recipes import load_recipe, run_recipe
 from rfa_lab.report.contents import listed_tables
 from rfa_lab.report.layout import comma_separated, markdown, text_of
 from rfa_lab.report.runs import damping_by_label, damping_of
 from rfa_lab.report.summary import facts
 from rfa_lab.report.tables import damping_table, difference_table, models_table, published_results
+from rfa_lab.results import read_results
 
-from .results import LENGTHS, near, result, whole_result
+from .results import LENGTHS, SIZES, near, result, whole_result
 
 RUNS = [result("b1-rope", seed, 4.0 + 0.1 * seed) for seed in range(3)] + [result("x2", 1, 3.5, -0.1)]
 WHOLE = [whole_result("b1-rope"), whole_result("m2-sc-rfa")]
@@ -154,20 +160,51 @@ def swept(label, preset, loss=4.0, **model):
     return {**result(label, loss=loss), **written, "config": flat_record(build(preset, **model).to_dict())}
 
 
-def test_recipe_of_table_2():
-    """Every row of the paper's table 2 has a run of the recipe."""
-    recipe = yaml.safe_load((RECIPES / "table2-damping.yaml").read_text("utf-8"))
-    sizes = recipe["training"]["model"]
-    runs = [swept(each["label"], *each["presets"], **sizes, **each.get("model", {})) for each in recipe["runs"]]
-    found = damping_by_label(runs)
-    assert list(found) == ["b=0.0005", "b=0.005", "b=0.05", "b=0.5", "b=5.0"]
-    assert list(found.values()) == [float(label[2:]) for label in found]
-    assert {str(b) for b in found.values()} == published_results()["wikitext-103-damping"].keys()
-    configs = {each["label"]: each["config"] for each in runs}
-    strong, light = configs["b=5.0"], configs["b=0.05"]  # appendix F: identical but for b and the steady state
-    changed = {name: strong[name] for name in strong if strong[name] != light[name]}
-    assert changed == {"damping": 5.0, "steady_state": 0.5}
-    assert strong["zero_heads"] == 2
+PAPER = json.loads((RECIPES.parent / "src/rfa_lab/report/published.json").read_text("utf-8"))
+PAPERS_ROWS = {
+    "table1-wikitext103": [*PAPER["wikitext-103"], "b1-rope-as-released"],
+    "table2-damping": ["b1-rope", "b2-alibi", *(f"b = {float(b):g}" for b in PAPER["wikitext-103-damping"])],
+    "table3-babylm": [*PAPER["babylm-2025-strict"]],
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[slow] * ("1" in name[:6])) for name in PAPERS_ROWS])
+def test_each_row_and_column_of_a_table_of_the_paper(name, tmp_path):
+    """Four steps of each run of its recipe, of one seed of a tiny model on a tiny text at a 32nd of its lengths."""
+    given = yaml.safe_load((RECIPES / f"{name}.yaml").read_text("utf-8"))
+    assert given["evaluation"]["lengths"] == PAPER["lengths"]
+    text = str(write_corpus(tmp_path / "corpus", 300, 64, 300))
+    given["training"] = {
+        **TRAINING,
+        "eval_steps": 4,
+        "length": 16,
+        "data": text,
+        "model": {**SIZES, "num_hidden_layers": 1},
+    }
+    given["runs"] = [{**entry, "seeds": entry["seeds"][:1]} for entry in given["runs"]]
+    plan = {"lengths": [16, 32, 64, 128], "protocols": dict.fromkeys(given["evaluation"]["protocols"])}
+    given["evaluation"] = {**plan, "by_position": given["evaluation"].get("by_position", False)}
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(given), "utf-8")
+    assert not run_recipe(load_recipe(recipe), tmp_path / "out").failed
+    runs = read_results(tmp_path / "out").runs
+    of, listed = name[:6], [table.name for table in listed_tables(runs)]
+    assert [each for each in listed if each.startswith(("table", "paper"))] == [
+        *(f"{of}-{protocol}" for protocol in ("blocks", "matched")),
+        f"paper-{of}",
+    ]
+    for protocol in ("blocks", "matched"):
+        table = made(runs, f"{of}-{protocol}")
+        rows = {each[0]: each[1:] for each in table.rows if each[0] != "trigram"}
+        assert list(rows) == PAPERS_ROWS[name]
+        assert table.columns[:6] == ("model", "seeds", "L = 16", "L = 32", "L = 64", "L = 128")
+        assert all(row[0] == "1" and all(cell.value > 1 for cell in row[1:5]) for row in rows.values())
+        differences = made(runs, f"differences-{protocol}").rows
+        assert len(differences) == 2 * (len(rows) - 1)  # of all others, to B1 and to B2
+        assert all(cell is not None for row in differences for cell in row)
+    assert all(None not in row for row in made(runs, f"paper-{of}").rows)
+    strong = [run["config"] for run in runs if run["preset"] == "m3-sc-rfa"]  # one model, whichever the table
+    assert [(one["damping"], one["zero_heads"], one["steady_state"]) for one in strong] == [(5.0, 0, 0.5)]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +212,7 @@ def test_recipe_of_table_2():
     [
         ("m2-sc-rfa", {}, 0.05),
         ("m3-sc-rfa", {}, 5.0),
-        ("m3-sc-rfa", {"zero_heads": 2}, 5.0),
+        ("m3-sc-rfa", {"zero_heads": 2}, None),
         ("m2-sc-rfa", {"damping": 5}, 5.0),
         ("m2-sc-rfa", {"num_hidden_layers": 2, "damping": 0.0}, 0.0),
         ("m2-sc-rfa", {"innovation": False}, None),
