@@ -7,6 +7,7 @@ one batch. All values here have decay rates in the place of factors.
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -17,12 +18,12 @@ from torch import Tensor
 
 from rfa.checks import require
 
-from .components import unit_share
+from .components import Cycle, Season, doubtful_period, unit_share
 from .fit import Maximum, maximise
 from .readings_problem import ReadingsTable, exact_log_likelihood, filter_readings, irregular_names
 from .series import Readings
 from .series_estimate import standardised_innovations
-from .structural_model import Component, ParameterKind, SeriesScale, StructuralModel, to_rates
+from .structural_model import Component, ParameterKind, Regression, SeriesScale, StructuralModel, to_rates
 
 _STEP = 1e-4  # of a coordinate: differences lose half of the digits
 _HESSIAN_STEP = 2e-3  # of a coordinate, for second differences, whose errors are 1e-6 on both sides
@@ -70,6 +71,30 @@ def parameter_kinds(model: StructuralModel, sensors: tuple[str, ...]) -> dict[st
     """All parameters by name: the components' and the readings' noise."""
     noises: dict[str, ParameterKind] = {name: "variance" for name in irregular_names(sensors)}
     return {**noises, **model.parameters}
+
+
+def model_of(model: StructuralModel, readings: Readings, unit: str | None) -> StructuralModel:
+    """The model of readings: the components, and their regressors. `unit` is that of dates, None for numbers.
+
+    Raises:
+        ValueError: for a period longer than the series, and a regressor that is 0 everywhere.
+    """
+    steps = np.diff(readings.times)
+    for component in model.components:
+        shortest, named = component.shortest_span(), f"period of {component.name}"
+        period = (
+            component.period if unit and bool((steps > 0).any()) and isinstance(component, Season | Cycle) else None
+        )
+        doubt = None if unit is None or period is None else doubtful_period(period, steps[steps > 0], unit)
+        expected = f"at most the span of the series, {readings.span:g}{f': {doubt}' if doubt else ''}"
+        require(shortest <= readings.span, named, shortest, expected)
+        if doubt:
+            warnings.warn(f"{named}: {doubt}", UserWarning, stacklevel=4)
+    if not readings.regressors:
+        return model
+    size = tuple(float(x) for x in np.sqrt(np.nanmean(readings.exog**2, axis=0)))
+    require(all(size), "exog", "a column of zeros", "columns with some values other than 0")
+    return model + Regression(readings.regressors, size)
 
 
 def series_scale(readings: Readings, robust: bool = True) -> SeriesScale:

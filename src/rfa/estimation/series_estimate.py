@@ -34,7 +34,7 @@ class SeriesEstimate:
         sensor: the names of the sensors, "" where there is one without a name.
         values: the readings, NaN where there is none.
         mean: of the reading: states, regressors and offset. NaN, as its variance, where one of these was missing.
-        variance: of the reading, with the noise of its sensor.
+        variance: of the reading, with the noise of its sensor, and its own where `noise` is not missing.
         weights: of the readings, in (0, 1]. A reading counts as if its noise were R / weight. NaN without a reading.
         outliers: where a reading moves the prediction from earlier ones by less than a fifth of what it would move it
             with weight 1.

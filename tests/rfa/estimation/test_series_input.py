@@ -104,7 +104,7 @@ def test_the_step_of_the_calendar(dates, step):
     filter = RobustFilter(Level()).fit(dates.to_numpy(), np.arange(float(len(dates))), sensor=sensor, fixed=fixed)
     if step is not None:
         expected = [dates[-1] + k * step for k in (1, 2, 3)]
-        assert pd.DatetimeIndex(filter.forecast(3).times).tolist() == expected
+        assert pd.DatetimeIndex(filter.forecast(3, sensor=sensor and "a").times).tolist() == expected
     elif dates.equals(CALENDAR["no rule"][0]):
         with pytest.raises(ValueError, match="without a frequency"):
             filter.forecast(3)
@@ -153,10 +153,21 @@ def test_what_is_known_of_a_missing_reading_may_be_missing_too():
     assert np.flatnonzero(np.isnan(smooth.mean)).tolist() == [10, 30]
     assert np.flatnonzero(np.isnan(smooth.variance)).tolist() == [10, 30]
     for name in ("offset", "noise"):
-        part = RobustFilter(Level()).fit(YEARS[:60], values, **{name: np.abs(holes)}).smooth()
-        whole = RobustFilter(Level()).fit(YEARS[:60], values, **{name: np.abs(exog)}).smooth()
-        np.testing.assert_allclose(part.states["level"], whole.states["level"], rtol=1e-12)
-        assert np.flatnonzero(np.isnan(part.mean)).tolist() == [10, 30]
+        part = RobustFilter(Level()).fit(YEARS[:60], values, **{name: np.abs(holes)})
+        whole = RobustFilter(Level()).fit(YEARS[:60], values, **{name: np.where(np.isnan(values), 0.0, np.abs(exog))})
+        for each in ("filter", "smooth"):
+            missing, zero = getattr(part, each)(), getattr(whole, each)()
+            np.testing.assert_allclose(missing.states["level"], zero.states["level"], rtol=1e-12)
+            if name == "noise":  # its mean is that with any noise, its variance that of the sensor
+                np.testing.assert_allclose(missing.mean, zero.mean, rtol=1e-12)
+                np.testing.assert_allclose(missing.variance, zero.variance, rtol=1e-12)
+            else:
+                assert np.flatnonzero(np.isnan(missing.mean)).tolist() == [10, 30]
+    assert np.isfinite(part.update(YEARS[60], np.nan, noise=np.nan).mean[0])
+    with pytest.raises(ValueError, match="noise: got 'NaN or infinite values, nan in row 0"):
+        part.update(YEARS[61], 1.0, noise=np.nan)
+    with pytest.raises(ValueError, match="noise: got 'NaN or infinite values, nan in row 11"):
+        RobustFilter(Level()).fit(YEARS[:60], values, noise=np.roll(holes**2, 1))
     assert np.isnan(found.update(YEARS[60], np.nan, exog=np.nan).mean[0])
     with pytest.raises(ValueError, match="exog: got 'NaN"):
         found.update(YEARS[61], 1.0, exog=np.nan)
