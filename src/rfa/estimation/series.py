@@ -165,7 +165,7 @@ class RowLabels:
         found = as_numbers(name, 0.0 if given is None else self.aligned(name, given))
         fits = found.shape in ((), (length,))
         require(fits, name, f"shape {found.shape}", f"a number, or {length} of them, one for each reading")
-        _check_finite(name, found, seen if found.ndim else seen.any())
+        _check_finite(name, found, seen if found.ndim else np.array(seen.any()))
         return np.broadcast_to(found, (length,)).copy()
 
     def _table(self, name: str, given: Any, seen: np.ndarray) -> np.ndarray:
