@@ -23,12 +23,21 @@ from .fit import Maximum, maximise
 from .readings_problem import ReadingsTable, exact_log_likelihood, filter_readings, irregular_names
 from .series import Readings
 from .series_estimate import standardised_innovations
-from .structural_model import Component, ParameterKind, Regression, SeriesScale, StructuralModel, to_rates
+from .structural_model import (
+    Component,
+    ParameterKind,
+    Regression,
+    SeriesScale,
+    StructuralModel,
+    as_factor,
+    to_factors,
+    to_rates,
+)
 
 _STEP = 1e-4  # of a coordinate: differences lose half of the digits
 _HESSIAN_STEP = 2e-3  # of a coordinate, for second differences, whose errors are 1e-6 on both sides
 _LARGEST_CHANGE = 60.0  # of a coordinate. Beyond it the likelihood has no maximum.
-_LEAST_DECAY = 1e-10  # in a unit of time. The factor of a slower one would round to 1.
+_LEAST_DECAY = 1e-10  # in a median gap: nothing tells a slower one, whose start would be too wide, from no decay
 _VANISHED = 12.0  # fall of the logarithm of a variance after which 0 is tried
 _GONE = 30.0  # fall at which nothing of it is left
 _SAME = 1e-6  # nats
@@ -111,20 +120,26 @@ def series_scale(readings: Readings, robust: bool = True) -> SeriesScale:
 
 
 def read_fixed(model: StructuralModel, sensors: tuple[str, ...], fixed: Mapping[str, float | int]) -> dict[str, float]:
-    """Values of fixed parameters, factors as decay rates. The name of a component stands for all its variances."""
+    """Values of fixed parameters, with decay rates in the place of factors.
+
+    The name of a component stands for all its variances, `NAME.rate` for the decay rate of the factor NAME.
+    """
     kinds, found = parameter_kinds(model, sensors), dict[str, float]()
+    rates = {f"{name}.rate": name for name, kind in kinds.items() if kind == "factor"}
     variances = {
         each.name: [name for name, kind in each.parameters.items() if kind == "variance"] for each in model.components
     }
     for name, value in fixed.items():
-        names = [name] if name in kinds else variances.get(name, [])
+        names = [name] if name in kinds or name in rates else variances.get(name, [])
         require(bool(names), "fixed", name, f"one of {', '.join([*kinds, *variances])}")
+        require(rates.get(name) not in fixed, "fixed", f"{name} and {rates.get(name)}", "one of them")
         found.update(dict.fromkeys(names, float(value)))
     limits = {"variance": (math.inf, "a variance >= 0"), "frequency": (math.inf, "a frequency > 0")}
-    limits["factor"] = 1.0, "a factor between 0 and 1"
+    limits |= {"factor": (1.0, "a factor between 0 and 1"), "rate": (math.inf, "a decay rate > 0")}
     for name, value in found.items():
-        upper, expected = limits[kinds[name]]
-        inside = 0 < value < upper or (value == 0 and kinds[name] == "variance")
+        kind = kinds.get(name, "rate")
+        upper, expected = limits[kind]
+        inside = 0 < value < upper or (value == 0 and kind == "variance")
         require(inside, f"fixed[{name!r}]", value, expected)
     return {name: float(value) for name, value in to_rates(kinds, found).items()}
 
@@ -232,22 +247,22 @@ class ParameterSearch:
         return None if _LONG * (len(readings) - first) > len(readings) else readings.selected(slice(first, None))
 
     def _with_least_decay(self, found: Mapping[str, float]) -> dict[str, float]:
-        """Raise decays below 1e-10, whose factor `fixed` would refuse as 1. Stationary variances stay."""
-        raised = dict(found)
+        """Raise decays below 1e-10 in a median gap. Stationary variances stay."""
+        raised, least = dict(found), _LEAST_DECAY / self.scale.gap
         for decay, variances in self.decays.items():
-            if found[decay] < _LEAST_DECAY:
-                raised[decay] = _LEAST_DECAY
-                raised.update({name: found[name] * _LEAST_DECAY / found[decay] for name in variances})
+            if found[decay] < least:
+                raised[decay] = least
+                raised.update({name: found[name] * least / found[decay] for name in variances})
         return raised
 
     def standard_errors(self, readings: Readings, found: Mapping[str, float]) -> dict[str, float]:
-        """Of the free parameters at the maximum, factors as such: `se(v) = |dv / dx| sqrt((-H^-1)_xx)`.
+        """Of the free parameters at the maximum, as `to_factors` has them: `se(v) = |dv / dx| sqrt((-H^-1)_xx)`.
 
         H is the Hessian along the coordinates of the search, by differences. Infinite at zero, and without a maximum.
         """
         kinds, fixed = self.kinds, self.fixed
         free = [name for name in kinds if name not in fixed and found[name] > 0]
-        errors = {name: math.inf for name in kinds if name not in fixed}
+        errors = dict.fromkeys(to_factors(kinds, {name: x for name, x in found.items() if name not in fixed}), math.inf)
         if not free:
             return errors
         table, kept = ReadingsTable.of(self.model, readings), {**fixed, **found}
@@ -258,8 +273,9 @@ class ParameterSearch:
         factor, failed = torch.linalg.cholesky_ex(-hessian)
         if failed == 0:
             for name, variance in zip(free, torch.cholesky_inverse(factor).diagonal(), strict=True):
-                slope = found[name] * (math.exp(-found[name]) if kinds[name] == "factor" else 1.0)
-                errors[name] = float(slope * variance.sqrt())
+                shown, value = as_factor(name, found[name]) if kinds[name] == "factor" else (name, found[name])
+                slope = found[name] * (value if kinds[name] == "factor" and shown == name else 1.0)
+                errors[shown] = float(slope * variance.sqrt())
         return errors
 
     def robust_fit(self) -> tuple[FoundParameters, Readings, Readings]:

@@ -198,8 +198,8 @@ class RobustFilter:
     def parameters(self) -> dict[str, float]:
         """The values of all parameters by name, after `fit`.
 
-        Where the unit of time is far from the time between readings, a factor may be the least or the greatest float
-        between 0 and 1. `sde` is exact.
+        A factor too near to 0 or 1 for a float, as where the unit of time is far from the time between readings, is
+        there as `NAME.rate`, its decay rate `-log f`. `fixed` takes it so too.
         """
         return to_factors(self._all.parameters, self._values)
 
