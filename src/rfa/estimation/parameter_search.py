@@ -1,7 +1,7 @@
 """The parameters of a structural model by maximum likelihood.
 
-The search is L-BFGS on the logarithms of variances, of frequencies, and of the decay rates `-log f` of factors f. So
-units of values and times hardly matter. Slopes are central differences: all shifted models are filtered together, as
+The search is L-BFGS on the logarithms of diffusions, of frequencies, and of the decay rates `-log f` of factors f. So
+units of values and times do not matter. Slopes are central differences: all shifted models are filtered together, as
 one batch. All values here have decay rates in the place of factors.
 """
 
@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rfa.checks import require
 
-from .components import Cycle, Season, doubtful_period, unit_share
+from .components import Autoregression, Cycle, Season, doubtful_period, unit_share
 from .fit import Maximum, maximise
 from .readings_problem import ReadingsTable, exact_log_likelihood, filter_readings, irregular_names
 from .series import Readings
@@ -34,7 +34,7 @@ from .structural_model import (
     to_rates,
 )
 
-_STEP = 1e-4  # of a coordinate: differences lose half of the digits
+_STEP = 1e-3  # of a coordinate: so the slopes of two units of time differ less by rounding than a search tells
 _HESSIAN_STEP = 2e-3  # of a coordinate, for second differences, whose errors are 1e-6 on both sides
 _LARGEST_CHANGE = 60.0  # of a coordinate. Beyond it the likelihood has no maximum.
 _LEAST_DECAY = 1e-10  # in a median gap: nothing tells a slower one, whose start would be too wide, from no decay
@@ -180,6 +180,17 @@ class ParameterSearch:
             for decay in free(each, "factor")
         }
 
+    @functools.cached_property
+    def faded(self) -> dict[str, str]:
+        """The variances that are gained over a unit of time, fading included, each with its decay."""
+        fading = (each for each in self.model.components if isinstance(each, Autoregression | Cycle))
+        decays = {each.name: name for each in fading for name, kind in each.parameters.items() if kind == "factor"}
+        return {f"sigma2.{name}": decay for name, decay in decays.items()}
+
+    def shares(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Each of these variances over its diffusion, which units of time only scale."""
+        return {name: unit_share(values[decay]) for name, decay in self.faded.items()}
+
     def maximum(
         self, readings: Readings, start: Mapping[str, float], near: Mapping[str, float] | None = None
     ) -> FoundParameters:
@@ -195,13 +206,19 @@ class ParameterSearch:
         rounding = (np.finfo(float).eps * float(np.nanmedian(np.abs(readings.values)))) ** 2  # of most readings
         least = torch.tensor([rounding if name not in model.parameters else 0.0 for name in free], dtype=torch.float64)
 
-        def values(coordinates: Tensor) -> dict[str, float | Tensor]:
-            return {**fixed, **_exponentials(free, coordinates, least)}
+        def values(coordinates: Tensor) -> dict[str, Any]:
+            found = {**fixed, **_exponentials(free, coordinates, least)}
+            shares = self.shares(found)
+            return found | {name: found[name] * share for name, share in shares.items() if name in free}
+
+        def coordinates_of(values: Mapping[str, float]) -> Tensor:
+            shares = self.shares(values)
+            return torch.tensor([values[name] / shares.get(name, 1.0) for name in free], dtype=torch.float64).log()
 
         def likelihood(coordinates: Tensor) -> Tensor:
             return exact_log_likelihood(table.problem(values(coordinates)))
 
-        origin = torch.tensor([start[name] for name in free], dtype=torch.float64).log()
+        origin = coordinates_of(start)
         if not free:
             return FoundParameters(dict(fixed), likelihood(origin).item(), True)
         lifted = scaled = torch.tensor([name in of_components for name in free])
@@ -211,8 +228,7 @@ class ParameterSearch:
             origin = begin
         else:
             near = self.maximum(block, start).values if near is None else near
-            gone = [near[name] or start[name] * math.exp(-_GONE) for name in free]
-            at_near = torch.tensor(gone, dtype=torch.float64).log()
+            at_near = coordinates_of({name: near[name] or start[name] * math.exp(-_GONE) for name in near})
             lifted = torch.tensor([self.kinds[name] == "variance" for name in free])  # a noise may be gone there
             if likelihood(at_near[None]).item() > before:
                 begin, few = at_near, ReadingsTable.of(model, block)
@@ -253,6 +269,10 @@ class ParameterSearch:
             if found[decay] < least:
                 raised[decay] = least
                 raised.update({name: found[name] * least / found[decay] for name in variances})
+        shares, of_raised = self.shares(found), self.shares(raised)
+        raised.update(
+            {name: raised[name] * of_raised[name] / shares[name] for name in shares if name not in self.fixed}
+        )
         return raised
 
     def standard_errors(self, readings: Readings, found: Mapping[str, float]) -> dict[str, float]:
@@ -332,10 +352,10 @@ class ParameterSearch:
         start, decays = self.start, self.decays
         for exponent in range(_SLOWER_STARTS if decays else 0):
             slower = dict(start)
-            for decay, variances in decays.items():
-                slower[decay] = start[decay] * 10.0**-exponent
-                same_noise = unit_share(slower[decay]) / unit_share(start[decay])
-                slower.update({name: start[name] * same_noise for name in variances})
+            slower.update({decay: start[decay] * 10.0**-exponent for decay in decays})
+            shares, of_slower = self.shares(start), self.shares(slower)
+            free = shares.keys() - self.fixed.keys()
+            slower.update({name: start[name] * of_slower[name] / shares[name] for name in free})
             if not _are_most(self._far(slower, self.readings), self.readings):
                 return slower
         return start
@@ -401,21 +421,25 @@ def _climbed(
 ) -> Maximum:
     """The maximum that a search from `origin` ends at, with slopes by central differences.
 
-    The search is along the columns of `root`, by which the likelihood curves alike.
+    The search is along the columns of `root`, by which the likelihood curves alike. No coordinate changes by more than
+    60, where the likelihood has no maximum: a step too far must not end the search.
     """
     free = len(origin)
     shifts = _STEP * torch.cat([torch.zeros(1, free), torch.eye(free), -torch.eye(free)])
 
     def with_slope(along: Tensor) -> tuple[Tensor, Tensor]:
-        found = likelihood(origin + root @ along + shifts)
+        bounded = (root @ along / _LARGEST_CHANGE).tanh()
+        found = likelihood(origin + _LARGEST_CHANGE * bounded + shifts)
         if not bool(found.isfinite().all()):
             raise ValueError("values: got a likelihood that is not finite, expected smaller numbers or noises")
-        return found[0], root.mT @ (found[1 : free + 1] - found[free + 1 :]) / (2 * _STEP)
+        slope = (found[1 : free + 1] - found[free + 1 :]) / (2 * _STEP)
+        return found[0], root.mT @ (slope * (1 - bounded.square()))
 
-    largest = _LARGEST_CHANGE / float(root.abs().max())
-    options = {"largest_change": largest, "tolerance_grad": 1e-5, "tolerance_change": tolerance}
+    options = {"largest_change": math.inf, "tolerance_grad": 1e-5, "tolerance_change": tolerance}
     best = maximise(with_slope, torch.zeros_like(origin), max_steps, **options)
-    return best._replace(at=origin + root @ best.at, slope=torch.linalg.solve(root.mT, best.slope))
+    bounded = (root @ best.at / _LARGEST_CHANGE).tanh()
+    slope = torch.linalg.solve(root.mT, best.slope) / (1 - bounded.square())
+    return best._replace(at=origin + _LARGEST_CHANGE * bounded, slope=slope)
 
 
 def _hessian(at: Tensor, likelihood: Callable[[Tensor], Tensor]) -> Tensor:

@@ -210,7 +210,7 @@ class Diagnostics:
         used = ~np.isnan(innovations) & ~outliers
         count = int(used.sum())
         require(count > 2, "values", f"{count} readings with a prediction", "at least three for diagnostics")
-        spread = bool(np.ptp(innovations[used]) > 0)
+        spread = bool(np.ptp(innovations[used]) > 0 and np.ptp(values[used]) > 0)
         require(spread, "values", "innovations that are all equal", "a series that varies, for diagnostics")
         lags = max(1, min(10, count // 5)) if lags is None else lags
         require(0 < lags < count, "lags", lags, f"a number from 1 to {count - 1}")
