@@ -7,7 +7,7 @@ from datetime import timezone, tzinfo
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, finfo
 
 from rfa.checks import as_array, installed, require, require_each
 
@@ -23,6 +23,7 @@ class TimeAxis:
     origin: np.datetime64 | None = None  # the date of number 0, in UTC where dates have a zone. None: no dates
     tick: int = 1000  # nanoseconds to which dates are rounded: numbers in float64 are not exact
     kind: Any = None  # an empty index of the caller's kind; the zone of dates that are not in pandas; or None
+    rounding: float = 0.0  # relative, of numbers of the caller's dtype
 
     @classmethod
     def of(cls, times: Any, unit: str) -> "TimeAxis":
@@ -31,7 +32,7 @@ class TimeAxis:
         dates, index = as_dates(times), _pandas_index(times)
         kind = None if index is None else index[:0]
         if dates is None:
-            return cls(unit, kind=kind)
+            return cls(unit, kind=kind, rounding=_rounding(times))
         kind = kind if hasattr(index, "freq") else _zone(times)
         tick = 1000 if bool((dates.astype("int64") % 1000 == 0).all()) else 1
         return cls(unit, np.sort(np.append(dates, np.datetime64("2200-01-01", "ns")))[0], tick, kind)
@@ -107,9 +108,18 @@ def next_times(axis: TimeAxis, times: np.ndarray, count: int) -> Any:
     if found is not None:
         return found
     gaps = np.diff(times)
-    regular = len(gaps) > 0 and bool(np.ptp(gaps) <= 1e-6 * gaps[0])  # dates as numbers are rounded
+    rounded = 2 * axis.rounding * float(np.abs(times).max())  # so much each gap may differ; dates a millionth
+    regular = len(gaps) > 0 and bool(np.ptp(gaps) <= max(1e-6 * gaps[0], min(rounded, 0.5 * gaps.mean())))
     require(regular, "query_times", f"{count} steps of a series without a frequency", "times")
     return axis.labels(times[-1] + gaps.mean() * np.arange(1, count + 1))
+
+
+def _rounding(times: Any) -> float:
+    """The relative spacing of floats of the times' dtype; of other numbers that of float64, in which they are kept."""
+    if isinstance(times, Tensor) and times.is_floating_point():
+        return finfo(times.dtype).eps
+    dtype = as_array(times).dtype
+    return float(np.finfo(dtype if dtype.kind == "f" else np.float64).eps)
 
 
 def _next_dates(axis: TimeAxis, times: np.ndarray, count: int) -> Any:

@@ -146,6 +146,7 @@ class PastErrors(NamedTuple):
         level = min(1.0, probability * (1 + _FEW / self.horizons))
         order = np.argsort(self.lags, kind="stable")
         known, errors = self.lags[order], self.errors[order]
-        ends = np.searchsorted(known, [lags - _NEAR * self.horizon, lags + _NEAR * self.horizon * (1 + 1e-9)])
-        near = ((first, last) if last - first >= _LEAST else (0, len(errors)) for first, last in ends.T.tolist())
-        return np.array([np.quantile(errors[slice(*some)], level) for some in near])
+        near = _NEAR * self.horizon * (1 + 1e-9)  # in any unit of time, whose lags are rounded
+        ends = np.searchsorted(known, [lags - near, lags + near])
+        pooled = ((first, last) if last - first >= _LEAST else (0, len(errors)) for first, last in ends.T.tolist())
+        return np.array([np.quantile(errors[slice(*some)], level) for some in pooled])

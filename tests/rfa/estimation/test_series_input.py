@@ -110,6 +110,29 @@ def test_the_step_of_the_calendar(dates, step):
             filter.forecast(3)
 
 
+ROUNDED = {
+    "Unix seconds at 10 Hz": (1.7e9 + 0.1 * np.arange(60), 0.1),
+    "Julian dates": (2460000.5 + 20 / 86400 * np.arange(60), 20 / 86400),
+    "float32": (1000 + np.float32(0.1) * np.arange(60, dtype=np.float32), 0.1),
+    "a tensor": (torch.arange(60, dtype=torch.float32) * 0.1 + 500, 0.1),
+    "an index": (pd.Index(700 + np.float32(0.1) * np.arange(60, dtype=np.float32)), 0.1),
+    "a list": (list(1.7e9 + 1e-3 * np.arange(60)), 1e-3),
+}
+
+
+@pytest.mark.parametrize(("times", "step"), ROUNDED.values(), ids=ROUNDED)
+def test_steps_of_times_that_their_dtype_rounds(times, step):
+    """What the dtype cannot hold is no irregularity; what it can is one."""
+    fixed = {"sigma2.level": 1.0, "sigma2.irregular": 1.0}
+    found = RobustFilter(Level()).fit(times, np.zeros(60), fixed=fixed).forecast(3).times
+    spacing = abs(float(np.spacing(np.asarray(times)[-1])))
+    np.testing.assert_allclose(np.asarray(found) - float(times[-1]), step * np.arange(1, 4), atol=spacing)
+    uneven = np.array(times, dtype=np.asarray(times).dtype)
+    uneven[30] += 8 * spacing
+    with pytest.raises(ValueError, match="without a frequency"):
+        RobustFilter(Level()).fit(uneven, np.zeros(60), fixed=fixed).forecast(3)
+
+
 MARKS = {
     "numpy.ma": lambda x: np.ma.masked_invalid(x),
     "numpy.ma, whole numbers": lambda x: np.ma.masked_equal(np.where(np.isnan(x), -9999, x).astype(int), -9999),
