@@ -127,7 +127,7 @@ def test_steps_of_times_that_their_dtype_rounds(times, step):
     found = RobustFilter(Level()).fit(times, np.zeros(60), fixed=fixed).forecast(3).times
     spacing = abs(float(np.spacing(np.asarray(times)[-1])))
     np.testing.assert_allclose(np.asarray(found) - float(times[-1]), step * np.arange(1, 4), atol=spacing)
-    uneven = np.array(times, dtype=np.asarray(times).dtype)
+    uneven = np.asarray(times).copy()
     uneven[30] += 8 * spacing
     with pytest.raises(ValueError, match="without a frequency"):
         RobustFilter(Level()).fit(uneven, np.zeros(60), fixed=fixed).forecast(3)
