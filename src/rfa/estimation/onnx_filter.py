@@ -9,6 +9,7 @@ The rest is recursive_filter.py for one series and one reading. The robust filte
 of the first dimension, c; the Kalman filter is alone there.
 """
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +21,13 @@ from jaxtyping import Float
 from .linear_sde import LinearSDE
 from .onnx_graph import Graph, Value
 from .problem import LARGEST_VALUE
-from .recursive_filter import ABANDONED_LOG_ODDS, NO_DIGITS, PRIOR_LOG_ODDS, REJECTED, SAME_LOG_ODDS
+from .readings_problem import ReadingsProblem
+from .recursive_filter import ABANDONED_LOG_ODDS, NO_DIGITS, PRIOR_LOG_ODDS, REJECTED, SAME_LOG_ODDS, Recursion
 from .robust_weight import LARGEST_VARIANCE, PERSISTENCE, SCALES
+from .row_filters import Carried, packed
 from .series_estimate import OUTLIER_GAIN
 
-NO_CHALLENGER = -1e300  # its log odds, in the place of -inf, which JSON does not have
+_NO_CHALLENGER = -1e300  # its log odds, in the place of -inf, which JSON does not have
 _TERMS = 18  # of the power series: (2 |A| h)^18 / 18! < 1e-15 for |A| h <= 1/2
 _LITTLE_LEFT = 1e8  # variance of a prediction over the noise, above which most digits of P go
 _SHORT = 0.5  # |A| h
@@ -70,7 +73,7 @@ class StepModel:
 
 
 class _Reading(NamedTuple):
-    """One reading. `known`: nothing beside its value is missing. `seen`: nor is its value."""
+    """One reading. `known`: nothing that its mean needs is missing. `seen`: nor is its noise or its value."""
 
     row: Value  # C, `(n,)`
     noise: Value  # R
@@ -98,6 +101,27 @@ class _ReadingScale(NamedTuple):
     probability: Value  # (c, scales)
     evidence: Value  # (c,)
     valid: Value  # (c,)
+
+
+def filter_model(
+    problem: ReadingsProblem,
+    sde: LinearSDE,
+    shown: Sequence[float],
+    start: Carried,
+    last: Carried,
+    metadata: dict[str, str],
+) -> Any:
+    """The model of ONNX of a fitted filter: what `start` and `last` carry, names and `metadata` are its metadata."""
+    readings = problem.table.readings
+    given = {name for name in ("offset", "noise") if np.any(getattr(readings, name) != 0)}
+    given |= set() if readings.observation is None else {"observation"}
+    noise, robust = problem.sensor_noise[0].numpy(), isinstance(start, Recursion)
+    model = StepModel(sde, shown, noise, len(readings.regressors), robust, frozenset(given))
+    moments = {"start": packed(start), "state": packed(last)}
+    named: dict[str, Any] = {"states": problem.names, "sensors": readings.sensors, "regressors": readings.regressors}
+    named |= {name: x[0].clamp(min=_NO_CHALLENGER).tolist() for name, x in moments.items()}
+    metadata = metadata | {name: json.dumps(x) for name, x in named.items()}
+    return step_graph(model).model("robust filter" if robust else "Kalman filter", metadata)
 
 
 def step_graph(model: StepModel) -> Graph:
@@ -146,10 +170,12 @@ def _reading(graph: Graph, model: StepModel) -> _Reading:
     parts += [graph.input("exog", model.regressors)] if model.regressors else []
     row = graph.add("Concat", *parts, axis=0)
     offset = graph.input("offset") if "offset" in model.given else graph.constant(0.0)
-    noise = noise + graph.input("noise") if "noise" in model.given else noise
-    known = ~(row.sum() + offset + noise).isnan()
-    row, noise = row.where(~row.isnan(), 0.0), noise.where(~noise.isnan(), 1.0)
+    known = ~(row.sum() + offset).isnan()
     seen = known & ~value.isnan()
+    if "noise" in model.given:
+        more = graph.input("noise")
+        seen, noise = seen & ~more.isnan(), noise + more.where(~more.isnan(), 0.0)
+    row = row.where(~row.isnan(), 0.0)
     root = noise.clip(np.finfo(float).tiny, math.inf).apply("Sqrt")
     whitened = ((value - offset) / root).clip(-LARGEST_VALUE, LARGEST_VALUE)
     return _Reading(row, noise, offset, known, seen, (row / root).where(seen, 0.0), whitened.where(seen, 0.0))
@@ -274,7 +300,7 @@ def _contested(
     old = ~new
     weight, scatter = scale.weight.where(old, 1.0), scale.scatter.where(old, 0.0)
     scale = scale._replace(weight=weight, scatter=scatter, valid=scale.valid & old)
-    none, unused = graph.constant([NO_CHALLENGER]), valid.cast("DOUBLE")
+    none, unused = graph.constant([_NO_CHALLENGER]), valid.cast("DOUBLE")
     log_odds = graph.constant([PRIOR_LOG_ODDS]).where(started, none.where(ended, log_odds))
     trusted = graph.constant([2.0 * (n - 1)]).where(started, (trusted - unused).clip(0.0, math.inf))
     return states, scale, graph.add("Concat", trusted, log_odds, axis=0)

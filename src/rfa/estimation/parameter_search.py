@@ -1,15 +1,16 @@
 """The parameters of a structural model by maximum likelihood.
 
-The search is L-BFGS on the logarithms of variances, of frequencies, and of the decay rates `-log f` of factors f. So
-units of values and times hardly matter. Slopes are central differences: all shifted models are filtered together, as
+The search is L-BFGS on the logarithms of diffusions, of frequencies, and of the decay rates `-log f` of factors f. So
+units of values and times do not matter. Slopes are central differences: all shifted models are filtered together, as
 one batch. All values here have decay rates in the place of factors.
 """
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,17 +18,26 @@ from torch import Tensor
 
 from rfa.checks import require
 
-from .components import unit_share
+from .components import Autoregression, Cycle, Season, doubtful_period, unit_share
 from .fit import Maximum, maximise
 from .readings_problem import ReadingsTable, exact_log_likelihood, filter_readings, irregular_names
 from .series import Readings
 from .series_estimate import standardised_innovations
-from .structural_model import Component, ParameterKind, SeriesScale, StructuralModel, to_rates
+from .structural_model import (
+    Component,
+    ParameterKind,
+    Regression,
+    SeriesScale,
+    StructuralModel,
+    as_factor,
+    to_factors,
+    to_rates,
+)
 
-_STEP = 1e-4  # of a coordinate: differences lose half of the digits
+_STEP = 1e-3  # of a coordinate: so the slopes of two units of time differ less by rounding than a search tells
 _HESSIAN_STEP = 2e-3  # of a coordinate, for second differences, whose errors are 1e-6 on both sides
 _LARGEST_CHANGE = 60.0  # of a coordinate. Beyond it the likelihood has no maximum.
-_LEAST_DECAY = 1e-10  # in a unit of time. The factor of a slower one would round to 1.
+_LEAST_DECAY = 1e-10  # in a median gap: nothing tells a slower one, whose start would be too wide, from no decay
 _VANISHED = 12.0  # fall of the logarithm of a variance after which 0 is tried
 _GONE = 30.0  # fall at which nothing of it is left
 _SAME = 1e-6  # nats
@@ -72,6 +82,30 @@ def parameter_kinds(model: StructuralModel, sensors: tuple[str, ...]) -> dict[st
     return {**noises, **model.parameters}
 
 
+def model_of(model: StructuralModel, readings: Readings, unit: str | None) -> StructuralModel:
+    """The model of readings: the components, and their regressors. `unit` is that of dates, None for numbers.
+
+    Raises:
+        ValueError: for a period longer than the series, and a regressor that is 0 everywhere.
+    """
+    steps = np.diff(readings.times)
+    for component in model.components:
+        shortest, named = component.shortest_span(), f"period of {component.name}"
+        period = (
+            component.period if unit and bool((steps > 0).any()) and isinstance(component, Season | Cycle) else None
+        )
+        doubt = None if unit is None or period is None else doubtful_period(period, steps[steps > 0], unit)
+        expected = f"at most the span of the series, {readings.span:g}{f': {doubt}' if doubt else ''}"
+        require(shortest <= readings.span, named, shortest, expected)
+        if doubt:
+            warnings.warn(f"{named}: {doubt}", UserWarning, stacklevel=4)
+    if not readings.regressors:
+        return model
+    size = tuple(float(x) for x in np.sqrt(np.nanmean(readings.exog**2, axis=0)))
+    require(all(size), "exog", "a column of zeros", "columns with some values other than 0")
+    return model + Regression(readings.regressors, size)
+
+
 def series_scale(readings: Readings, robust: bool = True) -> SeriesScale:
     """The scale of a series by medians, so that a minority of outliers does not change it by much."""
     values = readings.values - readings.offset
@@ -86,20 +120,26 @@ def series_scale(readings: Readings, robust: bool = True) -> SeriesScale:
 
 
 def read_fixed(model: StructuralModel, sensors: tuple[str, ...], fixed: Mapping[str, float | int]) -> dict[str, float]:
-    """Values of fixed parameters, factors as decay rates. The name of a component stands for all its variances."""
+    """Values of fixed parameters, with decay rates in the place of factors.
+
+    The name of a component stands for all its variances, `NAME.rate` for the decay rate of the factor NAME.
+    """
     kinds, found = parameter_kinds(model, sensors), dict[str, float]()
+    rates = {f"{name}.rate": name for name, kind in kinds.items() if kind == "factor"}
     variances = {
         each.name: [name for name, kind in each.parameters.items() if kind == "variance"] for each in model.components
     }
     for name, value in fixed.items():
-        names = [name] if name in kinds else variances.get(name, [])
+        names = [name] if name in kinds or name in rates else variances.get(name, [])
         require(bool(names), "fixed", name, f"one of {', '.join([*kinds, *variances])}")
+        require(rates.get(name) not in fixed, "fixed", f"{name} and {rates.get(name)}", "one of them")
         found.update(dict.fromkeys(names, float(value)))
     limits = {"variance": (math.inf, "a variance >= 0"), "frequency": (math.inf, "a frequency > 0")}
-    limits["factor"] = 1.0, "a factor between 0 and 1"
+    limits |= {"factor": (1.0, "a factor between 0 and 1"), "rate": (math.inf, "a decay rate > 0")}
     for name, value in found.items():
-        upper, expected = limits[kinds[name]]
-        inside = 0 < value < upper or (value == 0 and kinds[name] == "variance")
+        kind = kinds.get(name, "rate")
+        upper, expected = limits[kind]
+        inside = 0 < value < upper or (value == 0 and kind == "variance")
         require(inside, f"fixed[{name!r}]", value, expected)
     return {name: float(value) for name, value in to_rates(kinds, found).items()}
 
@@ -140,6 +180,17 @@ class ParameterSearch:
             for decay in free(each, "factor")
         }
 
+    @functools.cached_property
+    def faded(self) -> dict[str, str]:
+        """The variances that are gained over a unit of time, fading included, each with its decay."""
+        fading = (each for each in self.model.components if isinstance(each, Autoregression | Cycle))
+        decays = {each.name: name for each in fading for name, kind in each.parameters.items() if kind == "factor"}
+        return {f"sigma2.{name}": decay for name, decay in decays.items()}
+
+    def shares(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Each of these variances over its diffusion, which units of time only scale."""
+        return {name: unit_share(values[decay]) for name, decay in self.faded.items()}
+
     def maximum(
         self, readings: Readings, start: Mapping[str, float], near: Mapping[str, float] | None = None
     ) -> FoundParameters:
@@ -155,13 +206,19 @@ class ParameterSearch:
         rounding = (np.finfo(float).eps * float(np.nanmedian(np.abs(readings.values)))) ** 2  # of most readings
         least = torch.tensor([rounding if name not in model.parameters else 0.0 for name in free], dtype=torch.float64)
 
-        def values(coordinates: Tensor) -> dict[str, float | Tensor]:
-            return {**fixed, **_exponentials(free, coordinates, least)}
+        def values(coordinates: Tensor) -> dict[str, Any]:
+            found = {**fixed, **_exponentials(free, coordinates, least)}
+            shares = self.shares(found)
+            return found | {name: found[name] * share for name, share in shares.items() if name in free}
+
+        def coordinates_of(values: Mapping[str, float]) -> Tensor:
+            shares = self.shares(values)
+            return torch.tensor([values[name] / shares.get(name, 1.0) for name in free], dtype=torch.float64).log()
 
         def likelihood(coordinates: Tensor) -> Tensor:
             return exact_log_likelihood(table.problem(values(coordinates)))
 
-        origin = torch.tensor([start[name] for name in free], dtype=torch.float64).log()
+        origin = coordinates_of(start)
         if not free:
             return FoundParameters(dict(fixed), likelihood(origin).item(), True)
         lifted = scaled = torch.tensor([name in of_components for name in free])
@@ -171,8 +228,7 @@ class ParameterSearch:
             origin = begin
         else:
             near = self.maximum(block, start).values if near is None else near
-            gone = [near[name] or start[name] * math.exp(-_GONE) for name in free]
-            at_near = torch.tensor(gone, dtype=torch.float64).log()
+            at_near = coordinates_of({name: near[name] or start[name] * math.exp(-_GONE) for name in near})
             lifted = torch.tensor([self.kinds[name] == "variance" for name in free])  # a noise may be gone there
             if likelihood(at_near[None]).item() > before:
                 begin, few = at_near, ReadingsTable.of(model, block)
@@ -207,22 +263,26 @@ class ParameterSearch:
         return None if _LONG * (len(readings) - first) > len(readings) else readings.selected(slice(first, None))
 
     def _with_least_decay(self, found: Mapping[str, float]) -> dict[str, float]:
-        """Raise decays below 1e-10, whose factor `fixed` would refuse as 1. Stationary variances stay."""
-        raised = dict(found)
+        """Raise decays below 1e-10 in a median gap. Stationary variances stay."""
+        raised, least = dict(found), _LEAST_DECAY / self.scale.gap
         for decay, variances in self.decays.items():
-            if found[decay] < _LEAST_DECAY:
-                raised[decay] = _LEAST_DECAY
-                raised.update({name: found[name] * _LEAST_DECAY / found[decay] for name in variances})
+            if found[decay] < least:
+                raised[decay] = least
+                raised.update({name: found[name] * least / found[decay] for name in variances})
+        shares, of_raised = self.shares(found), self.shares(raised)
+        raised.update(
+            {name: raised[name] * of_raised[name] / shares[name] for name in shares if name not in self.fixed}
+        )
         return raised
 
     def standard_errors(self, readings: Readings, found: Mapping[str, float]) -> dict[str, float]:
-        """Of the free parameters at the maximum, factors as such: `se(v) = |dv / dx| sqrt((-H^-1)_xx)`.
+        """Of the free parameters at the maximum, as `to_factors` has them: `se(v) = |dv / dx| sqrt((-H^-1)_xx)`.
 
         H is the Hessian along the coordinates of the search, by differences. Infinite at zero, and without a maximum.
         """
         kinds, fixed = self.kinds, self.fixed
         free = [name for name in kinds if name not in fixed and found[name] > 0]
-        errors = {name: math.inf for name in kinds if name not in fixed}
+        errors = dict.fromkeys(to_factors(kinds, {name: x for name, x in found.items() if name not in fixed}), math.inf)
         if not free:
             return errors
         table, kept = ReadingsTable.of(self.model, readings), {**fixed, **found}
@@ -233,8 +293,9 @@ class ParameterSearch:
         factor, failed = torch.linalg.cholesky_ex(-hessian)
         if failed == 0:
             for name, variance in zip(free, torch.cholesky_inverse(factor).diagonal(), strict=True):
-                slope = found[name] * (math.exp(-found[name]) if kinds[name] == "factor" else 1.0)
-                errors[name] = float(slope * variance.sqrt())
+                shown, value = as_factor(name, found[name]) if kinds[name] == "factor" else (name, found[name])
+                slope = found[name] * (value if kinds[name] == "factor" and shown == name else 1.0)
+                errors[shown] = float(slope * variance.sqrt())
         return errors
 
     def robust_fit(self) -> tuple[FoundParameters, Readings, Readings]:
@@ -291,10 +352,10 @@ class ParameterSearch:
         start, decays = self.start, self.decays
         for exponent in range(_SLOWER_STARTS if decays else 0):
             slower = dict(start)
-            for decay, variances in decays.items():
-                slower[decay] = start[decay] * 10.0**-exponent
-                same_noise = unit_share(slower[decay]) / unit_share(start[decay])
-                slower.update({name: start[name] * same_noise for name in variances})
+            slower.update({decay: start[decay] * 10.0**-exponent for decay in decays})
+            shares, of_slower = self.shares(start), self.shares(slower)
+            free = shares.keys() - self.fixed.keys()
+            slower.update({name: start[name] * of_slower[name] / shares[name] for name in free})
             if not _are_most(self._far(slower, self.readings), self.readings):
                 return slower
         return start
@@ -360,21 +421,25 @@ def _climbed(
 ) -> Maximum:
     """The maximum that a search from `origin` ends at, with slopes by central differences.
 
-    The search is along the columns of `root`, by which the likelihood curves alike.
+    The search is along the columns of `root`, by which the likelihood curves alike. No coordinate changes by more than
+    60, where the likelihood has no maximum: a step too far must not end the search.
     """
     free = len(origin)
     shifts = _STEP * torch.cat([torch.zeros(1, free), torch.eye(free), -torch.eye(free)])
 
     def with_slope(along: Tensor) -> tuple[Tensor, Tensor]:
-        found = likelihood(origin + root @ along + shifts)
+        bounded = (root @ along / _LARGEST_CHANGE).tanh()
+        found = likelihood(origin + _LARGEST_CHANGE * bounded + shifts)
         if not bool(found.isfinite().all()):
             raise ValueError("values: got a likelihood that is not finite, expected smaller numbers or noises")
-        return found[0], root.mT @ (found[1 : free + 1] - found[free + 1 :]) / (2 * _STEP)
+        slope = (found[1 : free + 1] - found[free + 1 :]) / (2 * _STEP)
+        return found[0], root.mT @ (slope * (1 - bounded.square()))
 
-    largest = _LARGEST_CHANGE / float(root.abs().max())
-    options = {"largest_change": largest, "tolerance_grad": 1e-5, "tolerance_change": tolerance}
+    options = {"largest_change": math.inf, "tolerance_grad": 1e-5, "tolerance_change": tolerance}
     best = maximise(with_slope, torch.zeros_like(origin), max_steps, **options)
-    return best._replace(at=origin + root @ best.at, slope=torch.linalg.solve(root.mT, best.slope))
+    bounded = (root @ best.at / _LARGEST_CHANGE).tanh()
+    slope = torch.linalg.solve(root.mT, best.slope) / (1 - bounded.square())
+    return best._replace(at=origin + _LARGEST_CHANGE * bounded, slope=slope)
 
 
 def _hessian(at: Tensor, likelihood: Callable[[Tensor], Tensor]) -> Tensor:

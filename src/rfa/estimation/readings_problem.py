@@ -8,13 +8,14 @@ and gives each sensor its own weight.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rfa.checks import require
+from rfa.checks import require, require_each
 
 from .compiled import LikelihoodProblem, can_run, discretize, run, threads_for
 from .gaussian import Gaussian
@@ -24,6 +25,7 @@ from .recursive_filter import Recursion, kalman_filter
 from .row_filters import Carried, FilteredRows, StateMoments, filter_rows
 from .series import Readings
 from .structural_model import SeriesScale, StructuralModel
+from .time_axis import as_numbers
 
 IRREGULAR = "sigma2.irregular"
 _DIFFUSE = 1e8  # variance of a diffuse state, in units of the series' variance
@@ -132,9 +134,18 @@ class ReadingsProblem:
         return np.einsum("ti,ti->t", shown, mean), np.maximum(variance, 0.0) + self.noise[0].numpy()
 
     def ahead(
-        self, sde: LinearSDE, states: StateMoments, origins: np.ndarray, targets: np.ndarray
+        self, sde: LinearSDE, states: StateMoments, origins: Any, targets: Any
     ) -> tuple[Float[np.ndarray, " pairs"], Float[np.ndarray, " pairs"]]:
         """Of one model: mean and variance of the readings `targets`, by the states at the readings `origins` alone."""
+        pairs = {name: as_numbers(name, x) for name, x in (("origins", origins), ("targets", targets))}
+        shapes, expected = [x.shape for x in pairs.values()], f"whole numbers from 0 to {len(self) - 1}"
+        fits = shapes[0] == shapes[1] and len(shapes[0]) == 1
+        require(fits, "origins", f"shape {shapes[0]} beside {shapes[1]} of targets", "(pairs,), as many as targets")
+        for name, x in pairs.items():
+            require_each((x % 1 == 0) & (x >= 0) & (x < len(self)), name, "no reading", x, expected)
+        origins, targets = (x.astype(np.int64) for x in pairs.values())
+        later = np.subtract(*self.table.readings.times[[targets, origins]]) > 0
+        require_each(later, "targets", "a time before its origin's", targets, "readings later than their origins")
         table, times = self.table, self.table.readings.times
         lags, index = _different(times[targets] - times[origins])
         transition, variance = (x[0].numpy() for x in discretize(sde, torch.from_numpy(lags)))

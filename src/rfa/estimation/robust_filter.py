@@ -1,32 +1,45 @@
 """`RobustFilter`: components of a series, fitted, filtered, smoothed and forecast, robustly or by the Kalman filter."""
 
 import copy
+import functools
 import json
 import numbers
-import warnings
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from rfa.checks import require, require_each
+from rfa.checks import require
 from rfa.files import check_writable, write_whole
 from rfa.version import __version__
 
-from .components import Cycle, Season, doubtful_period
 from .linear_sde import LinearSDE
-from .onnx_filter import NO_CHALLENGER, StepModel, step_graph
-from .parameter_search import ParameterSearch, read_fixed, series_scale
+from .onnx_filter import filter_model
+from .parameter_search import ParameterSearch, model_of, read_fixed, series_scale
 from .readings_problem import ReadingsProblem, ReadingsTable, filter_readings, irregular_names
 from .recursive_filter import Recursion
-from .row_filters import Carried, FilteredRows, packed
-from .series import Readings, RowLabels, by_name, like, read_at, read_later, read_series, row_of
+from .row_filters import Carried, FilteredRows
+from .series import Readings, RowLabels, by_name, like, read_at, read_later, read_one, read_series
 from .series_estimate import Diagnostics, SeriesEstimate
-from .structural_model import Component, Regression, StructuralModel, to_factors
-from .time_axis import TimeAxis, as_numbers, next_times
+from .structural_model import Component, StructuralModel, to_factors
+from .time_axis import TimeAxis, next_times
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _alone(method: F) -> F:
+    """A method that no other thread's call interrupts: reading keeps what it has computed, as updating does."""
+
+    @functools.wraps(method)
+    def locked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return locked  # type: ignore[return-value]
 
 
 class RobustFilter:
@@ -36,6 +49,8 @@ class RobustFilter:
 
     The robust filter gives each reading a weight by how well earlier readings predict it. The robust smoother uses
     later readings too. Both are recursive (`rfa.estimation.recursive_filter`): time and memory are linear.
+
+    Several threads may use one filter: a call waits for the one before. Copies and pickles share nothing that changes.
 
     Args:
         model: components joined by `+`, such as `Trend() + Season(period=365.25)`.
@@ -63,11 +78,21 @@ class RobustFilter:
         self._later: list[Readings] = []  # by `update`
         self._run: tuple[ReadingsProblem, FilteredRows] | None = None
         self._carried: Carried | None = None
+        self._lock = threading.RLock()
+
+    @_alone
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles get: all but the lock. Nothing of it but the list of later readings ever changes."""
+        return {name: x for name, x in vars(self).items() if name != "_lock"} | {"_later": [*self._later]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.RLock())
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The arguments by name. `deep` is there for scikit-learn, whose `clone` calls this."""
         return {"model": self.model, "robust": self.robust, "time_unit": self.time_unit}
 
+    @_alone
     def set_params(self, **params: Any) -> "RobustFilter":
         """Change arguments. What `fit` has found is forgotten.
 
@@ -78,8 +103,9 @@ class RobustFilter:
         for name in params:
             require(name in given, "params", name, f"one of {', '.join(given)}")
         changed = type(self)(**(given | params))
-        vars(self).clear()
-        vars(self).update(vars(changed))
+        for name in vars(self).keys() - vars(changed).keys():
+            delattr(self, name)
+        vars(self).update(changed.__getstate__())
         return self
 
     def __sklearn_tags__(self) -> Any:
@@ -141,7 +167,8 @@ class RobustFilter:
         known = {"exog": exog, "offset": offset, "noise": noise, "observation": observation}
         found = copy.copy(self)  # a refused series leaves the filter of the one before
         found._fit(times, values, sensor, fixed or {}, max_steps, **known)
-        vars(self).update(vars(found))
+        with self._lock:
+            vars(self).update(found.__getstate__())
         return self
 
     def _fit(
@@ -154,22 +181,8 @@ class RobustFilter:
             require(hasattr(times, "index") and hasattr(times, "to_numpy"), "values", None, "values beside the times")
             times, values = times.index, times
         self._given, self._axis = values, TimeAxis.of(times, self.time_unit)
-        model = self.model
-        readings, self._index = read_series(self._axis, times, values, sensor, list(model.states), **known)
-        steps = np.diff(readings.times)
-        for component in model.components:
-            shortest, named = component.shortest_span(), f"period of {component.name}"
-            period = component.period if isinstance(component, Season | Cycle) else None
-            dated = self._axis.origin is not None and bool((steps > 0).any())
-            doubt = doubtful_period(period, steps[steps > 0], self.time_unit) if dated and period is not None else None
-            expected = f"at most the span of the series, {readings.span:g}{f': {doubt}' if doubt else ''}"
-            require(shortest <= readings.span, named, shortest, expected)
-            if doubt:
-                warnings.warn(f"{named}: {doubt}", UserWarning, stacklevel=3)
-        if readings.regressors:
-            size = tuple(float(x) for x in np.sqrt(np.nanmean(readings.exog**2, axis=0)))
-            require(all(size), "exog", "a column of zeros", "columns with some values other than 0")
-            model = model + Regression(readings.regressors, size)
+        readings, self._index = read_series(self._axis, times, values, sensor, list(self.model.states), **known)
+        model = model_of(self.model, readings, None if self._axis.origin is None else self.time_unit)
         self._all, self._fitted, self._kept, self._later = model, readings, readings, []
         self._run, self._carried, self._scale = None, None, series_scale(readings, self.robust)
         values_given = read_fixed(model, readings.sensors, fixed)
@@ -181,21 +194,24 @@ class RobustFilter:
         self._values, self.log_likelihood, self.converged = found
 
     @property
+    @_alone
     def parameters(self) -> dict[str, float]:
         """The values of all parameters by name, after `fit`.
 
-        Where the unit of time is far from the time between readings, a factor may be the least or the greatest float
-        between 0 and 1. `sde` is exact.
+        A factor too near to 0 or 1 for a float, as where the unit of time is far from the time between readings, is
+        there as `NAME.rate`, its decay rate `-log f`. `fixed` takes it so too.
         """
         return to_factors(self._all.parameters, self._values)
 
     @property
+    @_alone
     def sde(self) -> LinearSDE:
         """The model with its parameters; C and R are those of a reading of the first sensor without regressors."""
         names = irregular_names(self._readings.sensors)
         return self._all.sde_of_rates(self._values, self._values[names[0]])
 
     @property
+    @_alone
     def standard_errors(self) -> dict[str, float]:
         """Of each fitted parameter, from the curvature of the log-likelihood of the readings that `fit` has used.
 
@@ -205,16 +221,19 @@ class RobustFilter:
         self._fitted_readings()
         return self._search.standard_errors(self._kept, self._values)
 
+    @_alone
     def filter(self) -> SeriesEstimate:
         """The estimate at each reading from it and earlier readings."""
         return self._estimate(*self._filtered())
 
+    @_alone
     def smooth(self) -> SeriesEstimate:
         """The estimate at each reading from all readings."""
         problem, filtered = self._filtered()
         found = filter_readings(problem, problem.first(self._scale), self.robust, smooth=True)
         return self._estimate(problem, filtered._replace(estimates=found.estimates, weights=found.weights))
 
+    @_alone
     def forecast(
         self,
         query_times: Any,
@@ -231,16 +250,18 @@ class RobustFilter:
             query_times: numbers or dates, as the series', in order. Or a number of steps: of its index's frequency, of
                 the calendar (months, quarters, years, business days), or equal ones. A moment before the last reading
                 can be asked for by a missing value in the series.
-            sensor: of which a reading is forecast. By default the first one.
-            exog, offset, noise, observation: as in `fit`, for each query time, none missing.
+            sensor: of which a reading is forecast. Columns without labels are "1", "2" and so on, by default the first.
+            exog, offset, noise, observation: as in `fit`, for each query time, none missing. What `fit` had is needed
+                here too; 0.0 says that there is no offset or noise. So it is with `sensor`, where there are several.
 
         Raises:
-            ValueError: for a time before the last reading, a number of steps where there is no frequency, and a
-                missing `exog`.
+            ValueError: for a time before the last reading, a number of steps where there is no frequency, and without
+                an argument that `fit` had.
         """
         problem, run = self._ahead(query_times, sensor, exog=exog, offset=offset, noise=noise, observation=observation)
         return self._estimate(problem, run, begin=1)
 
+    @_alone
     def predict(
         self,
         query_times: Any,
@@ -264,7 +285,7 @@ class RobustFilter:
             the times as their index.
 
         Raises:
-            ValueError: as `fit`, for times that are none, and a missing `exog`.
+            ValueError: as `fit`, for times that are none, and without an argument that `fit` had.
         """
         known = {"exog": exog, "offset": offset, "noise": noise, "observation": observation}
         readings, states = self._readings, list(self.model.states)
@@ -288,6 +309,7 @@ class RobustFilter:
         mean, deviation = (like(self._given, x, times) for x in (mean + asked.offset, np.sqrt(variance)))
         return (mean, deviation) if return_std else mean
 
+    @_alone
     def rolling_forecast(self, origins: Any, targets: Any) -> tuple[np.ndarray, np.ndarray]:
         """Forecasts of readings from earlier ones: what the filter would have said, with the parameters of `fit`.
 
@@ -302,17 +324,9 @@ class RobustFilter:
             ValueError: for numbers that are no readings, or a target that is not later.
         """
         problem, run = self._filtered()
-        pairs = {name: as_numbers(name, x) for name, x in (("origins", origins), ("targets", targets))}
-        shapes, expected = [x.shape for x in pairs.values()], f"whole numbers from 0 to {len(problem) - 1}"
-        fits = shapes[0] == shapes[1] and len(shapes[0]) == 1
-        require(fits, "origins", f"shape {shapes[0]} beside {shapes[1]} of targets", "(pairs,), as many as targets")
-        for name, x in pairs.items():
-            require_each((x % 1 == 0) & (x >= 0) & (x < len(problem)), name, "no reading", x, expected)
-        origins, targets = (x.astype(np.int64) for x in pairs.values())
-        later = np.subtract(*problem.table.readings.times[[targets, origins]]) > 0
-        require_each(later, "targets", "a time before its origin's", targets, "readings later than their origins")
         return problem.ahead(self.sde, run.estimates, origins, targets)
 
+    @_alone
     def simulate(
         self,
         query_times: Any,
@@ -342,8 +356,7 @@ class RobustFilter:
         Raises:
             ValueError: as `forecast`, and for fewer paths than one.
         """
-        whole = isinstance(paths, numbers.Integral) and paths >= 1
-        require(whole, "paths", paths, "a whole number >= 1")
+        require(isinstance(paths, numbers.Integral) and paths >= 1, "paths", paths, "a whole number >= 1")
         drawn = generator is None or isinstance(generator, torch.Generator)
         require(drawn, "generator", generator, "a torch.Generator, or None")
         problem, run = self._ahead(query_times, sensor, exog=exog, offset=offset, noise=noise, observation=observation)
@@ -351,6 +364,7 @@ class RobustFilter:
         found = problem.drawn(self.sde, run.estimates, int(paths), generator) + readings.offset[1:, None]
         return like(self._given, found, self._axis.labels(readings.times[1:]))
 
+    @_alone
     def update(
         self,
         time: Any,
@@ -358,13 +372,13 @@ class RobustFilter:
         *,
         sensor: Any = None,
         exog: Any = None,
-        offset: float | int = 0.0,
-        noise: float | int = 0.0,
+        offset: float | int | None = None,
+        noise: float | int | None = None,
         observation: Any = None,
     ) -> SeriesEstimate:
         """One more reading, without a look at the earlier ones. The parameters stay.
 
-        `exog` and `observation` are a row, or a pandas Series with their names as its index.
+        `exog` and `observation` are a row, or a pandas Series with their names as its index. What `fit` had is needed.
 
         Returns:
             The estimate at this reading, one row. It is that of `filter` on the whole series.
@@ -372,22 +386,15 @@ class RobustFilter:
         Raises:
             ValueError: as `fit`, and for a time before the last reading.
         """
-        if self._carried is None:
-            self._filtered()
-        last, carried = self._last, self._carried
-        assert carried is not None
-        states = list(self.model.states)
-        known = {"exog": row_of("exog", exog, last.regressors), "offset": offset, "noise": noise}
-        known["observation"] = row_of("observation", observation, states)
-        labels = None if sensor is None else [sensor]
-        new = read_later(self._axis, last, ("time", [time]), [value], labels, states, **known)
-        same = (last.times == new.times[0]) & (last.sensor == new.sensor[0])
-        require(not bool(same.any()), "time", time, "a time after the last reading of this sensor")
+        last, carried = self._last, self._carried or self._filtered()[1].carried
+        known = {"exog": exog, "offset": offset, "noise": noise, "observation": observation}
+        new = read_one(self._axis, last, time, value, sensor, list(self.model.states), **known)
         problem, run = self._continued(new, carried)
         self._run, self._carried = None, run.carried
         self._later.append(new)
         return self._estimate(problem, run, begin=1)
 
+    @_alone
     def export(self, path: str | Path) -> None:
         """Write the step of `update` as a file of ONNX. It runs in onnxruntime, in float64, without this library.
 
@@ -422,22 +429,15 @@ class RobustFilter:
         problem, run = self._filtered()
         path, readings = Path(path), self._readings
         check_writable("path", path)
-        given = {name for name in ("offset", "noise") if np.any(getattr(readings, name) != 0)}
-        given |= set() if readings.observation is None else {"observation"}
-        sde = self._all.sde_of_rates(self._values)
-        shown, noise = list(self.model.states.values()), problem.sensor_noise[0].numpy()
-        model = StepModel(sde, shown, noise, len(readings.regressors), self.robust, frozenset(given))
-        before = problem.first(self._scale)
-        moments = (run.carried, Recursion.first(before) if self.robust else before)
-        after, start = (json.dumps(packed(each)[0].clamp(min=NO_CHALLENGER).tolist()) for each in moments)
-        names = {"states": problem.names, "sensors": readings.sensors, "regressors": readings.regressors}
-        metadata = {"state": after, "start": start, "last_time": str(self._axis.labels(readings.times[-1:])[0])}
+        sde, before = self._all.sde_of_rates(self._values), problem.first(self._scale)
+        start = Recursion.first(before) if self.robust else before
+        metadata = {"last_time": str(self._axis.labels(readings.times[-1:])[0]), "rfa_version": __version__}
         metadata |= {"time_unit": "that of the times in fit" if self._axis.origin is None else self.time_unit}
-        metadata |= {name: json.dumps(each) for name, each in {**names, "parameters": self.parameters}.items()}
-        metadata |= {"robust": json.dumps(self.robust), "rfa_version": __version__}
-        found = step_graph(model).model("robust filter" if self.robust else "Kalman filter", metadata)
+        metadata |= {"parameters": json.dumps(self.parameters), "robust": json.dumps(self.robust)}
+        found = filter_model(problem, sde, list(self.model.states.values()), start, run.carried, metadata)
         write_whole(path, lambda temporary: temporary.write_bytes(found.SerializeToString()))
 
+    @_alone
     def diagnostics(self, true_states: Any = None, lags: int | None = None) -> Diagnostics:
         """Tests of the standardised innovations of the filter: mean, variance, correlation, normality, NIS and NEES.
 

@@ -31,6 +31,7 @@ class Readings:
     noise: np.ndarray  # `(T,)`: a known variance of each reading's error, beside the sensor's
     observation: np.ndarray | None  # `(T, n)`: rows of C in the place of the model's. None: the model's
     refused: np.ndarray | None = None  # `(T,)`: True where a reading at the start is wrong, and is not used
+    needed: frozenset[str] = frozenset()  # which of "sensor", "offset" and "noise" `fit` had: later readings need them
 
     def __len__(self) -> int:
         return len(self.times)
@@ -48,8 +49,8 @@ class Readings:
 
     @property
     def known(self) -> np.ndarray:
-        """Where nothing that is known of a reading is missing, `(T,)`."""
-        parts = [self.exog, self.offset[:, None], self.noise[:, None]]
+        """Where nothing is missing of what the mean of a reading needs, `(T,)`."""
+        parts = [self.exog, self.offset[:, None]]
         parts += [] if self.observation is None else [self.observation]
         return ~np.isnan(np.concatenate(parts, axis=1)).any(axis=1)
 
@@ -164,7 +165,7 @@ class RowLabels:
         found = as_numbers(name, 0.0 if given is None else self.aligned(name, given))
         fits = found.shape in ((), (length,))
         require(fits, name, f"shape {found.shape}", f"a number, or {length} of them, one for each reading")
-        _check_finite(name, found, seen if found.ndim else np.array(True))
+        _check_finite(name, found, seen if found.ndim else np.array(seen.any()))
         return np.broadcast_to(found, (length,)).copy()
 
     def _table(self, name: str, given: Any, seen: np.ndarray) -> np.ndarray:
@@ -223,7 +224,10 @@ def read_series(
         require(len(set(each)) == len(each), name, f"the names {', '.join(each)}", "a name of its own for each column")
     steps = np.diff(numbers)
     gap = float(np.median(steps[steps > 0])) if (steps > 0).any() else 1.0
-    readings = Readings(values=table.reshape(-1), sensors=sensors, regressors=regressors, gap=gap, **rows)
+    needed = {name for name in ("offset", "noise") if bool((rows[name] != 0).any())}
+    needed |= {"sensor"} if sensor is not None and len(sensors) > 1 else set()
+    parts = {"regressors": regressors, "gap": gap, "needed": frozenset(needed), **rows}
+    readings = Readings(values=table.reshape(-1), sensors=sensors, **parts)
     readings.check(axis, length)
     return readings, index
 
@@ -265,6 +269,10 @@ def read_at(
     require(read.shape == (length,), "value", f"shape {read.shape}", "one number")
     far = bool((np.abs(read) > _LARGEST).any())
     require(not far, "value", f"a number beyond {_LARGEST:g}", "a smaller one, NaN where missing")
+    for each in sorted(earlier.needed):
+        forgotten = (sensor if each == "sensor" else known[each]) is None
+        expected = "one of " + ", ".join(earlier.sensors) if each == "sensor" else "numbers (0.0 where there is none)"
+        require(not forgotten, each, None, f"{expected}, as in fit")
     rows = RowLabels(axis, found, index_of(given))
     sensor = rows.aligned("sensor", sensor)
     labels = [earlier.sensors[0]] if sensor is None else [str(label) for label in np.atleast_1d(np.asarray(sensor))]
@@ -281,7 +289,20 @@ def read_at(
     return replace(earlier, times=found, values=read, sensor=which, refused=None, **parts)
 
 
-def row_of(name: str, given: Any, names: Sequence[str]) -> Any:
+def read_one(
+    axis: TimeAxis, last: Readings, time: Any, value: Any, sensor: Any, states: Sequence[str], **known: Any
+) -> Readings:
+    """One reading after those of the last time."""
+    names = {"exog": last.regressors, "observation": states}
+    rows = {name: _row_of(name, x, names[name]) if name in names else x for name, x in known.items()}
+    labels = None if sensor is None else [sensor]
+    new = read_later(axis, last, ("time", [time]), [value], labels, states, **rows)
+    same = (last.times == new.times[0]) & (last.sensor == new.sensor[0])
+    require(not bool(same.any()), "time", time, "a time after the last reading of this sensor")
+    return new
+
+
+def _row_of(name: str, given: Any, names: Sequence[str]) -> Any:
     """What a caller gives for one reading, as a table with one row. A pandas Series may have the names as its index."""
     own = index_of(given)
     if given is None or hasattr(given, "columns"):

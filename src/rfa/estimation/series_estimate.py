@@ -34,7 +34,7 @@ class SeriesEstimate:
         sensor: the names of the sensors, "" where there is one without a name.
         values: the readings, NaN where there is none.
         mean: of the reading: states, regressors and offset. NaN, as its variance, where one of these was missing.
-        variance: of the reading, with the noise of its sensor.
+        variance: of the reading, with the noise of its sensor, and its own where `noise` is not missing.
         weights: of the readings, in (0, 1]. A reading counts as if its noise were R / weight. NaN without a reading.
         outliers: where a reading moves the prediction from earlier ones by less than a fifth of what it would move it
             with weight 1.
@@ -210,7 +210,7 @@ class Diagnostics:
         used = ~np.isnan(innovations) & ~outliers
         count = int(used.sum())
         require(count > 2, "values", f"{count} readings with a prediction", "at least three for diagnostics")
-        spread = bool(np.ptp(innovations[used]) > 0)
+        spread = bool(np.ptp(innovations[used]) > 0 and np.ptp(values[used]) > 0)
         require(spread, "values", "innovations that are all equal", "a series that varies, for diagnostics")
         lags = max(1, min(10, count // 5)) if lags is None else lags
         require(0 < lags < count, "lags", lags, f"a number from 1 to {count - 1}")

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -19,6 +18,8 @@ from torch import Tensor
 from rfa.checks import require
 
 from .linear_sde import LinearSDE
+
+_KEPT = 1e-7  # relative: an error of a decay rate that changes no result
 
 ParameterKind = Literal["variance", "frequency", "factor"]
 ParameterValues = Mapping[str, Float[Tensor, "*#models"]]
@@ -143,15 +144,16 @@ class StructuralModel:
         """The linear SDE of given parameters. Its states have the order of `states`.
 
         Args:
-            parameters: a value for each parameter, `()` or `(models,)`.
+            parameters: a value for each parameter, `()` or `(models,)`. `NAME.rate` is the decay rate of a factor.
             observation_noise: R, a variance.
 
         Raises:
             ValueError: for a parameter without a value.
         """
-        missing = [name for name in self.parameters if name not in parameters]
+        values = to_rates(self.parameters, parameters)
+        missing = [name for name in self.parameters if name not in values]
         require(not missing, "parameters", sorted(parameters), f"values for {', '.join(missing)} too")
-        return self.sde_of_rates(to_rates(self.parameters, parameters), observation_noise)
+        return self.sde_of_rates(values, observation_noise)
 
     def sde_of_rates(
         self,
@@ -217,9 +219,12 @@ class Regression(Component):
 
 
 def to_rates(kinds: Mapping[str, ParameterKind], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters with the decay rate `-log f` in the place of each factor f. Numbers or tensors."""
+    """Parameters with the decay rate `-log f` in the place of each factor f, or as `NAME.rate`. Numbers or tensors."""
+    rates = {f"{name}.rate": name for name, kind in kinds.items() if kind == "factor"}
     return {
-        name: -torch.as_tensor(value, dtype=torch.float64).log() if kinds.get(name) == "factor" else value
+        rates.get(name, name): -torch.as_tensor(value, dtype=torch.float64).log()
+        if kinds.get(name) == "factor"
+        else value
         for name, value in parameters.items()
     }
 
@@ -227,13 +232,16 @@ def to_rates(kinds: Mapping[str, ParameterKind], parameters: Mapping[str, Any]) 
 def to_factors(kinds: Mapping[str, ParameterKind], values: Mapping[str, float]) -> dict[str, float]:
     """The reverse of `to_rates`, as a caller names parameters: the factor `exp(-mu)` of each decay rate.
 
-    A factor that would be rounded to 0 or 1 is the float next to it, so that `to_rates` takes every factor.
+    A factor so near to 0 or 1 that it does not give back the rate stays a rate, `NAME.rate`.
     """
-    least, most = float(np.finfo(float).tiny), math.nextafter(1.0, 0.0)
-    return {
-        name: min(max(math.exp(-value), least), most) if kinds.get(name) == "factor" else value
-        for name, value in values.items()
-    }
+    return dict(as_factor(name, x) if kinds.get(name) == "factor" else (name, x) for name, x in values.items())
+
+
+def as_factor(name: str, rate: float) -> tuple[str, float]:
+    """The name and the value by which a caller knows a decay rate."""
+    factor = math.exp(-rate)
+    kept = 0.0 < factor < 1.0 and abs(math.log(factor) / rate + 1) < _KEPT
+    return (name, factor) if kept else (f"{name}.rate", rate)
 
 
 def block_diagonal(blocks: tuple[Tensor, ...] | list[Tensor], shape: torch.Size) -> Float[Tensor, "*models n n"]:

@@ -120,7 +120,8 @@ def _fitted(
     if season is not None:
         missing = bool(np.isnan(season).any())
         require(not missing, "components", " ".join(choice.words), "readings at each phase of the free season")
-    ahead = whole.filter.forecast(query_times, offset=season)
+    first = None if all_readings.sensor is None else min(all_readings.sensor)
+    ahead = whole.filter.forecast(query_times, sensor=first, offset=season)
     lags, deviation = query_times - times[-1], np.sqrt(ahead.variance)
     errors = PastErrors.of(whole, float(lags[-1]), np.asarray(past.outliers))
     halves = [errors.half_widths(level, lags, deviation) for level in LEVELS]

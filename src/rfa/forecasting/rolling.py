@@ -163,7 +163,8 @@ class PastErrors(NamedTuple):
         level = min(1.0, probability / (1 - self.refused))
         order = np.argsort(self.lags, kind="stable")
         known, errors = self.lags[order], self.errors[order]
-        ends = np.searchsorted(known, [lags - _NEAR * self.horizon, lags + _NEAR * self.horizon * (1 + 1e-9)])
+        margin = _NEAR * self.horizon * (1 + 1e-9)  # in any unit of time, whose lags are rounded
+        ends = np.searchsorted(known, [lags - margin, lags + margin])
         near = ((first, last) if last - first >= _LEAST else (0, len(errors)) for first, last in ends.T.tolist())
         widest = np.maximum.accumulate(deviation)
         found = np.maximum.accumulate([np.quantile(errors[slice(*some)], level) for some in near] * widest)

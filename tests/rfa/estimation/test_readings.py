@@ -70,7 +70,8 @@ def assert_same(found, expected, tolerance: float) -> None:
 def test_as_in_torch(in_torch, name, robust, what):
     """To 1e-5: where the start has a variance of 1e8, PyTorch's loop keeps six digits of the first states."""
     found = fitted(MODELS[name] + Autoregression(), robust)
-    given, options = ([[70.0, 71.5]], {"exog": [0.5, 1.0]}) if what == "forecast" else ([], {})
+    later = {"exog": [0.5, 1.0], "sensor": "a", "offset": 0.0, "noise": 0.0}
+    given, options = ([[70.0, 71.5]], later) if what == "forecast" else ([], {})
     mine = getattr(found, what)(*given, **options)
     expected = in_torch(fitted, MODELS[name] + Autoregression(), robust)
     assert found.log_likelihood == pytest.approx(expected.log_likelihood, rel=1e-10)

@@ -1,6 +1,11 @@
 """`RobustFilter`: updates, outliers, sensors, bad input, diagnostics, figures."""
 
+import copy
+import pickle
 import re
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date, time
 
 import numpy as np
@@ -204,6 +209,73 @@ def test_known_offsets_noises_and_rows():
     doubled.fit(times, 2 * values, observation=rows, fixed={"sigma2.level": 0.2, "sigma2.irregular": 4.0})
     np.testing.assert_allclose(doubled.filter().states["level"], expected, atol=1e-6)
     assert doubled.forecast(times[-1:] + 1, observation=[[2.0]]).mean == pytest.approx(2 * expected[-1:], abs=1e-6)
+
+
+LATER = {"sensor": ["b"], "exog": [[1.0]], "offset": 50.0, "noise": [4.0], "observation": [[2.0]]}
+CALLS = {
+    "forecast": lambda f, **known: f.forecast([30.0], **known).mean,
+    "predict": lambda f, **known: f.predict([30.0], **known),
+    "simulate": lambda f, **known: f.simulate([30.0], 2, **known),
+    "update": lambda f, **known: f.update(30.0, 50.0, **{name: np.ravel(x)[0] for name, x in known.items()}).mean,
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("name", LATER)
+def test_a_later_call_needs_what_the_fit_had(name, call):
+    """Without it, it is refused by name. An offset or a noise of 0 must be said, unless `fit` had no other."""
+    given = {"sensor": ["a", "b"] * 15, "offset": np.r_[0.0, np.full(29, 50.0)], "noise": 4.0}
+    given |= {"exog": np.sin(np.arange(30.0)), "observation": np.full((30, 1), 2.0)}
+    values, fixed = 50.0 + np.random.default_rng(0).normal(size=30), {"sigma2.level": 0.1}
+    found = RobustFilter(Level()).fit(np.arange(30.0), values, fixed=fixed, **{name: given[name]})
+    with pytest.raises(ValueError, match=f"^{name}: got .*, expected .*fit"):
+        call(found)
+    assert np.isfinite(call(found, **{name: LATER[name]})).all()
+    found = RobustFilter(Level()).fit(np.arange(30.0), values, fixed=fixed, offset=0.0, noise=np.zeros(30), sensor=None)
+    assert np.isfinite(call(found)).all()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f))])
+def test_a_copy_shares_nothing_that_changes(copied):
+    times, values, _ = simulated(40)
+    found, alone = (RobustFilter(Level()).fit(times, values) for _ in range(2))
+    for each in (found, alone):
+        each.update(times[-1] + 1, 0.0)
+    other = copied(found)
+    for step in range(2, 8):
+        other.update(times[-1] + step, 50.0)
+    expected, ahead = (each.forecast(times[-1] + [20.0]) for each in (alone, found))
+    assert (ahead.mean, ahead.variance) == (expected.mean, expected.variance)
+    assert (len(found.filter().mean), len(other.filter().mean)) == (41, 47)
+    unfitted = copied(RobustFilter(Level())).fit(times, values)
+    assert unfitted.log_likelihood == found.log_likelihood
+
+
+def test_threads_may_read_beside_an_update():
+    """Reading keeps what it computes. No reading is lost by it, and the result is that of one thread."""
+    fixed = {"sigma2.level": 1.0, "sigma2.irregular": 1.0}
+    found, alone = (RobustFilter(Level()).fit(NOW, NOW, fixed=fixed) for _ in range(2))
+    ended, usual = threading.Event(), sys.getswitchinterval()
+
+    def read():
+        while not ended.is_set():
+            found.forecast([1000.0])
+            copy.copy(found).smooth()
+
+    with ThreadPoolExecutor(2) as pool:
+        sys.setswitchinterval(1e-5)
+        try:
+            readers = [pool.submit(read) for _ in range(2)]
+            for step in range(3, 100):
+                found.update(step, step % 7)
+        finally:
+            ended.set()
+            sys.setswitchinterval(usual)
+        for reader in readers:
+            reader.result()
+    for step in range(3, 100):
+        alone.update(step, step % 7)
+    np.testing.assert_allclose(found.filter().mean, alone.filter().mean, rtol=1e-12)
 
 
 NOW = [0.0, 1.0, 2.0]

@@ -1,5 +1,7 @@
 """`RobustFilter.fit`: units of time, series far from zero, series without outliers, parameters given back."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,24 +9,65 @@ import torch
 from rfa.estimation import Autoregression, Cycle, Level, RobustFilter, Season, Trend
 from rfa.estimation.structural_model import StructuralModel
 
+MODELS = {
+    "level": lambda unit: Level(),
+    "trend": lambda unit: Trend(),
+    "damped trend": lambda unit: Trend(damped=True),
+    "season": lambda unit: Level() + Season(12.0 * unit),
+    "cycle": lambda unit: Level() + Cycle(12.0 * unit),
+    "endless cycle": lambda unit: Level() + Cycle(12.0 * unit, damped=False),
+    "autoregression": lambda unit: Level() + Autoregression(),
+    "autoregression alone": lambda unit: Autoregression(),
+}
+
 
 @pytest.mark.parametrize("robust", [True, False])
-@pytest.mark.parametrize("step", [1e9, 3.6e12, 1e-6, 1 / 86400])
-def test_the_unit_of_time_may_be_far_from_the_steps(step, robust):
-    """A factor per unit is 1 - 1e-10 or 0 then. The fit is the same."""
-    random = np.random.default_rng(0)
-    values = (Autoregression() + Level()).to_sde({"ar.L1": 0.9, "sigma2.ar": 1.0, "sigma2.level": 0.01}).simulate(
-        torch.arange(150.0), torch.Generator().manual_seed(1)
-    ).observations[:, 0].numpy() + 0.3 * random.normal(size=150)
-    near = RobustFilter(Autoregression(), robust).fit(np.arange(150.0), values)
-    far = RobustFilter(Autoregression(), robust).fit(step * np.arange(150.0), values)
-    assert far.log_likelihood == pytest.approx(near.log_likelihood, abs=1e-3)
-    np.testing.assert_allclose(far.forecast(5).mean, near.forecast(5).mean, atol=1e-3)
-    period = 8.0
-    waves = RobustFilter(Level() + Cycle(period), robust).fit(np.arange(150.0), values).log_likelihood
-    assert RobustFilter(Level() + Cycle(step * period), robust).fit(
-        step * np.arange(150.0), values
-    ).log_likelihood == pytest.approx(waves, abs=1e-2)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_the_unit_of_time_changes_nothing(model, robust):
+    """A factor per unit may be 1 - 1e-12 or 0. Parameters give the same fit back, through JSON too."""
+    random, level = np.random.default_rng(0), np.zeros(120)
+    for k in range(1, 120):
+        level[k] = 0.8 * level[k - 1] + random.normal()
+    values = level + 2 * np.sin(2 * np.pi * np.arange(120) / 12) + 0.3 * random.normal(size=120)
+
+    def moments(unit, fixed=None):
+        found = RobustFilter(model(unit), robust).fit(unit * np.arange(120), values, fixed=fixed)
+        ahead = found.forecast(unit * np.arange(120, 132))
+        diffuse_slopes = model is MODELS["trend"]  # the density of one has a unit, which holds that of time
+        return (
+            found,
+            found.log_likelihood + diffuse_slopes * np.log(unit),
+            np.concatenate([ahead.mean, ahead.variance**0.5]),
+        )
+
+    _, total, expected = moments(1.0)
+    for unit in (1e-9, 1e-4, 1e4, 1e9):
+        found, likelihood, ahead = moments(unit)
+        assert likelihood == pytest.approx(total, abs=2e-6)
+        np.testing.assert_allclose(ahead, expected, rtol=0, atol=1e-4)  # a search ends at steps of 1e-7 nats
+        again, likelihood, same = moments(unit, json.loads(json.dumps(found.parameters)))
+        np.testing.assert_allclose(same, ahead, rtol=1e-6, atol=1e-7)
+        assert robust or likelihood == pytest.approx(total, abs=2e-6)
+        assert found.standard_errors.keys() == found.parameters.keys()
+        torch.testing.assert_close(found.model.to_sde(found.parameters).dynamics, again.sde.dynamics, rtol=1e-6, atol=0)
+
+
+def test_a_rate_is_given_in_the_place_of_its_factor():
+    times, values = np.arange(40.0), np.random.default_rng(0).normal(size=40)
+    fixed = {"sigma2.ar": 1.0, "sigma2.irregular": 1.0}
+    factor, rate = (
+        RobustFilter(Autoregression()).fit(times, values, fixed=fixed | each)
+        for each in ({"ar.L1": 0.5}, {"ar.L1.rate": np.log(2)})
+    )
+    assert rate.parameters == pytest.approx(factor.parameters, rel=1e-12)
+    assert rate.log_likelihood == pytest.approx(factor.log_likelihood, rel=1e-12)
+    for wrong, message in (
+        ({"ar.L1.rate": 0.0}, r"fixed\['ar.L1.rate'\]: got 0.0, expected a decay rate > 0"),
+        ({"ar.L1.rate": 1.0, "ar.L1": 0.5}, "fixed: got 'ar.L1.rate and ar.L1', expected one of them"),
+        ({"sigma2.ar.rate": 1.0}, "fixed: got 'sigma2.ar.rate', expected one of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            RobustFilter(Autoregression()).fit(times, values, fixed=wrong)
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e-3, 1e9])

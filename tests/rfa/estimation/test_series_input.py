@@ -106,10 +106,33 @@ def test_the_step_of_the_calendar(dates, step):
     filter = RobustFilter(Level()).fit(dates.to_numpy(), np.arange(float(len(dates))), sensor=sensor, fixed=fixed)
     if step is not None:
         expected = [dates[-1] + k * step for k in (1, 2, 3)]
-        assert pd.DatetimeIndex(filter.forecast(3).times).tolist() == expected
+        assert pd.DatetimeIndex(filter.forecast(3, sensor=sensor and "a").times).tolist() == expected
     elif dates.equals(CALENDAR["no rule"][0]):
         with pytest.raises(ValueError, match="without a frequency"):
             filter.forecast(3)
+
+
+ROUNDED = {
+    "Unix seconds at 10 Hz": (1.7e9 + 0.1 * np.arange(60), 0.1),
+    "Julian dates": (2460000.5 + 20 / 86400 * np.arange(60), 20 / 86400),
+    "float32": (1000 + np.float32(0.1) * np.arange(60, dtype=np.float32), 0.1),
+    "a tensor": (torch.arange(60, dtype=torch.float32) * 0.1 + 500, 0.1),
+    "an index": (pd.Index(700 + np.float32(0.1) * np.arange(60, dtype=np.float32)), 0.1),
+    "a list": (list(1.7e9 + 1e-3 * np.arange(60)), 1e-3),
+}
+
+
+@pytest.mark.parametrize(("times", "step"), ROUNDED.values(), ids=ROUNDED)
+def test_steps_of_times_that_their_dtype_rounds(times, step):
+    """What the dtype cannot hold is no irregularity; a third of a step is one."""
+    fixed = {"sigma2.level": 1.0, "sigma2.irregular": 1.0}
+    found = RobustFilter(Level()).fit(times, np.zeros(60), fixed=fixed).forecast(3).times
+    spacing = abs(float(np.spacing(np.asarray(times)[-1])))
+    np.testing.assert_allclose(np.asarray(found) - float(times[-1]), step * np.arange(1, 4), atol=spacing)
+    uneven = np.asarray(times).copy()
+    uneven[30] += max(8 * spacing, step / 3)
+    with pytest.raises(ValueError, match="without a frequency"):
+        RobustFilter(Level()).fit(uneven, np.zeros(60), fixed=fixed).forecast(3)
 
 
 MARKS = {
@@ -155,10 +178,21 @@ def test_what_is_known_of_a_missing_reading_may_be_missing_too():
     assert np.flatnonzero(np.isnan(smooth.mean)).tolist() == [10, 30]
     assert np.flatnonzero(np.isnan(smooth.variance)).tolist() == [10, 30]
     for name in ("offset", "noise"):
-        part = RobustFilter(Level()).fit(YEARS[:60], values, **{name: np.abs(holes)}).smooth()
-        whole = RobustFilter(Level()).fit(YEARS[:60], values, **{name: np.abs(exog)}).smooth()
-        np.testing.assert_allclose(part.states["level"], whole.states["level"], rtol=1e-12)
-        assert np.flatnonzero(np.isnan(part.mean)).tolist() == [10, 30]
+        part = RobustFilter(Level()).fit(YEARS[:60], values, **{name: np.abs(holes)})
+        whole = RobustFilter(Level()).fit(YEARS[:60], values, **{name: np.where(np.isnan(values), 0.0, np.abs(exog))})
+        for each in ("filter", "smooth"):
+            missing, zero = getattr(part, each)(), getattr(whole, each)()
+            np.testing.assert_allclose(missing.states["level"], zero.states["level"], rtol=1e-12)
+            if name == "noise":  # its mean is that with any noise, its variance that of the sensor
+                np.testing.assert_allclose(missing.mean, zero.mean, rtol=1e-12)
+                np.testing.assert_allclose(missing.variance, zero.variance, rtol=1e-12)
+            else:
+                assert np.flatnonzero(np.isnan(missing.mean)).tolist() == [10, 30]
+    assert np.isfinite(part.update(YEARS[60], np.nan, noise=np.nan).mean[0])
+    with pytest.raises(ValueError, match="noise: got 'NaN or infinite values, nan in row 0"):
+        part.update(YEARS[61], 1.0, noise=np.nan)
+    with pytest.raises(ValueError, match="noise: got 'NaN or infinite values, nan in row 11"):
+        RobustFilter(Level()).fit(YEARS[:60], values, noise=np.roll(holes**2, 1))
     assert np.isnan(found.update(YEARS[60], np.nan, exog=np.nan).mean[0])
     with pytest.raises(ValueError, match="exog: got 'NaN"):
         found.update(YEARS[61], 1.0, exog=np.nan)
