@@ -124,13 +124,13 @@ ROUNDED = {
 
 @pytest.mark.parametrize(("times", "step"), ROUNDED.values(), ids=ROUNDED)
 def test_steps_of_times_that_their_dtype_rounds(times, step):
-    """What the dtype cannot hold is no irregularity; a third of a step is one."""
+    """What the dtype cannot hold is no irregularity; gaps of half a step to one and a half are."""
     fixed = {"sigma2.level": 1.0, "sigma2.irregular": 1.0}
     found = RobustFilter(Level()).fit(times, np.zeros(60), fixed=fixed).forecast(3).times
     spacing = abs(float(np.spacing(np.asarray(times)[-1])))
     np.testing.assert_allclose(np.asarray(found) - float(times[-1]), step * np.arange(1, 4), atol=spacing)
-    uneven = np.asarray(times).copy()
-    uneven[30] += max(8 * spacing, step / 3)
+    gaps = step * np.random.default_rng(0).uniform(0.5, 1.5, 60)
+    uneven = (float(times[0]) + gaps.cumsum()).astype(np.asarray(times).dtype)
     with pytest.raises(ValueError, match="without a frequency"):
         RobustFilter(Level()).fit(uneven, np.zeros(60), fixed=fixed).forecast(3)
 
