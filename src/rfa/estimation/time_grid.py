@@ -53,10 +53,10 @@ def time_grid(times: np.ndarray, tick: float | None = None, cut: bool = False, l
         exact = 4 * float(np.spacing(np.float32(np.abs(times).max())))
     single = int((gaps < 1.5 * tick).sum())
     widths = [exact, *([tick] if tick > exact else [])]
-    if (
-        single and len(widths) > 1 and single < len(gaps)
-    ):  # gaps of one tick and of more: rounded, or readings are missing
-        odd, share = min(single, len(gaps) - single), _FEW_MISSING if cut or tick < 1 else _MANY_MISSING
+    if single and len(widths) > 1 and single < len(gaps):  # gaps of one tick and of more: rounded, or some are missing
+        odd, share = len(gaps) - single, _FEW_MISSING if cut or tick < 1 else _MANY_MISSING
+        if odd > single:  # mostly more: few readings alone are near their neighbour
+            odd, share = single, 0.0
         widths = [tick, exact] if odd >= max(PATTERN, share * len(gaps)) else [exact]
     widths += [share * usual for share in (1e-6, 1e-3, 1e-2, 1e-1) if max(widths) < share * usual <= loosest * usual]
     found = (_grid_within(times, width, exact, cut and width == tick) for width in widths)

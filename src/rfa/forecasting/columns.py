@@ -34,8 +34,11 @@ def joined_times(table: pd.DataFrame, times: list[str], date_format: str | None,
     if len(times) == 1:
         return table[times[0]]
     cells = table[times].apply(lambda column: column.str.strip())
-    whole = cells.apply(lambda column: column.str.fullmatch(r"\d+(\.0*)?").fillna(False).astype(bool))
-    cells = cells.where(~whole, cells.apply(lambda column: column.str.replace(r"\.0*$", "", regex=True)))
+    cells = cells.replace(r"^(\d+)\.0*$", r"\1", regex=True)
+    whole = cells.apply(lambda column: column.str.fullmatch(r"\d+").fillna(False).astype(bool))
+    if len(times) == len(_PARTS):
+        cells[times[-1]] = cells[times[-1]].str.replace(r"^(\d\.)", r"0\1", regex=True)
+        whole[times[-1]] |= cells[times[-1]].str.fullmatch(r"\d\d\.\d+").fillna(False).astype(bool)
     numbers = (whole.mean() > 0.5).to_numpy() & (date_format is None)  # in a row of units there are none
     widths = cells.where(whole).map(len, na_action="ignore").max()
     padded, name = cells.apply(lambda column: column.str.zfill(2)), " ".join(times)
@@ -71,7 +74,8 @@ def day_ends(column: "pd.Series[Any]") -> tuple["pd.Series[Any]", "pd.Series[Any
 
 
 _UNIT = r"[^\W\d_]\S*|[%‰°$€£¥]\S*"
-_WITH_UNIT = rf"([$€£¥]?)\s*([+-]?[\d.,' \u00a0\u202f\u2019]*\d[.,]?(?:[eE][+-]?\d+)?)\s*((?:{_UNIT})?)"
+_CURRENCY = r"[A-Z]{0,3}[$€£¥]|[A-Z]{3}(?=\s)"
+_WITH_UNIT = rf"((?:{_CURRENCY})?)\s*([+-]?[\d.,' \u00a0\u202f\u2019]*\d[.,]?(?:[eE][+-]?\d+)?)\s*((?:{_UNIT})?)"
 
 
 def without_unit(column: "pd.Series[Any]", missing: Sequence[str], notes: list[str]) -> "pd.Series[Any]":

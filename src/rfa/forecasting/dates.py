@@ -73,9 +73,9 @@ def read_times(
         dates = _of_epoch(column, numbers, path, time_unit or "s", epoch)
         return (dates if zone is None else dates.dt.tz_convert(zone)), ""
     if date_format is None:
-        times, note = _told(column, numbers, path, time_unit)
+        times, note = _times_of_cells(column, numbers, path, time_unit)
     else:
-        times, note = _parsed(column, path, date_format, f"a date like {date_format}")
+        times, note = _by_format(column, path, date_format, f"a date like {date_format}")
     if zone is None:
         return times, note
     if times.dtype.kind != "M":
@@ -86,23 +86,22 @@ def read_times(
     return times, "; ".join(filter(None, [note, said]))
 
 
-def _told(
+def _times_of_cells(
     column: "pd.Series[Any]", numbers: "pd.Series[Any]", path: Path, time_unit: str | None
 ) -> tuple["pd.Series[Any]", str]:
     """Times whose kind nobody has named, or plain numbers."""
     if time_unit is None and not numbers.isna().any():
         digits = column.str.replace(r"\.0+$", "", regex=True)
-        if (spelled := _spelled(digits, path)) is not None:
+        if (spelled := _of_digits(digits, path)) is not None:
             return spelled
         size = numbers.abs()
         for unit, length in EPOCHS.items():
             if bool(size.between(_FIRST / length, _LAST / length).all()) and bool((numbers > 0).all()):
-                note = f"times: {column.name!r} was read as epoch stamps in {unit}, UTC ({_KEEP}; --epoch: since when)"
-                return _of_epoch(column, numbers, path, unit), note
+                note = f"times: {column.name!r} was read as epoch stamps in {unit}, UTC"
+                return _of_epoch(column, numbers, path, unit), f"{note} ({_KEEP}, --epoch names another date of 0)"
         if digits.str.fullmatch(r"(1[89]|2[01])\d{4}").all() and digits.str.fullmatch(_WEEKS).all():
-            return _plain(
-                column, numbers, path
-            ), f"times: {column.name!r} was read as numbers; --date-format %G%V: weeks"
+            note = f"times: {column.name!r} was read as numbers; --date-format %G%V: weeks"
+            return _plain(column, numbers, path), note
     if time_unit is not None or not numbers.isna().any():
         return _plain(column, numbers, path), ""
     expected = "a number, or a date like 2024-01-31 12:00; --date-format reads others, such as %d.%m.%Y"
@@ -112,7 +111,7 @@ def _told(
         return _to_microseconds(pd.to_timedelta(column.str.replace(",", ""))), ""
     named = column.str.extract(r"\[([\w+-]+(?:/[\w+-]+)*)\]$", expand=False)
     if not named.isna().any() and named.nunique() == 1:  # 2024-01-01T00:00+01:00[Europe/Berlin]
-        dates, note = _told(column.str.replace(r"\[.*\]$", "", regex=True), numbers, path, time_unit)
+        dates, note = _times_of_cells(column.str.replace(r"\[.*\]$", "", regex=True), numbers, path, time_unit)
         place = _zone_of(named.iloc[0])
         if dates.dtype.kind != "M" or dates.dt.tz is None or place is None:
             _check(column, column.notna(), path, expected)
@@ -121,11 +120,11 @@ def _told(
     if column.str.contains(r"(?:UTC|GMT)$").all():
         column = column.str.replace(r" ?([+-]00:?00)? ?(UTC|GMT)$", "Z", regex=True)
     dates = pd.to_datetime(column, errors="coerce", format="ISO8601", utc=True)
-    formats = _fitting(column) if dates.isna().any() else []
+    formats = _fitting_formats(column) if dates.isna().any() else []
     if len(formats) > 1:
         given = f"time: got {column.iloc[0]!r} in row {column.index[0]} of {path}"
         raise ValueError(f"{given}, expected --date-format: {' and '.join(formats)} fit all rows")
-    dates, note = _parsed(column, path, formats[0] if formats else "ISO8601", expected)
+    dates, note = _by_format(column, path, formats[0] if formats else "ISO8601", expected)
     if formats:
         said = f"times: {column.name!r} was read as dates by {formats[0]} (--date-format chooses another)"
         note = "; ".join(filter(None, [said, note]))
@@ -159,7 +158,7 @@ def _of_epoch(
     return _to_microseconds(dates)
 
 
-def _spelled(column: "pd.Series[Any]", path: Path) -> tuple["pd.Series[Any]", str] | None:
+def _of_digits(column: "pd.Series[Any]", path: Path) -> tuple["pd.Series[Any]", str] | None:
     """Dates without separators, such as 19580329, and what is said of them. None where most are no dates.
 
     Raises:
@@ -237,16 +236,18 @@ def _first_days(column: "pd.Series[Any]") -> "pd.Series[Any]":
     return parts[0] + "-" + months.astype(int).astype(str).str.zfill(2)
 
 
-def _fitting(column: "pd.Series[Any]") -> list[str]:
+def _fitting_formats(column: "pd.Series[Any]") -> list[str]:
     """The formats, of those that fit the first date, that fit all."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        found = {guess_datetime_format(column.iloc[0], dayfirst=first) for first in (True, False)} - {None}
+        # pandas knows no format of 12:00 AM and 1:05:00 PM
+        known = re.sub(r"(?i)\b(12|\d)(?=:[\d:]+ ?[AP]M)", "11", column.iloc[0])
+        found = {guess_datetime_format(known, dayfirst=first) for first in (True, False)} - {None}
         fitting = [f for f in found if pd.to_datetime(column, errors="coerce", format=f, utc=True).notna().all()]
     return sorted(map(str, fitting))
 
 
-def _parsed(column: "pd.Series[Any]", path: Path, date_format: str, expected: str) -> tuple["pd.Series[Any]", str]:
+def _by_format(column: "pd.Series[Any]", path: Path, date_format: str, expected: str) -> tuple["pd.Series[Any]", str]:
     """Dates by a format, in their zone: none where none has one, that of the last where they differ, which is said."""
     day, date_format = _with_day(date_format)  # type: ignore[assignment]
     written = column + day
@@ -286,20 +287,12 @@ def _with_zone(
         part = part[::-1] if part.diff().median() < pd.Timedelta(0) else part
         own = part[double[part.index]]
         alone, usual = part.drop(own.index), part.diff().median()
-        _check(
-            column,
-            ~alone.cummax().eq(alone).reindex(column.index, fill_value=True),
-            path,
-            "rows in order of time, which tells the double hour of autumn apart, or offsets",
-        )
+        expected = "rows in order of time, which tells the double hour of autumn apart, or offsets"
+        _check(column, alone.cummax() != alone, path, expected)
         for _, twice in own.groupby((own - pd.Timedelta(hours=12)).dt.floor("D")):
             again = twice.diff() <= pd.Timedelta(0)
-            _check(
-                column,
-                (again.cumsum() > 1).reindex(column.index, fill_value=False),
-                path,
-                "the double hour of autumn twice at most in order of time, or offsets",
-            )
+            expected = "the double hour of autumn twice at most in order of time, or offsets"
+            _check(column, again.cumsum() > 1, path, expected)
             later[twice.index] = again.cumsum() > 0
             if again.any():
                 continue

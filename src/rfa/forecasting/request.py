@@ -23,12 +23,12 @@ from matplotlib.figure import Figure
 
 from rfa.checks import require
 from rfa.environment import environment
-from rfa.estimation.time_axis import calendar_step, has_clock
+from rfa.estimation.time_axis import calendar_step, has_clock, wall_clock
 from rfa.estimation.time_grid import time_grid
 from rfa.files import sha256, whole_name, write_text_whole
 
 from .dates import UNITS, calendar_offset, length_of_time, rounded
-from .scale import jumps_of_angle, unwrapped, wrapped
+from .scale import angles_from, continuous_angles, jumps_of_angle
 from .style import COLOURS, MUTED, PAGE, plain, save, styled
 from .table import SeriesTable, TableFormat, read_series
 
@@ -76,7 +76,7 @@ class ForecastRequest:
         require(not (self.positive and self.counts), "positive", "--positive with --counts", "one of them")
         if self.angle is not None:
             require(0 < self.angle < np.inf, "angle", self.angle, "a whole turn, such as 360")
-            require(not (self.positive or self.counts), "angle", "it with --positive or --counts", "one of them")
+            require(not (self.positive or self.counts), "angle", "--angle with --positive or --counts", "one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +110,11 @@ class ChannelForecast:
         least = -period / 2 if np.nanmin(values) < 0 else 0.0
 
         def turn(mean: Any, *ends: Any) -> list[Any]:
-            found = wrapped(mean, least, period)
+            found = angles_from(mean, least, period)
             return [found, *(found + np.clip(end - mean, -period / 2, period / 2) for end in ends)]
 
         mean, *ends = turn(self.mean, *chain(*self.intervals.values()))
-        past = self.past.assign(reading=wrapped(self.past["reading"], least, period))
+        past = self.past.assign(reading=angles_from(self.past["reading"], least, period))
         names = ["estimate", "lower_90", "upper_90"]
         past[names] = np.stack(turn(*(past[name].to_numpy() for name in names)), axis=1)
         intervals = dict(zip(self.intervals, zip(ends[::2], ends[1::2], strict=True), strict=True))
@@ -153,13 +153,9 @@ def read_request(request: ForecastRequest, by_filter: bool = True) -> tuple[Seri
     count = max(count, min(horizon / least, np.ceil(horizon / step)))
     name = f"{step:g} {table.unit}".rstrip()
     require(count >= 1, "horizon", request.horizon, f"at least one step, {name}; --step chooses another")
-    given, most = (
-        f"{request.horizon}, {count:.6g} steps of {name}",
-        f"at most {_MOST_STEPS}; --step chooses longer ones",
-    )
-    require(count < _MOST_STEPS + 1, "horizon", given, most)
-    steps = int(count)
-    return table, last + step * np.arange(1, steps + 1)
+    given, most = f"{request.horizon}, {count:.6g} steps of {name}", f"at most {_MOST_STEPS}"
+    require(count < _MOST_STEPS + 1, "horizon", given, f"{most}; --step chooses longer ones")
+    return table, last + step * np.arange(1, int(count) + 1)
 
 
 def _angle_notes(table: SeriesTable, period: float | None, by_filter: bool) -> list[str]:
@@ -232,6 +228,7 @@ def _usual_step(table: SeriesTable) -> tuple[float, float, float, str]:
         grid = time_grid(times)
     else:
         dates = table.dates(times)
+        dates = wall_clock(dates) if has_clock(getattr(dates, "tz", None)) else dates
         times = (dates - dates[0].floor("s")).total_seconds().to_numpy(np.float64)
         grid = time_grid(times, tick=60.0 if not (times % 60).any() else None, cut=True)
     if grid is None:
@@ -290,7 +287,7 @@ def write_forecast(
     """
     given, period = table.values.numpy(), request.angle
     if period is not None:
-        turns = [unwrapped(values, period) for values in given.T]
+        turns = [continuous_angles(values, period) for values in given.T]
         table = table._replace(values=torch.tensor(np.stack(turns, axis=1)))
     drawn = found = forecaster(table, query_times)
     if period is not None:
@@ -328,11 +325,14 @@ def write_forecast(
     bad = [one.name for one in found if not all(np.isfinite(x).all() for x in (one.mean, *one.intervals[0.9]))]
     said, expected = f"numbers that are not finite for {bad}", "finite ones; are values or times too large?"
     require(not bad, "forecast", said, expected)
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    texts = {
+        "forecast.csv": _rows(found, labels),
+        "cleaned.csv": _cleaned(found, table),
+        "forecast.json": json.dumps(content, indent=2, allow_nan=False) + "\n",
+    }
     save(forecast_figure(drawn, table, query_times), out / "figure.png")
-    write_text_whole(out / "forecast.csv", _rows(found, labels))
-    write_text_whole(out / "cleaned.csv", _cleaned(found, table))
-    write_text_whole(out / "forecast.json", text)
+    for name, text in texts.items():
+        write_text_whole(out / name, text)
     return content
 
 

@@ -100,7 +100,7 @@ _JUMP = 0.75  # of a turn
 _STEPS = 5.0  # median steps that a jump may differ from a turn
 
 
-def unwrapped(values: Float[np.ndarray, " T"], period: float) -> Float[np.ndarray, " T"]:
+def continuous_angles(values: Float[np.ndarray, " T"], period: float) -> Float[np.ndarray, " T"]:
     """Angles without jumps: each in the turn in which it is nearest to the median direction of five readings.
 
     So a wrong reading leaves those after it where they are. A steady rotation is taken out before. NaN stays.
@@ -119,7 +119,7 @@ def unwrapped(values: Float[np.ndarray, " T"], period: float) -> Float[np.ndarra
     return turns
 
 
-def wrapped(values: Float[np.ndarray, "*shape"], least: float, period: float) -> Float[np.ndarray, "*shape"]:
+def angles_from(values: Float[np.ndarray, "*shape"], least: float, period: float) -> Float[np.ndarray, "*shape"]:
     """Angles from `least` on, below a turn more."""
     return np.round(least + np.mod(values - least, period), 9)
 

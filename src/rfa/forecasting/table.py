@@ -124,14 +124,9 @@ class SeriesTable(NamedTuple):
             ValueError: naming the argument, unless it is a length of time above 0, with a unit only for dated series.
         """
         expected = "a length of time above 0, such as 24h, 7D or 12M" if self.unit else "a number above 0"
-        notes = [note for note in self.notes if note.startswith("times: ")]
-        hint = (
-            f"; {notes[0]}"
-            if notes
-            else ""
-            if self.unit
-            else "; the times are numbers, --date-format or --time-unit reads dates"
-        )
+        told = [note for note in self.notes if note.startswith("times: ")]
+        told = told or ([] if self.unit else ["the times are numbers, --date-format or --time-unit reads dates"])
+        fault = "; ".join([f"{name}: got {given!r}, expected {expected}", *told[:1]])
         try:
             if self.unit and not re.search("[A-Za-z]", given):  # pandas takes a bare number for nanoseconds
                 raise ValueError
@@ -141,9 +136,9 @@ class SeriesTable(NamedTuple):
         except pd.errors.OutOfBoundsTimedelta:
             raise ValueError(f"{name}: got {given!r}, expected at most {pd.Timedelta.max.days} days") from None
         except ValueError:
-            raise ValueError(f"{name}: got {given!r}, expected {expected}{hint}") from None
+            raise ValueError(fault) from None
         if not 0 < length < np.inf:
-            raise ValueError(f"{name}: got {given!r}, expected {expected}{hint}")
+            raise ValueError(fault)
         return length
 
     def longest_duration(self, name: str, given: str) -> float:
@@ -190,9 +185,8 @@ class SeriesTable(NamedTuple):
         dates = self.dates(times)
         if not self.dated:
             return [str(length) for length in dates]
-        days = (dates == dates.normalize()) & (self.unit == "D" and dates.tz is None)
         texts = [date.isoformat(sep=" ") for date in dates]  # unlike strftime it writes four digits of each year
-        return [text.partition(" ")[0] if day else text for text, day in zip(texts, days, strict=True)]
+        return [text.removesuffix(" 00:00:00") if self.unit == "D" else text for text in texts]
 
     def axis(self, times: Float[np.ndarray, " n"]) -> np.ndarray:
         """Times for the axis of a figure: dates, or numbers."""
@@ -460,6 +454,7 @@ def _ways_apart(file: _File, rows: pd.DataFrame, time: Any) -> str:
 
 
 _FAR = 5.0  # deviations of the difference between two sensors that are said
+_TELLING = 4  # readings of a sensor, at least, that tell their noise
 
 
 def _apart(table: SeriesTable) -> list[str]:
@@ -475,11 +470,9 @@ def _apart(table: SeriesTable) -> list[str]:
             inside = readings.loc[usual.index[0] : usual.index[-1]]
             gap = inside - np.interp(inside.index, usual.index, usual)
             noise = 1.4826 * (gap - gap.median()).abs().median() + 1e-9 * usual.abs().max()
-            if abs(gap.median()) > _FAR * noise:
-                said = (
-                    f"sensor {label!r} is {gap.median():.4g} off {usual.name!r}, far more than their noise, {noise:.2g}"
-                )
-                notes.append(f"{name}: {said}; of several series forecast each from a file of its own")
+            if len(gap) >= _TELLING and abs(gap.median()) > _FAR * noise:
+                said = f"sensor {label!r} is {gap.median():.4g} off {usual.name!r}, far more than their noise"
+                notes.append(f"{name}: {said}, {noise:.2g}; of several series forecast each from a file of its own")
                 break
     return notes
 

@@ -236,7 +236,7 @@ DATES = [(f"2024-01-{1 + k // 24:02} {k % 24:02}:00", a, b) for k, a, b in GOOD]
         (
             GOOD,
             {"--angle": ["360"], "--values": ["a", "b"], "--counts": []},
-            "angle: got 'it with --positive or --counts'",
+            "angle: got '--angle with --positive or --counts'",
         ),
         (
             [(k, 100 * k, 1) for k in range(9)],

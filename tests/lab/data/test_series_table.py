@@ -234,6 +234,8 @@ def iso(dates, unit="s"):
         (["2023Q3", "2023Q4", "2024Q1"], ["2023-07", "2023-10", "2024-01"], None),
         (["2023-Q4", "2024-Q1"], ["2023-10", "2024-01"], None),
         (["2023M09", "2023M10"], ["2023-09", "2023-10"], None),
+        (["1/31/2024 12:30:00 AM", "1/31/2024 1:05:00 PM"], ["2024-01-31T00:30", "2024-01-31T13:05"], "%I:%M:%S %p"),
+        (["2024-01-31 12:00 AM", "2024-02-01 12:00 AM"], ["2024-01-31", "2024-02-01"], "%Y-%m-%d %I:%M %p"),
     ],
 )
 def test_spellings_of_dates_are_recognised_and_said(written, stamps, dates, said):
@@ -299,6 +301,14 @@ def test_times_on_the_clock_of_a_place(written, times, labels):
     found = read_series(written(lines(times)), "t", table_format=BERLIN)
     assert [found.label(time)[11:-3] for time in found.times.tolist()] == labels
     assert ["once" in note for note in found.notes if "epoch" not in note] == [True] * (times[0].endswith("27 01:00"))
+
+
+def test_a_day_without_midnight_has_a_label(written):
+    """In Sao Paulo 4 November 2018 began at 01:00."""
+    path = written(lines(["2018-11-03 23:30", "2018-11-04 01:00", "2018-11-04 01:30"]))
+    found = read_series(path, "t", table_format=TableFormat(zone="America/Sao_Paulo"))
+    expected = ["2018-11-03 23:30:00-03:00", "2018-11-04 01:00:00-02:00", "2018-11-04 01:30:00-02:00"]
+    assert found.labels(found.times.numpy()) == expected
 
 
 @pytest.mark.parametrize(
@@ -617,6 +627,8 @@ YMD_H = [(date[:4], date[5:7], date[8:10], date[11:13]) for date in HOURS]
             [],
         ),
         ("t,a\n" + "".join(f"{d},{k}.0 °C\n" for k, d in enumerate(HOURS)), "t", {}, ["values: the unit '°C' in"]),
+        ("t,a\n" + "".join(f"{d},USD {k}.0\n" for k, d in enumerate(HOURS)), "t", {}, ["values: the unit 'USD' in"]),
+        ("t,a\n" + "".join(f"{d},R$ {k}.0\n" for k, d in enumerate(HOURS)), "t", {}, ["values: the unit 'R$' in"]),
         ("t,a\n" + "".join(f"{d},$ 1e{k}\n" for k, d in enumerate(HOURS)), "t", {}, ["values: the unit '$' in"]),
         (
             "t;a\n" + "".join(f"{d};{k},0%\n" for k, d in enumerate(HOURS)),
@@ -640,7 +652,7 @@ def test_files_as_instruments_and_services_write_them(written, text, time, optio
         *([] if "no_header" in options else [["a" if "WVHT" not in text else "WVHT"]]),
         table_format=TableFormat(**options),
     )
-    expected = [1, 10, 100, 1000] if "$" in text else [0, 1, 2, 3]
+    expected = [1, 10, 100, 1000] if "$ 1e" in text else [0, 1, 2, 3]
     assert ([found.label(time)[:16] for time in found.times.tolist()], found.values.flatten().tolist()) == (
         HOURS,
         expected,
@@ -670,6 +682,13 @@ LONG = [
 ]
 
 
+def test_seconds_in_a_column_may_have_decimals(written):
+    rows = "".join(f"2024,1,2,3,4,{s},{k}\n" for k, s in enumerate(("0.5", "1.5", "12.5", "13.0")))
+    found = read_series(written("y,mo,d,h,mi,s,x\n" + rows), ["y", "mo", "d", "h", "mi", "s"])
+    dates = pd.DatetimeIndex(found.labels(found.times.numpy()))
+    assert ((dates - pd.Timestamp("2024-01-02 03:04")).total_seconds() == [0.5, 1.5, 12.5, 13.0]).all()
+
+
 def test_several_series_are_no_sensors(written, tmp_path):
     """The way is worded for sensors of one quantity; where they are taken for such, their levels are said."""
     path = written("unique_id,ds,y\n" + "".join(f"{i},{d},{y}\n" for i, d, y in LONG))
@@ -694,5 +713,6 @@ def test_sensors_of_one_quantity_are_not_remarked(written):
     random = np.random.default_rng(0)
     rows = [(k, s, 3 * s + random.normal()) for k in range(50) for s in range(2)]
     late = [(50 + k, 7, 1e3 + random.normal()) for k in range(50)]
+    rows.append((49, 8, 4.0))  # a single reading tells no noise
     found = read_series(written("t,s,x\n" + "".join(f"{t},{s},{x}\n" for t, s, x in rows + late)), "t", sensor="s")
     assert found.notes == ()

@@ -57,6 +57,8 @@ STEPS = {  # times, horizon, how many forecasts, their step
         for d in (4, 5, 6)
     },
     "months as years": ([f"{1990 + k / 12:.2f}" for k in range(90)], "5", 60, 1 / 12),
+    "weeks as years": ([f"{2000 + k / 52:.2f}" for k in range(200)], "1", 52, 1 / 52),
+    "each second minute, few between": ([f"{k}" for k in sorted({*range(0, 200, 2), 31, 77, 133, 191})], "20", 10, 2),
     "frames": ([f"{k / 30:.3f}" for k in range(90)], "10", 300, 1 / 30),
     "frames, some lost": ([f"{k / 25:.2f}" for k in range(200) if k % 31 != 5], "10", 250, 1 / 25),
     "cut to seconds": ([MIDNIGHT + pd.Timedelta(k * 10 // 7, "s") for k in range(200)], "600s", 420, 10 / 7),
@@ -84,6 +86,17 @@ def test_rounded_times_have_the_step_of_what_was_rounded(tmp_path, times, horizo
     found, at = read_request(ForecastRequest(file=tmp_path / "a.csv", time="t", horizon=horizon))
     assert (len(at), at[1] - at[0]) == (steps, pytest.approx(step, rel=2e-3))
     assert abs(at[0] - float(found.times[-1]) - step) <= 1.0001 * step / 2
+
+
+@pytest.mark.parametrize("start", ["2024-10-20", "2024-03-25"])
+@pytest.mark.parametrize(("freq", "horizon"), [("D", "3D"), ("6h", "18h")])
+def test_steps_on_the_clock_of_a_place_are_those_of_its_clock(tmp_path, start, freq, horizon):
+    """A day of 23 or 25 hours among the readings makes no other step."""
+    dates = pd.date_range(start, periods=17, freq=freq)
+    (tmp_path / "a.csv").write_text("t,x\n" + "".join(f"{date},1\n" for date in dates[:14]))
+    form = TableFormat(zone="Europe/Berlin")
+    found, at = read_request(ForecastRequest(file=tmp_path / "a.csv", time="t", horizon=horizon, table_format=form))
+    assert (found.dates(at) == dates[14:].tz_localize("Europe/Berlin")).all()
 
 
 JANUARY = ["2020-01-31", "2020-02-29", "2020-03-31", "2020-05-31"]

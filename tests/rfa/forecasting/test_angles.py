@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rfa.forecasting.scale import jumps_of_angle, unwrapped, wrapped
+from rfa.forecasting.scale import angles_from, continuous_angles, jumps_of_angle
 
 RANDOM = np.random.default_rng(0)
 TURNS = {
@@ -19,14 +19,14 @@ TURNS = {
 @pytest.mark.parametrize("angles", TURNS.values(), ids=TURNS)
 def test_the_turn_of_each_angle_is_found(angles, least):
     """Whole turns apart at most, beside gaps and single wrong readings of any direction too."""
-    given = wrapped(angles, least, 360.0)
+    given = angles_from(angles, least, 360.0)
     assert ((given >= least) & (given <= least + 360)).all()
     given[5:8] = np.nan
     wrong = np.arange(20, len(angles), 20)
-    given[wrong] = wrapped(angles[wrong] + 45 * np.arange(1, 1 + len(wrong)), least, 360.0)
+    given[wrong] = angles_from(angles[wrong] + 45 * np.arange(1, 1 + len(wrong)), least, 360.0)
     usual = ~np.isnan(given)
     usual[wrong] = False
-    offset = (unwrapped(given, 360.0) - angles)[usual]
+    offset = (continuous_angles(given, 360.0) - angles)[usual]
     np.testing.assert_allclose(offset, offset[0], atol=1e-8)
     assert abs(np.rint(offset[0] / 360) * 360 - offset[0]) < 1e-8
 
@@ -34,7 +34,7 @@ def test_the_turn_of_each_angle_is_found(angles, least):
 @pytest.mark.parametrize("name", ["ramp", "wind around north", "walk"])
 @pytest.mark.parametrize("least", [0, -180])
 def test_angles_are_told_by_jumps_of_nearly_a_turn(name, least):
-    given = wrapped(TURNS[name], least, 360.0)
+    given = angles_from(TURNS[name], least, 360.0)
     assert (jumps_of_angle(given) > 0) == (np.abs(np.diff(given)) > 270).any()
 
 
