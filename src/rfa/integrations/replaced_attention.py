@@ -103,7 +103,7 @@ class ReplacedAttention(nn.Module):
     ):
         super().__init__()
         host: Any = module
-        self.host = HOSTS[type(module).__name__]
+        self.kind = type(module).__name__
         for name, child in module.named_children():
             self.add_module(name, child)
         self.config, self.layer_idx, self.head_dim, self.is_causal = host.config, host.layer_idx, host.head_dim, True
@@ -119,6 +119,11 @@ class ReplacedAttention(nn.Module):
         self.options = IN_FRAME._replace(weight=weight, prior=prior)  # values turn before they enter the cache
         self.dynamics.to(next(module.parameters()).device)
         self.train(module.training)
+
+    @property
+    def host(self) -> Host:
+        """How the attention class of transformers makes its states; no attribute, for `pickle` cannot store it."""
+        return HOSTS[self.kind]
 
     @property
     def dropout(self) -> float:

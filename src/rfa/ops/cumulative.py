@@ -96,7 +96,7 @@ def clocked(positions: Positions, rate: Tensor) -> Positions:
     """
     tokens = _tokens(positions)
     sums = tokens.sums(tokens.before(rate) * tokens.elapsed[:, None])
-    return positions._replace(clock=tokens.placed(sums, positions.query_times.shape[-1]), uniform=False)
+    return positions.replace(clock=tokens.placed(sums, positions.query_times.shape[-1]), uniform=False)
 
 
 def predecessors(positions: Positions) -> Tensor:
