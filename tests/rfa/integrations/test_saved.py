@@ -1,6 +1,8 @@
 """Saved folders of replaced models: loaded with their options, or refused."""
 
+import copy
 import json
+import pickle
 
 import pytest
 import torch
@@ -39,6 +41,19 @@ def test_a_saved_model_is_loaded_with_its_options(name, options, size, tmp_path)
     with torch.no_grad():
         assert torch.equal(again(ids).logits, model(ids).logits)
     assert again.generate(ids, do_sample=False).shape == (2, 12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_replaced_model_is_pickled_whole(name, tmp_path):
+    """Also after it was used: a cache's notes are no part of it."""
+    model, ids = trained(name, decay=0.1), tokens()
+    expected = model(ids).logits
+    generated = model.generate(ids, max_new_tokens=3, do_sample=False)
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    for again in (loaded, pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert torch.equal(again(ids).logits, expected)
+        assert torch.equal(again.generate(ids, max_new_tokens=3, do_sample=False), generated)
 
 
 def test_parts_are_read_where_an_earlier_save_left_a_whole_file(tmp_path):
