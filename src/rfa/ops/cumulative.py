@@ -216,7 +216,9 @@ def _beside(x: Tensor, tokens: Tensor) -> Tensor:
 
 def take(x: Tensor, order: Tensor) -> Tensor:
     """`x` `(b, ..., length)` in the order `(b, length)`; a batch of one serves all samples."""
-    return torch.take_along_dim(x, _beside(x, order), dim=-1)
+    index = _beside(x, order)
+    x = x.expand(torch.broadcast_shapes(x.shape[:-1], index.shape[:-1]) + x.shape[-1:])
+    return x.gather(-1, index.expand(*x.shape[:-1], -1))  # an export of `take_along_dim` has one length only
 
 
 def _last(x: Tensor, length: int) -> Tensor:

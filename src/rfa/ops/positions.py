@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -226,8 +225,14 @@ def numbered(ids: Tensor) -> Tensor:
     """
     order = ids.argsort(dim=-1, stable=True)
     ordered = ids.gather(-1, order)
-    steps = F.pad((ordered[:, 1:] != ordered[:, :-1]).cumsum(-1), (1, 0))
-    return steps.gather(-1, order.argsort(dim=-1))
+    return (run_starts(ordered).cumsum(-1) - 1).gather(-1, order.argsort(dim=-1))
+
+
+def run_starts(numbers: Tensor) -> Tensor:
+    """Where a run of equal numbers begins, in rows `(batch, length)`. An export of slices would need 3 tokens."""
+    begins = numbers != numbers.roll(1, -1)
+    begins[:, :1] = True
+    return begins
 
 
 def token_groups(positions: Positions) -> Tensor:
@@ -255,9 +260,7 @@ def by_group(groups: Tensor, order: Tensor | None = None) -> tuple[Tensor, Tenso
     if order is None:
         order = groups.argsort(dim=-1, stable=True)
     ordered = groups.gather(-1, order)
-    joined = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
-    follows = torch.cat([torch.zeros_like(ordered[:, :1], dtype=torch.bool), joined], dim=-1)
-    return order, order.argsort(-1), follows
+    return order, order.argsort(-1), ~run_starts(ordered) & (ordered >= 0)
 
 
 def check_given(name: str, given: object, kind: str, device: torch.device, *shapes: tuple[int, ...]) -> None:
@@ -278,7 +281,8 @@ def check_given(name: str, given: object, kind: str, device: torch.device, *shap
             f"{name}: got dtype {tensor.dtype}, which rounds times, expected integers, float32 or float64; "
             "FSDP casts them without MixedPrecisionPolicy(cast_forward_inputs=False)"
         )
-    if tuple(tensor.shape) not in shapes:
+    # ranks first: an export would else demand that the batch is not the length
+    if not any(tensor.dim() == len(shape) and tuple(tensor.shape) == shape for shape in shapes):
         expected = " or ".join(map(str, dict.fromkeys(shapes)))
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {expected}")
     if tensor.device != device:
