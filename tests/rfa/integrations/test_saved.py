@@ -76,6 +76,31 @@ def test_frequencies_are_saved_where_the_models_own_would_be_refused(tmp_path):
     assert torch.equal(layer.dynamics.frequency, FREQUENCY.repeat_interleave(2, 0))
 
 
+@cover(1, dtype=["auto", "float32", torch.float32, torch.float16], device_map=[None, "cpu", "auto", {"": "cpu"}])
+def test_dtype_and_devices_as_of_the_host(dtype, device_map, tmp_path):
+    """The dynamics stay in float32, and so do the rotary frequencies of a layer that was not replaced."""
+    model, ids = trained("llama", layers=[1]), tokens()
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    again = load_replaced(tmp_path, dtype=dtype, device_map=device_map)
+    expected = {"auto": torch.bfloat16, "float32": torch.float32}.get(dtype, dtype)
+    assert (again.dtype, again.device.type) == (expected, "cpu")
+    assert {x.dtype for x in again.model.layers[1].self_attn.dynamics.parameters()} == {torch.float32}
+    wide = trained("llama", layers=[1])
+    wide.load_state_dict({name: x.float() for name, x in model.state_dict().items()})
+    tolerance = 0.0 if expected == torch.float32 else 0.1 if expected == torch.bfloat16 else 0.02  # 2^-8 and 2^-11
+    logits = wide(ids).logits
+    torch.testing.assert_close(again(ids).logits.float(), logits, rtol=0, atol=tolerance * float(logits.abs().max()))
+
+
+@pytest.mark.parametrize(
+    "given", [{"dtype": "int8"}, {"dtype": torch.int64}, {"dtype": "half of it"}, {"device_map": "x"}]
+)
+def test_unknown_dtypes_and_devices_are_refused(given, tmp_path):
+    replace_attention(host("llama")).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"^{next(iter(given))}: got "):
+        load_replaced(tmp_path, **given)
+
+
 def test_other_options_than_the_saved_ones_are_refused(tmp_path):
     """Also by `replace_attention`, to a model of the saved configuration."""
     trained("llama", innovation=True).save_pretrained(tmp_path)

@@ -20,6 +20,7 @@ EXPORTED = '''
 import json
 import re
 import sys
+import warnings
 import torch
 from torch._dynamo.exc import Unsupported
 from torch.export import Dim
@@ -59,6 +60,7 @@ def refuse(types, message, *given, **options):
         raise AssertionError(f"got a program, expected {types}")
 
 
+warnings.filterwarnings("error", "Dynamo detected")  # a cache of results, whose wrapper it leaves out
 SCAN = "export: got a scan, expected none"
 for kind, name, backend in json.loads(sys.argv[1]):
     if kind == "replaced":

@@ -62,21 +62,18 @@ def test_lora_in_every_linear_layer(name):
     assert_same(adapted.merge_and_unload()(ids).logits, logits)
 
 
-TIED = {"ensure_weight_tying": True}
-
-
 @pytest.mark.parametrize("options", [{"trainable_token_indices": [3, 5]}, {"modules_to_save": ["embed_tokens"]}])
 def test_a_head_without_its_bias_is_said(options, tmp_path):
     """PEFT drops the bias of a tied head. An untied one keeps it, merged and saved too."""
     peft = pytest.importorskip("peft")
-    ids, config = tokens(), peft.LoraConfig(task_type="CAUSAL_LM", r=2, **options, **TIED)
+    ids, config = tokens(), partial(peft.LoraConfig, task_type="CAUSAL_LM", r=2, **options, ensure_weight_tying=True)
     tied, untied = small("rfa"), small("rfa", tie_word_embeddings=False)
     torch.nn.init.normal_(untied.lm_head.bias)
     with pytest.warns(UserWarning, match="^lm_head: got .* without a bias, .*tie_word_embeddings=False"):
-        peft.get_peft_model(tied, config)
+        peft.get_peft_model(tied, config())
     expected = untied(ids).logits
     with warnings.catch_warnings(record=True) as said:
-        adapted = peft.get_peft_model(untied, config)
+        adapted = peft.get_peft_model(untied, config())
         assert_same(adapted(input_ids=ids).logits, expected)
         adapted.merge_and_unload().save_pretrained(tmp_path)
     assert not [each for each in said if "without a bias" in str(each.message)]
