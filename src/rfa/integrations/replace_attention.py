@@ -143,10 +143,12 @@ def load_replaced(
     path = Path(folder) if isinstance(folder, str | Path) else None
     require(path is not None and path.is_dir(), "folder", folder, "a folder on this machine")
     assert path is not None
-    named = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
-    fits = named in (None, "auto") or (isinstance(named, torch.dtype) and named.is_floating_point)
-    require(fits, "dtype", dtype, "a floating-point dtype of PyTorch, its name, 'auto' or None")
-    model = empty_model(path, named if isinstance(named, torch.dtype) else None)
+    wanted = None
+    if dtype not in (None, "auto"):
+        wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+        fits = isinstance(wanted, torch.dtype) and wanted.is_floating_point
+        require(fits, "dtype", dtype, "a floating-point dtype of PyTorch, its name, 'auto' or None")
+    model = empty_model(path, wanted)
     options = noted_options(model.config)
     assert options is not None
     _, groups, modes = _sizes(next(iter(_hosts(model).values())))

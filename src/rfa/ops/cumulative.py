@@ -206,7 +206,7 @@ def _before(x: Tensor, present: Tensor | None, first: Tensor) -> Tensor:
     if present is not None:
         holds = _beside(x, ~present & ~first).to(x.dtype)
         x = linear_scan(holds, x.masked_fill(~_beside(x, present), 0.0))
-    return F.pad(x[..., :-1], (1, 0)).masked_fill(_beside(x, first), 0.0)
+    return x.roll(1, -1).masked_fill(_beside(x, first), 0.0)  # the first token of a row is the first of its group
 
 
 def _beside(x: Tensor, tokens: Tensor) -> Tensor:
