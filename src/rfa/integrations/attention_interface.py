@@ -78,7 +78,8 @@ def student_t_attention(
     wanted = getattr(getattr(module, "config", None), "output_attentions", False) if wanted is None else wanted
     require(not wanted, "output_attentions", wanted, "False: the operator keeps no weights")
     window = kwargs.get("sliding_window")
-    require(window is None or window >= keys, "sliding_window", window, f"None, or {keys}, the keys, at least")
+    if window is not None:  # a message with the number of keys would fix it in a compiled program
+        require(window >= keys, "sliding_window", window, f"None, or {keys}, the keys, at least")
     fixed = attention_mask is None and 1 < queries < keys
     require(not fixed, "past_key_values", "a cache of fixed size", "one that grows, as DynamicCache")
     flags = read_mask(attention_mask, batch, queries, keys)

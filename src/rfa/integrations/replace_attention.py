@@ -22,6 +22,7 @@ from .replaced_attention import (
     load_weights,
     note_options,
     noted_options,
+    placed,
 )
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -112,7 +113,13 @@ def replace_attention(
     return model
 
 
-def load_replaced(folder: str | Path, *, backend: str = "auto") -> PreTrainedModel:
+def load_replaced(
+    folder: str | Path,
+    *,
+    backend: str = "auto",
+    dtype: torch.dtype | str | None = None,
+    device_map: str | int | torch.device | dict[str, Any] | None = None,
+) -> PreTrainedModel:
     """The causal language model that `save_pretrained` of a replaced model wrote into a folder, in evaluation mode.
 
     The options of `replace_attention` come from config.json and the weights from safetensors files. No code of the
@@ -121,24 +128,33 @@ def load_replaced(folder: str | Path, *, backend: str = "auto") -> PreTrainedMod
     Args:
         folder: on this machine.
         backend: of the operator; it is not saved.
+        dtype: of the weights, or its name; None and "auto" for that in which they were saved. The dynamics stay in
+            float32.
+        device_map: as of `from_pretrained`: a device, a dictionary of modules and devices, or "auto", "balanced" and
+            more, for which accelerate is needed; None for the CPU.
 
     Returns:
-        The model, on the CPU and in the dtype in which it was saved.
+        The model.
 
     Raises:
         ValueError: where the folder does not hold such a model, or options, weights and configuration do not fit
-            together.
+            together, or for another dtype.
     """
     path = Path(folder) if isinstance(folder, str | Path) else None
     require(path is not None and path.is_dir(), "folder", folder, "a folder on this machine")
     assert path is not None
-    model = empty_model(path)
+    wanted = None
+    if dtype not in (None, "auto"):
+        wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+        fits = isinstance(wanted, torch.dtype) and wanted.is_floating_point
+        require(fits, "dtype", dtype, "a floating-point dtype of PyTorch, its name, 'auto' or None")
+    model = empty_model(path, wanted)
     options = noted_options(model.config)
     assert options is not None
     _, groups, modes = _sizes(next(iter(_hosts(model).values())))
     replace_attention(model, frequency=torch.zeros(groups, modes), backend=backend, **options)  # loaded with the rest
     load_weights(model, path)
-    return model.eval()
+    return model.eval() if device_map is None else placed(model.eval(), device_map)
 
 
 def _hosts(model: object) -> dict[str, Any]:

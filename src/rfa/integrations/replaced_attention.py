@@ -103,7 +103,7 @@ class ReplacedAttention(nn.Module):
     ):
         super().__init__()
         host: Any = module
-        self.host = HOSTS[type(module).__name__]
+        self.kind = type(module).__name__
         for name, child in module.named_children():
             self.add_module(name, child)
         self.config, self.layer_idx, self.head_dim, self.is_causal = host.config, host.layer_idx, host.head_dim, True
@@ -119,6 +119,11 @@ class ReplacedAttention(nn.Module):
         self.options = IN_FRAME._replace(weight=weight, prior=prior)  # values turn before they enter the cache
         self.dynamics.to(next(module.parameters()).device)
         self.train(module.training)
+
+    @property
+    def host(self) -> Host:
+        """How the attention class of transformers makes its states; no attribute, for `pickle` cannot store it."""
+        return HOSTS[self.kind]
 
     @property
     def dropout(self) -> float:
@@ -263,8 +268,32 @@ def load_weights(model: PreTrainedModel, folder: Path) -> None:
     require(not found, "folder", found, f"in {folder} the weights of this model with config.{NOTED}, no more")
 
 
-def empty_model(folder: Path) -> PreTrainedModel:
-    """The language model of a folder's configuration with fresh weights. Code in the folder is not run.
+_AUTOMATIC = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def placed(model: PreTrainedModel, device_map: Any) -> PreTrainedModel:
+    """The model on the devices of a `device_map`, as `from_pretrained` would place it."""
+    from accelerate import dispatch_model, infer_auto_device_map  # it takes 0.5 s
+    from accelerate.utils import get_balanced_memory
+
+    if isinstance(device_map, str) and device_map in _AUTOMATIC:
+        memory, whole = None, {"no_split_module_classes": list(model._no_split_modules or ())}
+        if device_map != "sequential":
+            memory = get_balanced_memory(model, low_zero=device_map == "balanced_low_0", **whole)
+        device_map = infer_auto_device_map(model, max_memory=memory, **whole)
+    elif not isinstance(device_map, dict):
+        try:
+            device_map = {"": torch.device(device_map)}
+        except (RuntimeError, TypeError) as error:
+            expected = f"a device, a dictionary or one of {_AUTOMATIC}"
+            raise ValueError(f"device_map: got {device_map!r}, expected {expected}") from error
+    return dispatch_model(model, device_map=device_map, skip_keys=model._skip_keys_device_placement)
+
+
+def empty_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
+    """The language model of a folder's configuration with fresh weights, in this dtype or the saved one.
+
+    Code in the folder is not run.
 
     Raises:
         ValueError: for another model.
@@ -274,7 +303,7 @@ def empty_model(folder: Path) -> PreTrainedModel:
     except (OSError, ValueError) as error:
         raise ValueError(f"folder: got {folder}, expected config.json of a model of transformers: {error}") from error
     require(noted_options(config) is not None, "folder", str(folder), f"config.json with {NOTED}: {_EXPECTED}")
-    model = AutoModelForCausalLM.from_config(config, dtype=config.dtype, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype or config.dtype, trust_remote_code=False)
     saved = (config.architectures or ["no model"])[0]
     expected = "a causal language model; for others see replace_attention"
     require(saved == type(model).__name__, "folder", saved, expected)

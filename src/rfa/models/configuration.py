@@ -168,10 +168,15 @@ def _take_flat(given: dict[str, Any]) -> dict[str, Any]:
     return {name: given.pop(name) for name in [*given] if name in FLAT_NAMES}
 
 
+_MOST_LABELS = 2**20
+
+
 def _nested(cls: type[DecoderConfig], given: dict[str, Any]) -> dict[str, Any]:
     """The constructor's arguments, with attention as an object of its class."""
     given = dict(given)
     _check_version(given.pop(VERSION, __version__))
+    if (labels := given.get("num_labels")) is not None:  # transformers makes a name of each
+        check_range("num_labels", labels, 0, _MOST_LABELS)
     attention = given.get("attention")
     if attention is not None and not isinstance(attention, AttentionConfig):
         given["attention"] = read_attention(attention)

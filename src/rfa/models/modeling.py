@@ -1,5 +1,6 @@
 """The language model: an embedding, the decoder and a tied head."""
 
+import warnings
 from typing import Any, cast
 
 import torch
@@ -136,6 +137,16 @@ class VocabularyModel(RFAPreTrainedModel):
         self.model = RFAModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "lm_head" and getattr(value, "bias", None) is None:
+            warnings.warn(
+                f"lm_head: got {type(value).__name__} without a bias, expected one: other logits, and once saved it "
+                "cannot be loaded. PEFT drops it where tokens of a tied head are trained: load the model with "
+                "tie_word_embeddings=False, and name embed_tokens alone",
+                stacklevel=2,
+            )
 
 
 class RFAForCausalLM(VocabularyModel, GenerationMixin):

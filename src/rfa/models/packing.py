@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from rfa.checks import require
-from rfa.ops.positions import check_device, check_flags, check_given, check_tensor, numbered
+from rfa.ops.positions import check_device, check_flags, check_given, check_tensor, numbered, run_starts
 from rfa.ops.transforms import readable
 
 # The name of a model's cache: `past_key_values`, and `cache` from transformers 5.24 on. Models take both
@@ -241,8 +241,8 @@ def _numbers_of_positions(position_ids: Tensor, tokens: NewTokens, continues: bo
     last = torch.where(present, index, -1).cummax(-1).values
     first = present.int().argmax(-1, keepdim=True) if tokens.length else last
     held = offset.gather(-1, torch.where(last < 0, first, last))
-    begins = torch.zeros_like(present)
-    begins[:, 1:] = held[:, 1:] != held[:, :-1]
+    begins = run_starts(held)
+    begins[:, :1] = False
     if readable(position_ids, present) and tokens.length:
         base = position_ids.gather(-1, first)
         wrong = begins & (position_ids != 0) & (position_ids != base)

@@ -171,6 +171,7 @@ class Attention(nn.Module, ABC):
             layer.check_positions(positions, length)
             check_certified(layer.certified, self.unbounded)
         key, value, given = self.located_states(hidden_states, positions, layer)
+        query = query.to(key.dtype)
         own = value
         if query_states is not None:
             own = given["own"] = self.values(query_states, self.keys(query_states))
@@ -193,6 +194,8 @@ class Attention(nn.Module, ABC):
         """Keys and values of tokens, and what `estimate` is given beside states: positions by the clock, and marks."""
         key = self.keys(hidden_states)
         value = self.values(hidden_states, key)
+        if cached is not None:
+            key, value = (states.to(cached.common_dtype(states.dtype)) for states in (key, value))
         marks = self.marks(hidden_states)
         if self.taps is not None:
             marks["untapped"] = torch.cat([key, value], dim=-1)

@@ -316,6 +316,22 @@ class FilterLayer(CacheLayerMixin):
         self._length, self.decoding.key_norm = start + key_states.shape[2], norms
         return keys, values
 
+    def common_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype of held states and new ones, as `torch.cat` makes it: under autocast both occur.
+
+        Held states of a lower precision are converted. New ones only under autocast, for the weights are as they are.
+        """
+        if (keys := self.keys) is None or keys.dtype == dtype:
+            return dtype
+        common = torch.promote_types(keys.dtype, dtype)
+        if common != dtype and not torch.is_autocast_enabled(keys.device.type):
+            return dtype  # `check_fit` refuses it
+        if keys.dtype != common:
+            for buffer in (self._keys, self._values, self._key_norms, *self._marks.values()):
+                buffer.change(lambda x: x.to(torch.promote_types(x.dtype, common)))
+            self.decoding = DecodingCache(uncertified=self.decoding.uncertified, key_norm=self.key_norms)
+        return common
+
     def check_fit(self, key: Tensor, value: Tensor) -> None:
         """Raise `ValueError` for new states whose shape, dtype or device is another than the cache's."""
         self._check_fit("keys", key, self._keys)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from rfa.checks import installed
+from rfa.checks import exported, installed
 
 from . import reference
 from .certified import certified_tail, eps_of
@@ -176,7 +176,6 @@ def _triton_kernel() -> Kernel:
     return Kernel(fused_attention, phases, path, tables=False)
 
 
-@functools.cache
 def _triton_whole() -> ModuleType:
     from .triton import operator
 
@@ -225,6 +224,12 @@ def missing(name: str) -> str | None:
     return _missing(name)
 
 
+@constant_for_compiler
+def _to_onnx() -> bool:
+    """Whether a program is being exported to ONNX."""
+    return (exported() or torch.jit.is_tracing()) and torch.onnx.is_in_onnx_export()
+
+
 def available_backends() -> list[str]:
     """The names of the backends that can run here, the preferred one first."""
     return [name for name in BACKENDS if missing(name) is None]
@@ -238,7 +243,8 @@ def choose_backend(
 ) -> str:
     """The name of the backend that serves states of this device, dtype and these head sizes.
 
-    Where the kernels cannot be compiled, "auto" takes the reference and warns once.
+    Where the kernels cannot be compiled, "auto" takes the reference and warns once. In an export to ONNX, which has no
+    such kernels, it takes the reference too.
 
     Raises:
         ValueError: if `name` is neither "auto" nor a backend that can run here, or it does not serve such states: a
@@ -246,9 +252,13 @@ def choose_backend(
         RuntimeError: if it is "cpu" and its kernels cannot be compiled: what the compiler said last, and the log.
     """
     device = device.type if isinstance(device, torch.device) else torch.device(device).type
+    if name == "auto" and _to_onnx():
+        return "reference"
     if name != "auto":
         if name not in BACKENDS:
             raise ValueError(f"backend: got {name!r}, expected 'auto' or one of {list(BACKENDS)}")
+        if name != "reference" and _to_onnx():
+            raise ValueError(f"backend: got {name!r} in an export to ONNX, expected 'auto' or 'reference'")
         if name != "cpu" and (reason := missing(name)) is not None:
             raise ValueError(f"backend: got {name!r} ({reason}), expected 'auto' or one of {available_backends()}")
         if refusal := _refusal(name, device, dtype, channels):
@@ -306,8 +316,14 @@ def _refusal(name: str, device: str, dtype: torch.dtype | None, channels: tuple[
     return None
 
 
-@functools.cache
+_warned: set[str] = set()
+
+
+@constant_for_compiler
 def _warn_once(name: str, reason: str) -> None:
+    if name in _warned:
+        return
+    _warned.add(name)
     warnings.warn(f"rfa: the {name!r} backend cannot run, the slower reference does: {reason}", stacklevel=5)
 
 
@@ -366,7 +382,6 @@ def compiled_decoding(backend: str, *states: Tensor) -> ModuleType | None:
     return None if missing("cpu") is not None else _cpu_operator()
 
 
-@functools.cache
 def _cpu_operator() -> ModuleType:
     from .cpu import operator
 

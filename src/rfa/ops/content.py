@@ -117,7 +117,7 @@ class ContentPath(NamedTuple):
 def content_path(dynamics: TokenDynamics, positions: Positions) -> ContentPath:
     """The path of tokens, the last of which are the queries."""
     at_keys, at_queries, query_times = cumulative_dynamics(dynamics, positions)
-    return ContentPath(dynamics, at_keys, at_queries, positions._replace(query_times=query_times))
+    return ContentPath(dynamics, at_keys, at_queries, positions.replace(query_times=query_times))
 
 
 def content_attention_in_frame(

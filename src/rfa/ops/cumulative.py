@@ -96,7 +96,7 @@ def clocked(positions: Positions, rate: Tensor) -> Positions:
     """
     tokens = _tokens(positions)
     sums = tokens.sums(tokens.before(rate) * tokens.elapsed[:, None])
-    return positions._replace(clock=tokens.placed(sums, positions.query_times.shape[-1]), uniform=False)
+    return positions.replace(clock=tokens.placed(sums, positions.query_times.shape[-1]), uniform=False)
 
 
 def predecessors(positions: Positions) -> Tensor:
@@ -206,7 +206,7 @@ def _before(x: Tensor, present: Tensor | None, first: Tensor) -> Tensor:
     if present is not None:
         holds = _beside(x, ~present & ~first).to(x.dtype)
         x = linear_scan(holds, x.masked_fill(~_beside(x, present), 0.0))
-    return F.pad(x[..., :-1], (1, 0)).masked_fill(_beside(x, first), 0.0)
+    return x.roll(1, -1).masked_fill(_beside(x, first), 0.0)  # the first token of a row is the first of its group
 
 
 def _beside(x: Tensor, tokens: Tensor) -> Tensor:
@@ -216,7 +216,9 @@ def _beside(x: Tensor, tokens: Tensor) -> Tensor:
 
 def take(x: Tensor, order: Tensor) -> Tensor:
     """`x` `(b, ..., length)` in the order `(b, length)`; a batch of one serves all samples."""
-    return torch.take_along_dim(x, _beside(x, order), dim=-1)
+    index = _beside(x, order)
+    x = x.expand(torch.broadcast_shapes(x.shape[:-1], index.shape[:-1]) + x.shape[-1:])
+    return x.gather(-1, index.expand(*x.shape[:-1], -1))  # an export of `take_along_dim` has one length only
 
 
 def _last(x: Tensor, length: int) -> Tensor:

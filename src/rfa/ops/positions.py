@@ -1,21 +1,23 @@
 """Times and groups of keys and queries: checked and located once, then shared by all layers of a forward pass."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from rfa.dynamics import time_dtype
 
 from .transforms import values_at_hand
 
 
-class Positions(NamedTuple):
+class Positions:
     """Where keys and queries stand in time, and which keys a query may see.
 
-    Fields:
+    It is no tuple and no dataclass: FSDP 2 casts the floating tensors in those that a module is given, by default.
+
+    Attributes:
         key_times: `(b, keys)` since a common origin, in `time_dtype`; b is 1 or batch.
         query_times: `(b, queries)` since the same origin.
         key_groups: `(batch, keys)` int32. A query sees the keys of its own group. -1 marks an absent key, which no
@@ -29,15 +31,30 @@ class Positions(NamedTuple):
         shards: where the tokens of other processes are, which `rfa.parallel` fills in; None where there are none.
     """
 
-    key_times: Tensor
-    query_times: Tensor
-    key_groups: Tensor | None = None
-    query_groups: Tensor | None = None
-    uniform: bool = False
-    complete: bool = False
-    clock: tuple[Tensor, Tensor] | None = None
-    orders: dict[str, tuple[Tensor, ...]] | None = None
-    shards: Any = None
+    def __init__(
+        self,
+        key_times: Tensor,
+        query_times: Tensor,
+        key_groups: Tensor | None = None,
+        query_groups: Tensor | None = None,
+        uniform: bool = False,
+        complete: bool = False,
+        clock: tuple[Tensor, Tensor] | None = None,
+        orders: dict[str, tuple[Tensor, ...]] | None = None,
+        shards: Any = None,
+    ):
+        self.key_times, self.query_times = key_times, query_times
+        self.key_groups, self.query_groups = key_groups, query_groups
+        self.uniform, self.complete, self.clock, self.orders, self.shards = uniform, complete, clock, orders, shards
+
+    def replace(self, **changes: Any) -> "Positions":
+        """The same with other values of some attributes."""
+        return Positions(**{**self.__dict__, **changes})
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Positions":
+        """The same on another device: where accelerate spreads a model, it calls this between two devices."""
+        moved = tree_map_only(Tensor, lambda x: x.to(device, non_blocking=non_blocking), self.__dict__)
+        return Positions(**moved)
 
     def once(self, name: str, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """What `compute` returns, computed once for all layers. Integers, or numbers without a gradient."""
@@ -91,13 +108,13 @@ class Positions(NamedTuple):
         """The same for some of the queries."""
         groups = None if self.query_groups is None else self.query_groups[:, rows]
         clock = None if self.clock is None else (self.clock[0], self.clock[1][..., rows])
-        return self._replace(query_times=self.query_times[:, rows], query_groups=groups, clock=clock, orders=None)
+        return self.replace(query_times=self.query_times[:, rows], query_groups=groups, clock=clock, orders=None)
 
     def keys(self, keys: slice) -> "Positions":
         """The same for some of the keys."""
         groups = None if self.key_groups is None else self.key_groups[:, keys]
         clock = None if self.clock is None else (self.clock[0][..., keys], self.clock[1])
-        return self._replace(key_times=self.key_times[:, keys], key_groups=groups, clock=clock, orders=None)
+        return self.replace(key_times=self.key_times[:, keys], key_groups=groups, clock=clock, orders=None)
 
 
 def checked_positions(
@@ -208,8 +225,14 @@ def numbered(ids: Tensor) -> Tensor:
     """
     order = ids.argsort(dim=-1, stable=True)
     ordered = ids.gather(-1, order)
-    steps = F.pad((ordered[:, 1:] != ordered[:, :-1]).cumsum(-1), (1, 0))
-    return steps.gather(-1, order.argsort(dim=-1))
+    return (run_starts(ordered).cumsum(-1) - 1).gather(-1, order.argsort(dim=-1))
+
+
+def run_starts(numbers: Tensor) -> Tensor:
+    """Where a run of equal numbers begins, in rows `(batch, length)`. An export of slices would need 3 tokens."""
+    begins = numbers != numbers.roll(1, -1)
+    begins[:, :1] = True
+    return begins
 
 
 def token_groups(positions: Positions) -> Tensor:
@@ -237,9 +260,7 @@ def by_group(groups: Tensor, order: Tensor | None = None) -> tuple[Tensor, Tenso
     if order is None:
         order = groups.argsort(dim=-1, stable=True)
     ordered = groups.gather(-1, order)
-    joined = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
-    follows = torch.cat([torch.zeros_like(ordered[:, :1], dtype=torch.bool), joined], dim=-1)
-    return order, order.argsort(-1), follows
+    return order, order.argsort(-1), ~run_starts(ordered) & (ordered >= 0)
 
 
 def check_given(name: str, given: object, kind: str, device: torch.device, *shapes: tuple[int, ...]) -> None:
@@ -255,7 +276,13 @@ def check_given(name: str, given: object, kind: str, device: torch.device, *shap
         fits = boolean if kind == "torch.bool" else floating
     if not fits:
         raise ValueError(f"{name}: got dtype {tensor.dtype}, expected {kind}")
-    if tuple(tensor.shape) not in shapes:
+    if kind == "real numbers" and tensor.dtype in (torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"{name}: got dtype {tensor.dtype}, which rounds times, expected integers, float32 or float64; "
+            "FSDP casts them without MixedPrecisionPolicy(cast_forward_inputs=False)"
+        )
+    # ranks first: an export would else demand that the batch is not the length
+    if not any(tensor.dim() == len(shape) and tuple(tensor.shape) == shape for shape in shapes):
         expected = " or ".join(map(str, dict.fromkeys(shapes)))
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {expected}")
     if tensor.device != device:

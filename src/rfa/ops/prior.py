@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rfa.dynamics import accumulated_variance, decay_kernel, riccati_log_gain, time_dtype
@@ -261,9 +260,8 @@ def key_intervals(positions: Positions) -> KeyIntervals:
         order, restore, follows = positions.once("keys", lambda: by_group(groups))
         times = take(times, order)
         follows = follows[:, None]
-    leads = F.pad(follows[..., 1:], (0, 1))
-    step = times.diff(dim=-1)
-    between = torch.where(follows, F.pad(step, (1, 0)), torch.where(leads, F.pad(step, (0, 1)), 1.0))
+    leads = follows.roll(-1, -1)
+    between = torch.where(follows, times - times.roll(1, -1), torch.where(leads, times.roll(-1, -1) - times, 1.0))
     return KeyIntervals(between, follows, leads, restore)
 
 

@@ -55,7 +55,7 @@ class Shards(NamedTuple):
     def between(self, rank: int) -> Positions:
         """Of the keys of a process and the queries of this one."""
         keys = self.positions.keys(self.part(rank))
-        return keys.rows(self.part(self.rank))._replace(uniform=False)
+        return keys.rows(self.part(self.rank)).replace(uniform=False)
 
     def block(
         self, rank: int, query: Tensor, at_queries: Tensor | None, states: States, parameters: Parameters
@@ -405,7 +405,7 @@ def _whole_positions(
                 "segment_ids: got a segment in several pieces, expected the tokens of a segment together with "
                 "prior='riccati' over several processes"
             )
-    return positions._replace(orders=None)
+    return positions.replace(orders=None)
 
 
 def _whole(given: Tensor | None, group: dist.ProcessGroup) -> Tensor | None:

@@ -273,7 +273,7 @@ def _run_blocks(
     **kwargs: Any,
 ) -> Tensor:
     """The shards of this call go with its positions, so that gradient checkpointing computes with the same again."""
-    return run_blocks(embedded, positions._replace(shards=placed.pop("next")), *args, **kwargs)
+    return run_blocks(embedded, positions.replace(shards=placed.pop("next")), *args, **kwargs)
 
 
 def _estimate(

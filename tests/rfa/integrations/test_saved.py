@@ -1,6 +1,8 @@
 """Saved folders of replaced models: loaded with their options, or refused."""
 
+import copy
 import json
+import pickle
 
 import pytest
 import torch
@@ -41,6 +43,19 @@ def test_a_saved_model_is_loaded_with_its_options(name, options, size, tmp_path)
     assert again.generate(ids, do_sample=False).shape == (2, 12)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_replaced_model_is_pickled_whole(name, tmp_path):
+    """Also after it was used: a cache's notes are no part of it."""
+    model, ids = trained(name, decay=0.1), tokens()
+    expected = model(ids).logits
+    generated = model.generate(ids, max_new_tokens=3, do_sample=False)
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    for again in (loaded, pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert torch.equal(again(ids).logits, expected)
+        assert torch.equal(again.generate(ids, max_new_tokens=3, do_sample=False), generated)
+
+
 def test_parts_are_read_where_an_earlier_save_left_a_whole_file(tmp_path):
     replace_attention(host("llama")).save_pretrained(tmp_path)
     model = trained("llama")
@@ -59,6 +74,31 @@ def test_frequencies_are_saved_where_the_models_own_would_be_refused(tmp_path):
     layer = again.model.layers[1].self_attn
     assert layer.backend == "reference"
     assert torch.equal(layer.dynamics.frequency, FREQUENCY.repeat_interleave(2, 0))
+
+
+@cover(1, dtype=["auto", "float32", torch.float32, torch.float16], device_map=[None, "cpu", "auto", {"": "cpu"}])
+def test_dtype_and_devices_as_of_the_host(dtype, device_map, tmp_path):
+    """The dynamics stay in float32, and so do the rotary frequencies of a layer that was not replaced."""
+    model, ids = trained("llama", layers=[1]), tokens()
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    again = load_replaced(tmp_path, dtype=dtype, device_map=device_map)
+    expected = {"auto": torch.bfloat16, "float32": torch.float32}.get(dtype, dtype)
+    assert (again.dtype, again.device.type) == (expected, "cpu")
+    assert {x.dtype for x in again.model.layers[1].self_attn.dynamics.parameters()} == {torch.float32}
+    wide = trained("llama", layers=[1])
+    wide.load_state_dict({name: x.float() for name, x in model.state_dict().items()})
+    tolerance = 0.0 if expected == torch.float32 else 0.1 if expected == torch.bfloat16 else 0.02  # 2^-8 and 2^-11
+    logits = wide(ids).logits
+    torch.testing.assert_close(again(ids).logits.float(), logits, rtol=0, atol=tolerance * float(logits.abs().max()))
+
+
+@pytest.mark.parametrize(
+    "given", [{"dtype": "int8"}, {"dtype": torch.int64}, {"dtype": "half of it"}, {"device_map": "x"}]
+)
+def test_unknown_dtypes_and_devices_are_refused(given, tmp_path):
+    replace_attention(host("llama")).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"^{next(iter(given))}: got "):
+        load_replaced(tmp_path, **given)
 
 
 def test_other_options_than_the_saved_ones_are_refused(tmp_path):

@@ -1,7 +1,9 @@
 """Checkpoints and configurations that do not fit: an error that names what is wrong, and no parameters at random."""
 
 import json
+import pickle
 import re
+from contextlib import nullcontext
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -61,6 +63,34 @@ def test_a_checkpoint_that_does_not_fit(folder, reader, fault):
         reader.from_pretrained(folder)
     _, info = reader.from_pretrained(folder, output_loading_info=True)  # the caller judges
     assert info["missing_keys"] or info["unexpected_keys"]
+
+
+class Code:
+    """What a pickle could run."""
+
+    def __reduce__(self):
+        return pytest.fail, ("code was run",)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_pickle_is_not_run(folder, alone):
+    """Beside safetensors it is not read."""
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"model.norm.weight": Code()}))
+    if alone:
+        (folder / "model.safetensors").unlink()
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed") if alone else nullcontext():
+        RFAForCausalLM.from_pretrained(folder)
+
+
+HUGE = {"vocab_size": 10**12, "hidden_size": 10**12, "num_hidden_layers": 10**7, "num_attention_heads": 10**9}
+HUGE |= {"intermediate_size": 10**12, "train_length": 10**15, "num_labels": 10**12}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_sizes_beyond_all_memory(folder, name):
+    rewrite(folder, **{name: HUGE[name]})
+    with pytest.raises(ValueError, match=f"^{name}: got {HUGE[name]}, expected at most"):
+        RFAForCausalLM.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("tied", [True, False])

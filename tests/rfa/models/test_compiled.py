@@ -11,27 +11,44 @@ from pathlib import Path
 
 import pytest
 from cover import slow
+from integrations.hosts import NAMES as HOSTS
 from scripts import with_tests
 
 from .small import NAMES
 
-EXPORTED = """
+EXPORTED = '''
 import json
 import re
 import sys
+import warnings
 import torch
-from torch._dynamo.exc import Unsupported, UserError
+from torch._dynamo.exc import Unsupported
 from torch.export import Dim
+from integrations.hosts import host
 from models.small import assert_same, small, tokens
+from rfa.integrations import replace_attention
 
 
-def serve(model, dimension, *shapes, strict=True):
-    given = {"input_ids": tokens(), "use_cache": False}
-    lengths = {"input_ids": {0: Dim("batch"), 1: dimension}, "use_cache": None}
+def padded(batch, length):
+    """A mask of padding on the left of the first row, and on the right of the second."""
+    mask = torch.ones(batch, length, dtype=torch.long)
+    mask[0, : length // 3] = 0
+    mask[1:, length - length // 4 :] = 0
+    return mask
+
+
+def serve(model, *shapes, strict=True, mask=False):
+    given, free = {"input_ids": tokens(vocabulary=50), "use_cache": False}, {0: Dim("batch"), 1: Dim("length")}
+    lengths = {"input_ids": free, "use_cache": None}
+    if mask:
+        given["attention_mask"] = padded(2, 9)
+        lengths["attention_mask"] = free
     program = torch.export.export(model, (), given, dynamic_shapes=lengths, strict=strict).module()
     for shape in shapes:
-        ids = tokens(*shape)
-        assert_same(program(input_ids=ids, use_cache=False).logits, model(ids).logits)
+        ids, masked = tokens(*shape, vocabulary=50), {"attention_mask": padded(*shape)} if mask else {}
+        found, expected = (run(input_ids=ids, use_cache=False, **masked).logits for run in (program, model))
+        counts = padded(*shape).bool() if mask else slice(None)
+        assert_same(found[counts], expected[counts])
 
 
 def refuse(types, message, *given, **options):
@@ -43,18 +60,23 @@ def refuse(types, message, *given, **options):
         raise AssertionError(f"got a program, expected {types}")
 
 
+warnings.filterwarnings("error", "Dynamo detected")  # a cache of results, whose wrapper it leaves out
+SCAN = "export: got a scan, expected none"
 for kind, name, backend in json.loads(sys.argv[1]):
+    if kind == "replaced":
+        serve(replace_attention(host(name), backend=backend), (2, 2), (3, 3), (3, 25), mask=True)
+        continue
     model = small(name, backend=backend, num_hidden_layers=1)
     if kind == "refused":
-        refuse(ValueError, "export: got a scan, expected none", model, Dim("length"), strict=False)
-        refuse(Unsupported, "export: got a scan, expected none", model, Dim("length"))
-    elif kind == "any length":
-        serve(model, Dim("length"), (1, 1), (2, 2), (3, 25))
-    else:
-        serve(model, Dim("length", min=3), (1, 3), (3, 25))
-        if backend == "reference":  # with fused kernels some of them serve all lengths
-            refuse((UserError, AssertionError), "Constraints violated|Guard failed", model, Dim("length"), (2, 2))
-"""
+        refuse(ValueError, SCAN, model, strict=False)
+        refuse(Unsupported, SCAN, model)
+        continue
+    serve(model, (1, 1), (2, 2), (3, 25))
+    if kind == "any length, no mask":
+        refuse(Unsupported, SCAN, model, mask=True)
+    elif name != "b1-rope-as-released":  # which refuses padding
+        serve(model, (2, 2), (3, 3), (3, 25), mask=True)
+'''
 
 COMPILED = """
 import torch
@@ -127,13 +149,14 @@ def rows():
 
 def test_the_page_says_of_every_preset_how_it_is_exported():
     assert sorted(name for names, _, _ in rows() for name in names) == sorted(NAMES)
-    assert {kind for _, kind, _ in rows()} == {"any length", "from 3 tokens on", "refused"}
+    assert {kind for _, kind, _ in rows()} == {"any length", "any length, no mask", "refused"}
 
 
 def test_exported_as_the_page_says():
     """One preset of each kind. Strict, so that a program is not tied to the values of the example."""
-    some = ["m2-sc-rfa", "rfa", "x6-content-dynamics"]
-    run(EXPORTED, json.dumps([(kind, name, "auto") for names, kind, _ in rows() for name in names if name in some]))
+    some = ["rfa", "x6-content-dynamics"]
+    cases = [(kind, name, "auto") for names, kind, _ in rows() for name in names if name in some]
+    run(EXPORTED, json.dumps([*cases, ("replaced", "llama", "auto")]))
 
 
 @slow
@@ -142,6 +165,12 @@ def test_every_row_of_the_page(row):
     """Every preset with both backends: 3 minutes in all. The example is within the window."""
     names, kind, _ = row
     run(EXPORTED, json.dumps([(kind, name, backend) for name in names for backend in ("reference", "auto")]))
+
+
+@slow
+@pytest.mark.parametrize("name", HOSTS)
+def test_replaced_models_are_exported(name):
+    run(EXPORTED, json.dumps([("replaced", name, backend) for backend in ("reference", "auto")]))
 
 
 @slow

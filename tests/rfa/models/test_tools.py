@@ -1,10 +1,12 @@
 """What adapters and quantisation find in a model: which layers they take, and how far int8 moves the outputs."""
 
+import warnings
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from .small import FEW, NAMES, assert_same, small, tokens
 
@@ -58,6 +60,24 @@ def test_lora_in_every_linear_layer(name):
     adapted(input_ids=ids, labels=ids).loss.backward()
     assert not [key for key, parameter in trained.items() if parameter.grad is None or not parameter.grad.any()]
     assert_same(adapted.merge_and_unload()(ids).logits, logits)
+
+
+@pytest.mark.parametrize("options", [{"trainable_token_indices": [3, 5]}, {"modules_to_save": ["embed_tokens"]}])
+def test_a_head_without_its_bias_is_said(options, tmp_path):
+    """PEFT drops the bias of a tied head. An untied one keeps it, merged and saved too."""
+    peft = pytest.importorskip("peft")
+    ids, config = tokens(), partial(peft.LoraConfig, task_type="CAUSAL_LM", r=2, **options, ensure_weight_tying=True)
+    tied, untied = small("rfa"), small("rfa", tie_word_embeddings=False)
+    torch.nn.init.normal_(untied.lm_head.bias)
+    with pytest.warns(UserWarning, match="^lm_head: got .* without a bias, .*tie_word_embeddings=False"):
+        peft.get_peft_model(tied, config())
+    expected = untied(ids).logits
+    with warnings.catch_warnings(record=True) as said:
+        adapted = peft.get_peft_model(untied, config())
+        assert_same(adapted(input_ids=ids).logits, expected)
+        adapted.merge_and_unload().save_pretrained(tmp_path)
+    assert not [each for each in said if "without a bias" in str(each.message)]
+    assert_same(AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits, expected)
 
 
 @pytest.mark.parametrize("padded", [False, True])

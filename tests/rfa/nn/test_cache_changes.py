@@ -9,7 +9,7 @@ from cover import cover
 from rfa.nn import FilterCache
 
 from .by_hand import EXACT, SINGLE, hidden, perturb
-from .layers import IRREGULAR, ROWS, SITUATIONS, build, read
+from .layers import IRREGULAR, ROWS, SITUATIONS, WAYS, build, read
 
 
 @cover(1, removed=[1, 3, 8], given=[{}, {"times": IRREGULAR}], name=["m2", "riccati", "RoPER with decay"])
@@ -109,6 +109,22 @@ def test_offload_and_prefetch(device):
         assert past.keys.device.type == past.values.device.type == device
         rest, _ = read(layer, x, (1, 3), cache, start=5)
         torch.testing.assert_close(rest, layer(x)[:, 5:], rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["float32 first", "autocast first"])
+@pytest.mark.parametrize("name", WAYS)
+def test_autocast_beside_float32(name, first):
+    """All states are held in the wider precision, as caches of transformers hold them."""
+    layer, x, cache = build(name, torch.float32), hidden(length=9).float(), FilterCache()
+    with torch.no_grad():
+        whole = layer(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            rounding = float((layer(x) - whole).abs().max())  # 2^-8, of weights, states and two products
+        for number, (start, end) in enumerate(((0, 4), (4, 5), (5, 6), (6, 9))):
+            with torch.autocast("cpu", torch.bfloat16, enabled=(number % 2 == 0) is first):
+                part = layer(x[:, start:end], past_key_values=cache).float()
+            torch.testing.assert_close(part, whole[:, start:end], rtol=0, atol=2 * rounding)
+    assert cache.layers[0].keys.dtype == cache.layers[0].values.dtype == torch.float32
 
 
 def test_a_shallow_copy_is_another_name():

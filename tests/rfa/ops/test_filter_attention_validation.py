@@ -75,6 +75,8 @@ TIME_FAULTS = {
     "batch of one": TIMES[None],
     "booleans": TIMES > 1,
     "complex": TIMES.to(torch.complex64),
+    "bfloat16": TIMES.bfloat16(),
+    "float16": TIMES.half(),
     "nan": torch.tensor([0.0, 0.5, float("nan"), 2.0, 4.0]),
     "inf": torch.tensor([0.0, 0.5, 1.0, 2.0, float("inf")]),
     "-inf": torch.tensor([-float("inf"), 0.5, 1.0, 2.0, 3.0]),

@@ -1,5 +1,6 @@
 """A recorded program serves other numbers than it was recorded with: what is fast for ordinary ones is not in it."""
 
+import os
 import warnings
 
 import pytest
@@ -112,4 +113,53 @@ for function in functions:
 def test_compiled_in_one_graph(tmp_path):
     """In a process of its own: the shape checks of the test run cannot be traced, and users do not have them."""
     done = python(COMPILED, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+ONNX = """
+import onnxruntime
+import torch
+from torch.export import Dim
+from ops.problems import STATES, problem
+from rfa.ops import robust_filter_attention
+
+
+class Operator(torch.nn.Module):
+    def __init__(self, parameters, backend):
+        super().__init__()
+        self.options = {**parameters, "prior": "riccati", "backend": backend}
+
+    def forward(self, query, key, value):
+        return robust_filter_attention(query, key, value, **self.options)
+
+
+def split(seed, keys):
+    given = problem(seed, keys=keys, dtype=torch.float32)
+    return {name: given.pop(name) for name in STATES}, given
+
+
+states, parameters = split(0, 9)
+lengths = {name: {2: Dim("length")} for name in STATES}
+export = lambda backend: torch.onnx.export(
+    Operator(parameters, backend), (), kwargs=states, dynamic_shapes=lengths, dynamo=True, verbose=False
+)
+export("auto").save(sys.argv[1])
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+states, _ = split(1, 25)
+(found,) = session.run(None, {name: x.numpy() for name, x in states.items()})
+torch.testing.assert_close(torch.from_numpy(found), Operator(parameters, "auto")(**states), rtol=0, atol=1e-5)
+try:
+    export("cpu")
+except Exception as error:
+    assert "backend: got 'cpu' in an export to ONNX, expected 'auto' or 'reference'" in str(error), error
+else:
+    raise AssertionError("got a program")
+"""
+
+
+def test_to_onnx_by_the_reference(tmp_path):
+    """Which "auto" takes, whatever runs here: ONNX has no fused kernels."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    done = python(ONNX.replace("sys.argv[1]", repr(str(tmp_path / "operator.onnx"))), os.environ["RFA_CACHE"])
     assert done.returncode == 0, done.stderr

@@ -107,7 +107,8 @@ def check_held_bytes():
     own = {name: share(x) for name, x in marks.items()}
     sizes = {"batch": 2, "length": LENGTH // dist.get_world_size()}
     positions = whole_sequence(lambda: sizes, torch.device("cpu"), own, None, contiguous=False)[-1]
-    held = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in positions if torch.is_tensor(x)}
+    storages = [x.untyped_storage() for x in vars(positions).values() if torch.is_tensor(x)]
+    held = {storage.data_ptr(): storage.nbytes() for storage in storages}
     assert sum(held.values()) == script("docs/scaling_table.py").POSITION * 2 * LENGTH
 
 

@@ -1,10 +1,14 @@
 """DDP and FSDP2 on two processes against one process; resuming on three; bfloat16."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
+from accelerate.utils import send_to_device
 from cover import slow
+from integrations.hosts import host
 from models.small import assert_same, small, tokens
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -12,12 +16,18 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
 )
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from parallel.processes import together
+from rfa.integrations import replace_attention
+from rfa.models import RFAForTimeSeries, RFATimeSeriesConfig
+from rfa.models.decoder import RFABlock
+from rfa.ops.positions import checked_positions
 from rfa.parallel import fully_sharded
 from rfa_lab.training.trainer import make_optimizer
 
@@ -108,8 +118,50 @@ def check_times():
     assert_same(model(ids, times=times).logits.float(), small(name)(ids, times=times).logits, 0.02)
 
 
+def cast_by_fsdp(model, kinds, cast):
+    """PyTorch's own `fully_shard`, which casts what modules are given unless it is told not to."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, cast_forward_inputs=cast)
+    for part in [*filter(lambda part: isinstance(part, kinds), model.modules()), model]:
+        fully_shard(part, mp_policy=policy)
+    return model
+
+
+def check_cast_inputs():
+    ids, kinds = tokens(2, 400), (RFABlock, LlamaDecoderLayer)
+    makers = {name: partial(small, name) for name in ("rfa", "b2-alibi", "c4-fox", *PRESETS, "x6-content-dynamics")}
+    makers["llama"] = lambda: replace_attention(host("llama", max_position_embeddings=512, vocab_size=61))
+    for name, make in makers.items():
+        whole, cast = (cast_by_fsdp(make(), kinds, cast)(ids).logits for cast in (False, True))
+        assert torch.equal(whole, cast), name
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "span": 300.0, "channels": 1}
+    config = RFATimeSeriesConfig(preset="x5-content-clock", **sizes)
+    times, values = 1000 + torch.arange(300), torch.randn(1, 300, 1).bfloat16()
+    weights, outputs = RFAForTimeSeries(config).state_dict(), []
+    for cast in (False, True):
+        series = RFAForTimeSeries(config)
+        series.load_state_dict(weights)
+        outputs.append(cast_by_fsdp(series, kinds, cast)(times, values).location)
+    assert torch.equal(*outputs)
+    language = cast_by_fsdp(small("rfa"), kinds, True)
+    for call in (lambda x: series(x, values), lambda x: language(ids[:, :300], times=x)):
+        with pytest.raises(ValueError, match=r"^times: got dtype torch.bfloat16, .*cast_forward_inputs=False"):
+            call(times.float())
+    language(ids[:, :300], times=times)  # no policy casts integers
+
+
 def test_times_are_not_rounded():
     together(check_times, 1)
+    together(check_cast_inputs, 1)
+
+
+def test_positions_move_between_devices():
+    """accelerate spreads a model over devices and moves what a block is given."""
+    mask, segments = tokens(2, 5) > 0, tokens(2, 5)
+    positions = checked_positions(2, 5, 5, torch.device("cpu"), torch.arange(5.0), None, mask, segments)
+    moved = send_to_device({"positions": positions}, torch.device("meta"))["positions"]
+    for name, given in vars(positions).items():
+        for x, y in zip(tree_leaves(given), tree_leaves(getattr(moved, name)), strict=True):
+            assert (x.shape, x.dtype, y.is_meta) == (y.shape, y.dtype, True) if torch.is_tensor(x) else x == y, name
 
 
 @slow
