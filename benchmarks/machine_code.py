@@ -117,7 +117,9 @@ def call(kind: str, dtype: str, channels: int, learned: bool) -> None:
     """Estimates and gradients; of the parameters too where they are `learned`."""
     options: dict[str, Any] = dict(KINDS[kind])
     times = torch.empty(LENGTH) if options.pop("irregular", False) else None
-    states = [torch.empty(BATCH, HEADS, LENGTH, channels, dtype=getattr(torch, dtype), requires_grad=True) for _ in range(3)]
+    states = [
+        torch.empty(BATCH, HEADS, LENGTH, channels, dtype=getattr(torch, dtype), requires_grad=True) for _ in range(3)
+    ]
     fixed = {"decay": torch.empty(HEADS), "frequency": torch.empty(HEADS, channels // 2)}
     with mock.patch.object(backends, "choose_backend", return_value="triton"):  # which there is no device for
         if options.pop("dot_product", False):

@@ -257,7 +257,8 @@ import machine_code
 for number in (80, 86, 89, 90, 100, 120):
     for channels in (64, 128):
         launches = machine_code.launched("whole", "bfloat16", channels, number)
-        print(number, channels, *[launch.constant("STAGES") for name, launch in launches if name in ("forward", "query")])
+        stages = [each.constant("STAGES") for name, each in launches if name in ("forward", "query")]
+        print(number, channels, *stages)
 """
 
 
