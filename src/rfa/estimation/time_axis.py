@@ -3,7 +3,7 @@
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timezone, tzinfo
+from datetime import UTC, tzinfo
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,7 @@ class TimeAxis:
         if self.kind is None:
             return dates
         if isinstance(self.kind, tzinfo):
-            clocks = [x.replace(tzinfo=timezone.utc).astimezone(self.kind) for x in dates.astype("M8[us]").tolist()]
+            clocks = [x.replace(tzinfo=UTC).astimezone(self.kind) for x in dates.astype("M8[us]").tolist()]
             return np.array(clocks, dtype=object)
         import pandas as pd
 
@@ -189,7 +189,7 @@ def _dates_of_objects(given: np.ndarray) -> np.ndarray:
     zoned = [getattr(each, "tzinfo", None) is not None for each in present]
     require(all(zoned) or not any(zoned), "times", "some dates with a time zone", "all of them, or none")
     if all(zoned):
-        found = [x.astimezone(timezone.utc).replace(tzinfo=None) if x == x else x for x in found]
+        found = [x.astimezone(UTC).replace(tzinfo=None) if x == x else x for x in found]
     found = [each if each == each else np.datetime64("NaT", "us") for each in found]
     stamps = [x.to_datetime64() if hasattr(x, "to_datetime64") else np.datetime64(x, "us") for x in found]
     return np.array(stamps).reshape(given.shape)
