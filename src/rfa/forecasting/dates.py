@@ -91,7 +91,8 @@ def _of_epoch(column: "pd.Series[Any]", numbers: "pd.Series[Any]", path: Path, u
         _check(column, wrong, path, "a whole number of ns")
         numbers, unit = np.rint(numbers * (EPOCHS[unit] / EPOCHS["us"])).astype(np.int64), "us"
     dates = pd.to_datetime(numbers, unit=unit, utc=True, errors="coerce")  # type: ignore[call-overload]
-    _check(column, dates.isna(), path, f"{unit} since 1970-01-01 of a date that pandas knows")
+    far = ~dates.dt.year.between(-290_000, 290_000)  # NaT; and in pandas 3.0 what microseconds do not hold
+    _check(column, far, path, f"{unit} since 1970-01-01 of a date that pandas knows")
     return _to_microseconds(dates)
 
 

@@ -123,7 +123,7 @@ class SeriesTable(NamedTuple):
             calendar = calendar_offset(given) if self.unit else None
             span = calendar[1] if calendar else pd.Timedelta(given) if self.unit else float(given)
             length = float(span / UNITS[self.unit]) if self.unit else float(span)
-        except pd.errors.OutOfBoundsTimedelta:
+        except (pd.errors.OutOfBoundsTimedelta, pd.errors.OutOfBoundsDatetime):  # the latter of pandas 3.0
             raise ValueError(f"{name}: got {given!r}, expected at most {pd.Timedelta.max.days} days") from None
         except ValueError:
             raise ValueError(f"{name}: got {given!r}, expected {expected}{hint}") from None

@@ -118,8 +118,8 @@ class Plan:
         """Tiles, stages and warps of a kernel, on the call's device."""
         wide, found = max(self.channels, self.width) == 128, TILES[name]
         if wide and found["STAGES"] == 3 and self.fast:
-            shared = torch.cuda.get_device_properties(self.device).shared_memory_per_block_optin
-            return found | {"STAGES": 3 if shared >= THREE_STAGES else 2}
+            card: Any = torch.cuda.get_device_properties(self.device)  # PyTorch's types lack the limit
+            return found | {"STAGES": 3 if card.shared_memory_per_block_optin >= THREE_STAGES else 2}
         return TILES["wide key"] if wide and name == "key" else found
 
     def results(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
