@@ -6,12 +6,13 @@ TORCH  := torch==2.13.0
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+OLDEST := .venv-oldest
 
 # Bytecode is kept beside the modules: each of the tests' processes would compile hundreds of them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup wheel demo gpu test test-all lint typecheck clean
+.PHONY: help setup wheel demo gpu test test-all test-oldest lint typecheck clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,8 +22,8 @@ setup: $(STAMP)  ## make .venv with everything that the other targets need (once
 # torch comes first and alone: the build that pip's configuration offers (CPU, CUDA) stays when the rest is installed.
 # Python compiles a module when it is first imported; to compile all of them takes longer than to install them.
 $(STAMP): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
-		|| { echo "setup: $(PYTHON) is missing or older than 3.10; choose another: make setup PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "setup: $(PYTHON) is missing or older than 3.11; choose another: make setup PYTHON=..." >&2; exit 1; }
 	@echo "setup: installing $(TORCH) and the package into $(VENV) with $$($(PYTHON) --version); a few minutes, once"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --no-compile $(TORCH)
@@ -45,6 +46,14 @@ test: lint typecheck  ## lint, typecheck, then the tests of every change: four m
 
 test-all: lint typecheck  ## the same with every test and every combination of options, as a release runs it
 	@RFA_TESTS=all $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Without the triton of that torch: its interpreter is older than what the tests of the kernels need.
+test-oldest:  ## the tests with the oldest versions of packaging/oldest.txt, in .venv-oldest; PYTHON must be 3.11
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
+		|| { echo "test-oldest: $(PYTHON) is no Python 3.11; choose one: make test-oldest PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(OLDEST)
+	@$(OLDEST)/bin/python -m pip install -qq --no-compile -r packaging/oldest.txt --editable '.[all,onnx,sktime,darts]'
+	@$(OLDEST)/bin/python -m pytest tests/rfa tests/lab tests/test_cli.py tests/test_import.py --ignore tests/rfa/ops/triton
 
 lint: setup  ## ruff: rules and format
 	@$(BIN)/ruff check .

@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 SWITCH = """
@@ -129,7 +129,7 @@ def count(options: argparse.Namespace, folder: Path) -> None:
         "share": (products + functions) / total,
         "processor": processor("cpu"),
         "environment": environment(),
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     append(options.out, line)
     print(json.dumps(line))

@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
         "threads": torch.get_num_threads(),
         "processor": processor("cpu"),
         "environment": environment(),
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     write_text_whole(options.json, json.dumps(told, indent=1) + "\n")
     last = dropping.curve[-1]

@@ -4,7 +4,8 @@
     python benchmarks/machine_code.py --dtype bfloat16 --channels 64 --kind whole --only forward key
 
 It compiles every kernel with a loop over pairs as the operator launches it, and reads the loops. It prints, for each
-kernel, instructions a pair of the loop over tiles without a mask, by unit, and registers, spills and shared memory.
+kernel, instructions a pair of the loop over tiles without a mask, by unit, registers, spills, and shared memory of what
+a block of the card has.
 Float32 is left out: it has no matrix products. A kernel takes some three seconds.
 """
 
@@ -17,8 +18,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from gpu_code.launches import Launch, launches
-from gpu_code.listings import UNITS, compiled
+from gpu_code.launches import SHARED_BYTES, Launch, launches
+from gpu_code.listings import UNITS, built, compiled
 
 from rfa.checks import installed, require
 from rfa.files import check_writable, write_text_whole
@@ -29,8 +30,8 @@ from rfa.ops.kernel import TRITON_CHANNELS
 from rfa.ops.positions import checked_positions
 
 BATCH, HEADS, LENGTH = 4, 8, 4096  # no instruction depends on them, but whether a number is a multiple of 16 does
-ARCHITECTURES = {"sm_80": 80, "sm_90": 90, "sm_100": 100}
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+ARCHITECTURES = {f"sm_{number}": number for number in SHARED_BYTES}
+DTYPES = ("bfloat16", "float16")
 KINDS = {  # the kernels of whole problems, and those that go pair by pair
     "whole": {},
     "pairs": {"irregular": True},
@@ -46,7 +47,7 @@ def main() -> None:
     """Count what the options name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", nargs="+", default=["sm_90"], help=f"some of {', '.join(ARCHITECTURES)}")
-    parser.add_argument("--dtype", nargs="+", default=list(DTYPES), help="both by default")
+    parser.add_argument("--dtype", nargs="+", default=DTYPES, help="both by default")
     parser.add_argument("--channels", nargs="+", type=int, default=[64, 128], help="of a head")
     parser.add_argument("--kind", nargs="+", default=["whole", "pairs"], help=f"some of {'; '.join(KINDS)}")
     parser.add_argument("--only", nargs="+", default=[""], help="kernels by the beginnings of their names")
@@ -88,8 +89,19 @@ def counted(
             made = compiled(launch, ARCHITECTURES[arch])
             if made.loops:
                 case = {"name": name, "kind": kind, "arch": arch, "dtype": dtype, "channels": size}
+                case["shared_limit"] = SHARED_BYTES[ARCHITECTURES[arch]]
                 loops = [loop._asdict() for loop in made.loops]
                 yield {**case, **made._asdict(), "loops": loops, "triton": triton.__version__}
+
+
+def too_large(arch: str, dtype: str, channels: int, kind: str) -> dict[str, int]:
+    """The kernels that a card cannot launch, and the bytes of shared memory that they need.
+
+    `dtype` may be "float32" too, and a problem's kernels around the loops over pairs are among them.
+    """
+    number = ARCHITECTURES[arch]
+    needed = {name: built(launch, number).metadata.shared for name, launch in launched(kind, dtype, channels, number)}
+    return {name: size for name, size in needed.items() if size > SHARED_BYTES[number]}
 
 
 def launched(kind: str, dtype: str, channels: int, number: int) -> list[tuple[str, Launch]]:
@@ -105,7 +117,9 @@ def call(kind: str, dtype: str, channels: int, learned: bool) -> None:
     """Estimates and gradients; of the parameters too where they are `learned`."""
     options: dict[str, Any] = dict(KINDS[kind])
     times = torch.empty(LENGTH) if options.pop("irregular", False) else None
-    states = [torch.empty(BATCH, HEADS, LENGTH, channels, dtype=DTYPES[dtype], requires_grad=True) for _ in range(3)]
+    states = [
+        torch.empty(BATCH, HEADS, LENGTH, channels, dtype=getattr(torch, dtype), requires_grad=True) for _ in range(3)
+    ]
     fixed = {"decay": torch.empty(HEADS), "frequency": torch.empty(HEADS, channels // 2)}
     with mock.patch.object(backends, "choose_backend", return_value="triton"):  # which there is no device for
         if options.pop("dot_product", False):
@@ -125,7 +139,8 @@ def row_of(line: Line) -> list[str]:
     loops = " / ".join(f"{loop['instructions']:.1f}" for loop in line["loops"])
     by_unit = " ".join(f"{unit} {line['loops'][0]['units'].get(unit, 0):.1f}" for unit in UNITS)
     spills = "+".join(str(loop["spills"]) for loop in line["loops"])
-    rest = f"{line['registers']} registers, {line['spills']} spills ({spills} in loops), {line['shared_bytes']} bytes"
+    rest = f"{line['registers']} registers, {line['spills']} spills ({spills} in loops)"
+    rest += f", {line['shared_bytes']} of {line['shared_limit']} bytes"
     return [f"{case:62}", f"{loops:20}", by_unit, rest]
 
 

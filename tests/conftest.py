@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import platformdirs
@@ -103,3 +103,16 @@ def rfa(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return partial(command, monkeypatch, capsys)
+
+
+@pytest.fixture
+def rocm(monkeypatch):
+    """A PyTorch built for ROCm, with a GPU, which it calls "cuda"."""
+    from rfa.ops import backends
+
+    monkeypatch.setattr(torch.version, "hip", "7.2.5")
+    for name, answer in {"is_available": True, "device_count": 1, "get_device_name": "AMD Instinct MI300X"}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(backends, "_missing", backends._missing.__wrapped__)  # they remember this machine's answers
+    monkeypatch.setattr(backends, "_warn_once", cache(backends._warn_once.__wrapped__))

@@ -138,6 +138,15 @@ def test_doctor(rfa):
     assert [line for line in out.splitlines() if " is missing: " in line] == reasons
 
 
+@pytest.mark.usefixtures("rocm")
+def test_doctor_of_a_rocm_build(rfa):
+    status, out, err = rfa("doctor")
+    assert (status, err) == (0, "")
+    assert chosen(out)[1:] == ["cuda -> reference"]
+    assert "triton is missing: there is no CUDA device: this PyTorch is built for ROCm" in out
+    assert any(line.split() == ["hip", "7.2.5"] for line in out.splitlines())
+
+
 @slow
 def test_doctor_without_a_compiler(tmp_path):
     """In one line, however narrow the terminal; the warning of `auto` would say it twice."""

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -36,6 +37,20 @@ def test_a_wheel_of_the_source_distribution_is_that_of_the_checkout(tmp_path):
         assert named == ([] if commit is None else ["rfa/commit.txt"])
         assert [checkout.read(each).decode().strip() for each in named] == [commit] * len(named)
         assert contents(checkout) == contents(sdist)
+
+
+def test_the_lower_bounds_are_the_versions_that_make_test_oldest_installs():
+    """Of every requirement of the library and its extras; of `dev`, those that tests import."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    pinned = dict(re.findall(r"^([\w-]+)==([\d.]+)$", (ROOT / "packaging" / "oldest.txt").read_text(), re.M))
+    bounds = {}
+    for name, texts in {"": project["dependencies"], **extras}.items():
+        of = re.findall(r"^([\w-]+)(?:\[\w+\])?>=([\d.]+)", "\n".join(texts), re.M)
+        bounds |= {key: bound for key, bound in of if name != "dev" or key in pinned}
+    assert {*pinned} == {*bounds}
+    for name, bound in bounds.items():
+        assert f"{pinned[name]}.0".startswith(f"{bound}."), name
 
 
 def contents(wheel):

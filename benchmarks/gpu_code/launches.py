@@ -8,6 +8,7 @@ Triton's own specialisation (integers that are 1 or multiples of 16, aligned poi
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -17,6 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rfa.ops.transforms import BODIES
+
+# Shared memory that a block may ask for, in bytes, by compute capability: CUDA's programming guide, table of
+# technical specifications, less the 1 KB that the system keeps of each block
+SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 
 
 class Launch(NamedTuple):
@@ -46,6 +51,10 @@ class Launch(NamedTuple):
         """Equal for launches that run the same machine code."""
         return repr((self.function.__module__, self.function.__name__, *self[1:]))
 
+    def constant(self, name: str) -> Any:
+        """The value of an argument that is known when it is compiled."""
+        return self.constants[(list(self.signature).index(name),)]
+
 
 class _Operators(TorchDispatchMode):
     """Runs the body of a registered operator of `rfa`, which fake tensors would leave out."""
@@ -73,6 +82,8 @@ def fake_device(arch: int) -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch.cuda, name, return_value=-1))
         capability = divmod(arch, 10)
         stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", return_value=capability))
+        properties = SimpleNamespace(shared_memory_per_block_optin=SHARED_BYTES[arch])
+        stack.enter_context(mock.patch.object(torch.cuda, "get_device_properties", return_value=properties))
         if torch.version.cuda is None:
             stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
         stack.enter_context(mock.patch.dict("rfa.ops.triton.operator._plans", clear=True))  # they hold what ran before

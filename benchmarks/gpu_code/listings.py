@@ -60,12 +60,8 @@ class Kernel(NamedTuple):
     warps: int
 
 
-def compiled(launch: Launch, number: int) -> Kernel:
-    """Compile for a compute capability and count, by the tools in Triton's wheel.
-
-    Raises:
-        ValueError: where a tool fails, or the machine code has other loops than Triton's code.
-    """
+def built(launch: Launch, number: int) -> Any:
+    """What Triton makes of a launch for a compute capability."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -73,7 +69,18 @@ def compiled(launch: Launch, number: int) -> Kernel:
     source = ASTSource(launch.function, launch.signature, launch.constants, launch.attributes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made: Any = triton.compile(source, target=GPUTarget("cuda", number, 32), options=launch.options)
+        return triton.compile(source, target=GPUTarget("cuda", number, 32), options=launch.options)
+
+
+def compiled(launch: Launch, number: int) -> Kernel:
+    """Compile for a compute capability and count, by the tools in Triton's wheel.
+
+    Raises:
+        ValueError: where a tool fails, or the machine code has other loops than Triton's code.
+    """
+    import triton
+
+    made = built(launch, number)
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])

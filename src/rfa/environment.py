@@ -58,4 +58,5 @@ def _accelerated() -> dict[str, Any]:
         triton = installed_version("triton")
     except PackageNotFoundError:
         triton = None
-    return {"cuda": torch.version.cuda, "triton": triton}
+    built_for = "cuda" if torch.version.hip is None else "hip"
+    return {built_for: getattr(torch.version, built_for), "triton": triton}

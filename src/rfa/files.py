@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -16,6 +17,28 @@ from typing import BinaryIO
 import platformdirs
 from filelock import FileLock, Timeout
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what stops a write half-way
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Raise what stops the writing of a file or a folder as `OSError` that names it.
+
+    The system's error for a full disk names nothing, and torch, safetensors and tokenizers raise types of their own.
+    """
+    try:
+        yield
+    except OSError as error:
+        unnamed = error.filename is None or whole_name(Path(str(error.filename))) == path.name
+        if unnamed and error.errno is not None:  # not where a library raises it with a text of its own
+            error.filename = str(path)
+        raise
+    except Exception as error:  # tokenizers raises plain `Exception`
+        if not any(sign in str(error) for sign in ("PytorchStreamWriter", "inline_container", "(os error")):
+            raise
+        number = errno.ENOSPC if shutil.disk_usage(path.parent).free < 2**20 else errno.EIO
+        raise OSError(number, os.strerror(number), str(path)) from error
+
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` make a file or folder under a temporary name beside `path`, then rename it to `path`.
@@ -24,19 +47,24 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
     Raises:
         OSError: if it cannot be written, or if one would replace the other. The old content stays then, and nothing
-            else is left.
+            else is left; the message says so where the disk is full.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
-        write(temporary)
-        if temporary.is_dir() and path.is_dir():
-            old = path.with_name(f"{temporary.name}.old")
-            os.replace(path, old)
-            os.replace(temporary, path)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.replace(temporary, path)
+        with named_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(temporary)
+            if temporary.is_dir() and path.is_dir():
+                old = path.with_name(f"{temporary.name}.old")
+                os.replace(path, old)
+                os.replace(temporary, path)
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                os.replace(temporary, path)
+    except OSError as error:
+        if error.errno in FULL and path.exists():
+            error.strerror = f"{error.strerror}; what was there before is kept"
+        raise
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)

@@ -18,6 +18,7 @@ SCRIPT = str(ROOT / "benchmarks" / "machine_code.py")
 KEPT = ROOT / "benchmarks" / "results" / "gpu_instructions.json"
 REDRAW = "python benchmarks/machine_code.py --arch sm_90 sm_100 --json benchmarks/results/gpu_instructions.json"
 MORE = 1.05
+KINDS = ("whole", "pairs", "pairs, exponential", "pairs, riccati", "pairs, dot product")
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
@@ -191,6 +192,7 @@ for launch, pointer in ((first, "constexpr"), (second, "*bf16")):
     kinds = ["*bf16", pointer, "i32", "i32", "constexpr", "fp32", "constexpr", "constexpr"]
     assert list(launch.signature.values()) == kinds
     constants = {names[place]: value for (place,), value in launch.constants.items()}
+    assert launch.constant("SIZE") == 64
     assert constants == {"one": 1, "SIZE": 64, "FLAG": True} | ({"y": None} if launch is first else {}), constants
 for launch, aligned in ((first, ["x", "n"]), (second, ["y", "n"])):
     assert [names[place] for (place,), known in launch.attributes.items() if known] == aligned
@@ -250,6 +252,36 @@ def test_types_of_the_pairs_kernels_with_groups():
     assert {"pairs forward", "pairs key", "pairs query"} <= set(process("-c", OF_GROUPS).splitlines())
 
 
+STAGES_OF_CARDS = """
+import machine_code
+for number in (80, 86, 89, 90, 100, 120):
+    for channels in (64, 128):
+        launches = machine_code.launched("whole", "bfloat16", channels, number)
+        stages = [each.constant("STAGES") for name, each in launches if name in ("forward", "query")]
+        print(number, channels, *stages)
+"""
+
+
+@needs_triton
+def test_cards_with_little_shared_memory_have_fewer_stages():
+    """By the limits of CUDA's programming guide; what they hold is compiled below, in `make test-all`."""
+    found = [list(map(int, line.split())) for line in process("-c", STAGES_OF_CARDS).splitlines()]
+    assert len(found) == 12
+    for number, channels, *stages in found:
+        small = number in (86, 89, 120) and channels == 128
+        assert stages == ([2, 2] if small else [3, 3]), number
+
+
+@slow
+@needs_triton
+@pytest.mark.parametrize(("arch", "kind"), [*(("sm_86", kind) for kind in KINDS), ("sm_120", "whole")])
+def test_every_kernel_fits_into_100_kb_of_shared_memory(arch, kind):
+    """At the widest heads, which need the most. 8.6 and 8.9 run the same code."""
+    dtypes = ["bfloat16", "float16"] + ["float32"] * (kind != "whole")  # in float32 no kernel takes whole problems
+    call = "import machine_code; print([machine_code.too_large({!r}, dtype, 128, {!r}) for dtype in {}])"
+    assert process("-c", call.format(arch, kind, dtypes)).strip() == str([{}] * len(dtypes))
+
+
 @slow
 @needs_triton
 def test_launches_are_recorded_as_a_device_would_get_them(tmp_path):
@@ -268,7 +300,7 @@ def test_kernels_around_the_attention_compile_for_one_head():
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("--arch sm_90 h100", "arch: got 'h100', expected one of sm_80, sm_90, sm_100"),
+        ("--arch sm_90 h100", "arch: got 'h100', expected one of sm_80, sm_86, sm_89, sm_90"),
         ("--dtype float32", "dtype: got 'float32', expected one of bfloat16, float16"),
         ("--channels 64 48", "channels: got 48, expected one of 16, 32, 64, 128"),
         ("--kind none", "kind: got 'none'"),

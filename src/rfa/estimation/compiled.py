@@ -7,6 +7,7 @@ does the same (`recursive_filter.py`).
 
 import ctypes
 import functools
+import warnings
 from pathlib import Path
 
 import torch
@@ -66,16 +67,19 @@ _SIZES = {"filter_problem": FilterProblem, "lags": LagsProblem, "likelihood_prob
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled filters, or None where they cannot be compiled or loaded."""
+    """The compiled filters, or None where they cannot be compiled or loaded, which a warning says once."""
     try:
         loaded = load_library(SOURCES)
-    except BuildError:
+        for name, problem in _SIZES.items():
+            size = getattr(loaded, f"rfa_{name}_size")
+            size.restype = _integer
+            if size() != ctypes.sizeof(problem):
+                raise BuildError(f"{loaded._name} is of another version of rfa; remove it")
+    except BuildError as error:
+        warnings.warn(
+            f"rfa: the compiled filters cannot run, PyTorch takes 40 to 500 times as long: {error}", stacklevel=4
+        )
         return None
-    for name, problem in _SIZES.items():
-        size = getattr(loaded, f"rfa_{name}_size")
-        size.restype = _integer
-        if size() != ctypes.sizeof(problem):
-            return None
     return loaded
 
 
@@ -146,7 +150,7 @@ def discretize(sde: LinearSDE, lags: Float[Tensor, " lags"]) -> tuple[Tensor, Te
     """Phi and V of each lag, `(models, lags, n, n)`, of models in one batch dimension or none. They may overflow."""
     n, dynamics = sde.state_size, sde.dynamics
     closed_form = not bool((dynamics - torch.diag_embed(dynamics.diagonal(dim1=-2, dim2=-1))).any())
-    if closed_form and not dynamics.requires_grad:
+    if not can_run() or (closed_form and not dynamics.requires_grad):
         shape = *sde.batch_shape, len(lags), n, n
         found = (of(lags).expand(shape) for of in (sde.transition, sde.covariance))
         transition, variance = (x.reshape(sde.batch_shape.numel(), *shape[-3:]) for x in found)

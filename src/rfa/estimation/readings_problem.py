@@ -74,8 +74,7 @@ class ReadingsTable:
         sensor_noise = torch.stack([given[name] for name in irregular_names(self.readings.sensors)], dim=-1)
         silent = bool((sensor_noise + self.least_noise <= 0).any())
         require(not silent, IRREGULAR, "a reading without noise", "sigma2.irregular > 0, or noise=... for each reading")
-        lags = self.lags
-        transition, variance = discretize(sde, lags) if can_run() else (sde.transition(lags), sde.covariance(lags))
+        transition, variance = discretize(sde, self.lags)
         finite = bool((transition.sum() + variance.sum()).isfinite())
         require(finite, "times", "a gap over which the state overflows", "shorter gaps")
         covariance, units = self.model.initial(sde, self.readings.gap)

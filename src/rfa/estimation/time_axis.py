@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -117,7 +117,7 @@ class TimeAxis:
             lengths = dates - _EPOCH
             return lengths if self.kind is np.timedelta64 else type(self.kind)(lengths, name=self.kind.name)
         if isinstance(self.kind, tzinfo):
-            clocks = [x.replace(tzinfo=timezone.utc).astimezone(self.kind) for x in dates.astype("M8[us]").tolist()]
+            clocks = [x.replace(tzinfo=UTC).astimezone(self.kind) for x in dates.astype("M8[us]").tolist()]
             return np.array(clocks, dtype=object)
         import pandas as pd
 
@@ -292,7 +292,7 @@ def _dates_of_objects(given: np.ndarray) -> np.ndarray:
     zoned = [getattr(each, "tzinfo", None) is not None for each in present]
     require(all(zoned) or not any(zoned), "times", "some dates with a time zone", "all of them, or none")
     if all(zoned):
-        found = [x.astimezone(timezone.utc).replace(tzinfo=None) if x == x else x for x in found]
+        found = [x.astimezone(UTC).replace(tzinfo=None) if x == x else x for x in found]
     found = [each if each == each else np.datetime64("NaT", "us") for each in found]
     found = [each.isoformat() if hasattr(each, "calendar") else each for each in found]
     stamps = [x.to_datetime64() if hasattr(x, "to_datetime64") else np.datetime64(x, "us") for x in found]

@@ -154,7 +154,8 @@ def _of_epoch(
     dates = pd.to_datetime(numbers, unit=unit, utc=True, errors="coerce")  # type: ignore[call-overload]
     if epoch is not None:
         dates = dates + (_epoch_date(epoch) - pd.Timestamp(0, tz="UTC"))
-    _check(column, dates.isna(), path, f"{unit} since {epoch or '1970-01-01'} of a date that pandas knows")
+    far = ~dates.dt.year.between(-290_000, 290_000)  # NaT; and in pandas 3.0 what microseconds do not hold
+    _check(column, far, path, f"{unit} since {epoch or '1970-01-01'} of a date that pandas knows")
     return _to_microseconds(dates)
 
 

@@ -133,7 +133,7 @@ class SeriesTable(NamedTuple):
             calendar = calendar_offset(given) if self.unit else None
             span = calendar[1] if calendar else length_of_time(given) if self.unit else float(given)
             length = float(span / UNITS[self.unit]) if self.unit else float(span)
-        except pd.errors.OutOfBoundsTimedelta:
+        except (pd.errors.OutOfBoundsTimedelta, pd.errors.OutOfBoundsDatetime):  # the latter of pandas 3.0
             raise ValueError(f"{name}: got {given!r}, expected at most {pd.Timedelta.max.days} days") from None
         except ValueError:
             raise ValueError(fault) from None

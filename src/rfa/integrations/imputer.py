@@ -8,13 +8,12 @@ import copy
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from typing_extensions import Self
 
 from rfa.checks import check_range, require
 from rfa.models import RFAForTimeSeries, RFATimeSeriesConfig

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
 from transformers import PreTrainedConfig
-from typing_extensions import Self
 
 from rfa.checks import check_range, require
 

@@ -199,6 +199,8 @@ def interpreted() -> bool:
 
 
 def _triton_missing() -> str | None:
+    if torch.version.hip is not None and not interpreted():  # its devices are called "cuda" too
+        return "there is no CUDA device: this PyTorch is built for ROCm"
     if not installed("triton"):
         return "triton is not installed; it comes with the CUDA builds of PyTorch"
     if not torch.cuda.is_available() and not interpreted():

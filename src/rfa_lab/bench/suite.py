@@ -1,7 +1,7 @@
 """The cases of `rfa bench`, and their measurement."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +193,7 @@ def run(
             progress(Stage(case.title), done, total)
 
         for line in case.lines(tick):
-            line |= {**machine, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+            line |= {**machine, "time": datetime.now(UTC).isoformat(timespec="seconds")}
             append(out, line)
             yield line
         done = begun + case.rounds

@@ -4,12 +4,11 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, PlainValidator, ValidationInfo, field_validator, model_validator
 from torch import nn
-from typing_extensions import Self
 
 from rfa.models import PRESETS, RFAConfig, RFAForCausalLM, preset
 from rfa.nn.dynamics import softplus_inverse

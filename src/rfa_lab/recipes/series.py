@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, field_validator, model_validator
 from torch import nn
-from typing_extensions import Self
 
 from rfa.models import PRESETS, RFATimeSeriesConfig
 from rfa.models.flat import FLAT_NAMES

@@ -1,10 +1,10 @@
 """The schemas of result files: all entries that tables and figures read. Further entries are allowed everywhere."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, NotRequired, cast
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 RESULT_FORMAT = 1  # of result files, and of what `rfa evaluate --json` writes
 _CONFIG = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)

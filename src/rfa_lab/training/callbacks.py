@@ -16,7 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback, TrainerState
 
 from rfa.dynamics import regime
-from rfa.files import write_text_whole
+from rfa.files import named_errors, write_text_whole
 from rfa.models.decoder import RFAPreTrainedModel
 from rfa.progress import TrainingProgress
 
@@ -142,7 +142,7 @@ class MetricsLogger(TrainerCallback):
             "tokens": self.tokens,
             **figures,
         }
-        with self.run.metrics.open("a", encoding="utf-8") as file:
+        with named_errors(self.run.metrics), self.run.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps({**line, "dynamics": dynamics} if dynamics else line) + "\n")
         by_head = {
             f"layer {layer}/{name}/head {head}": value

@@ -16,11 +16,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from pydantic import ConfigDict, Field, TypeAdapter
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 import rfa.version
 from rfa.checks import check_fields

@@ -16,10 +16,10 @@ from torch.utils.data import Dataset, Subset
 from transformers import EvalPrediction, PreTrainedTokenizerFast, TrainingArguments, set_seed
 
 from rfa.environment import environment
-from rfa.files import write_whole
+from rfa.files import FULL, named_errors, write_whole
 from rfa.models import RFAConfig, RFAForCausalLM
 from rfa.models.decoder import NOT_SCORED
-from rfa.models.saved_files import quiet_transformers, write_digests
+from rfa.models.saved_files import checkpoints_in, missing_files, quiet_transformers, write_digests
 from rfa.ops import choose_backend
 from rfa.progress import Progress, TrainingProgress
 from rfa_lab.data import PreparedData, TokenBlocks, check_text, evenly_spaced, fingerprint, load_corpus, prepare
@@ -31,7 +31,6 @@ from .spec import TrainingSpec
 from .trainer import (
     ClipDynamics,
     ProtocolTrainer,
-    full_disk_as_os_error,
     tensor_float_32,
     trainer_arguments,
     trial_step,
@@ -183,10 +182,20 @@ def _read(
 
 @contextmanager
 def _shared(run: RunFolder, arguments: TrainingArguments) -> Iterator[None]:
-    """The processes of one launch share the run. The first of them holds the lock against other launches."""
+    """The processes of one launch share the run. The first of them holds the lock against other launches.
+
+    An error of a full disk says which checkpoint is kept.
+    """
     lock = run.lock() if arguments.process_index == 0 else nullcontext()
     with lock, lost_process_as_connection_error(arguments.world_size):
-        yield
+        try:
+            yield
+        except OSError as error:
+            if error.errno in FULL:
+                kept = [path.name for path in checkpoints_in(run.checkpoints) if not missing_files(path)]
+                said = f"{kept[-1]} is kept, from which --resume goes on" if kept else "no checkpoint is kept"
+                error.strerror, error.filename = f"{error.strerror}; {said}", error.filename or str(run.path)
+            raise
 
 
 def _blocks(data: PreparedData, spec: TrainingSpec) -> tuple[TokenBlocks, Dataset]:
@@ -207,7 +216,7 @@ def _write_new_run(run: RunFolder, record: dict[str, Any], data: PreparedData) -
     """Write the record and the tokenizer of a new run, both or neither."""
     run.clear()
     try:
-        with full_disk_as_os_error(run.path):
+        with named_errors(run.tokenizer):
             data.tokenizer.save_pretrained(run.tokenizer)
             write_digests(run.tokenizer)
         run.write(record)
@@ -303,7 +312,7 @@ def _train(
 def save_model(trainer: ProtocolTrainer, run: RunFolder) -> None:
     """Save the trained model. All processes take part, because weights may be sharded; the first one renames."""
     staging = run.path / ".model"
-    with quiet_transformers(), full_disk_as_os_error(run.path):
+    with quiet_transformers(), named_errors(run.model):
         try:
             trainer.save_model(str(staging))
             trainer.accelerator.wait_for_everyone()

@@ -5,7 +5,6 @@ that are whole or absent. `trial_step` tests whether a machine can train a model
 old run is deleted.
 """
 
-import errno
 import math
 import os
 import shutil
@@ -19,12 +18,12 @@ import numpy as np
 import torch
 from accelerate.data_loader import SeedableRandomSampler
 from jaxtyping import Int
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
+from rfa.files import named_errors
 from rfa.models import RFAForCausalLM
 from rfa.models.decoder import RFAPreTrainedModel
 from rfa.models.saved_files import checkpoints_in, quiet_transformers, read_model, read_state, write_digests
@@ -206,13 +205,13 @@ class ProtocolTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         self.args.output_dir = str(staging)
         try:
-            with full_disk_as_os_error(folder):
+            with named_errors(folder / name):
                 super()._save_checkpoint(model, trial)
-            self.accelerator.wait_for_everyone()
-            if self.args.should_save:
-                write_digests(staging / name)
-                shutil.rmtree(folder / name, ignore_errors=True)
-                os.replace(staging / name, folder / name)
+                self.accelerator.wait_for_everyone()
+                if self.args.should_save:
+                    write_digests(staging / name)
+                    shutil.rmtree(folder / name, ignore_errors=True)
+                    os.replace(staging / name, folder / name)
         finally:
             self.args.output_dir = str(folder)
             if self.args.should_save:
@@ -241,21 +240,6 @@ class ProtocolTrainer(Trainer):
             raise ValueError(f"keep_best: {checkpoint} cannot be read ({error}), expected the best model") from error
         cast(nn.Module, self.model).load_state_dict(weights)
         return step
-
-
-@contextmanager
-def full_disk_as_os_error(folder: Path) -> Iterator[None]:
-    """Raise a failed write of torch, safetensors or tokenizers as `OSError`."""
-    try:
-        yield
-    except (OSError, ValueError):
-        raise
-    except Exception as error:  # tokenizers raises plain `Exception`
-        signs = ("PytorchStreamWriter", "inline_container", "(os error")
-        if not (isinstance(error, SafetensorError) or any(sign in str(error) for sign in signs)):
-            raise
-        number = errno.ENOSPC if shutil.disk_usage(folder).free < 2**20 else errno.EIO
-        raise OSError(number, f"{os.strerror(number)} ({error})", str(folder)) from error
 
 
 _VOCABULARY = 64  # of the trial's model

@@ -13,6 +13,11 @@ from rfa_lab.recipes import RecipeError, load_recipe
 from .recipes import NAMES, RECALL, SERIES, TRAINING, recipe, write_recipe
 
 SHIPPED = Path(__file__).parents[3] / "recipes"
+# aliases of aliases: 9^9 texts in 304 bytes, and as many keys, which YAML itself would merge
+ALIASES = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}' if n else 'x'] * 9)}]\n" for n in range(10))
+MERGED = "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" if n else "a0: &a0 {x: 1}\n" for n in range(10)
+)
 RUN = {"presets": ["b1-rope"], "seeds": [0]}
 
 
@@ -179,6 +184,9 @@ def test_faults_of_what_does_not_fit_together(tmp_path):
         ("name: a\nname: b", "stands twice"),
         ("name: 2024-13-45", "no YAML: month must be in 1..12"),
         ("name: !!int abc", "no YAML: "),
+        (ALIASES + "title: *a9", "no YAML: line 5: got 125,479, expected at most 100,000 characters with all aliases"),
+        (MERGED + "training: *a9", "no YAML: line 6: got "),
+        ("title: &a [*a]", "no YAML: line 1: got inf, expected at most 100,000"),
         ("name: !!map [a]", "no YAML: line 1: expected a mapping"),
         ("kind: [a]", "kind: got ['a'], expected one of text, series, recall"),
         ("training: []", "training: got [], expected a mapping"),

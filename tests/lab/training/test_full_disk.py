@@ -31,10 +31,20 @@ def test_write_whole_leaves_what_was_there(tmp_path, before):
         (path / "half").write_text("half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=f"No space left on device; what was there before is kept: '{target}'"):
         write_whole(target, fail)
     assert contents(tmp_path) == kept
     assert [path.name for path in tmp_path.iterdir()] == (["target"])
+
+
+@pytest.mark.parametrize(
+    "write", [lambda path: torch.save(torch.ones(50_000), path), lambda path: path.write_bytes(bytes(90_000))]
+)
+def test_a_real_write_that_fails_names_its_file(tmp_path, unlimited, write):
+    full_disk(60_000, None)
+    with pytest.raises(OSError, match=rf"\[Errno \d+\] [^;]+: '{tmp_path}/new/target'$"):
+        write_whole(tmp_path / "new" / "target", write)
+    assert not contents(tmp_path)
 
 
 # A full disk, after the checkpoint of step 3 and before that of step 6. A limit on the size of files makes real writes
@@ -63,7 +73,8 @@ def unlimited():
 @pytest.mark.parametrize("kind", some([90_000, 30_000, "torch.save", "mkdir", "rename"], 2))
 def test_full_disk_while_saving(corpus, finished, tmp_path, monkeypatch, unlimited, kind):
     spec = tiny_spec(corpus)
-    with monkeypatch.context() as patch, pytest.raises(OSError):  # noqa: PT011 (its text is the system's)
+    says = rf"; checkpoint-3 is kept, from which --resume goes on: '{tmp_path}/run/"
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=says):
         train(spec, tmp_path / "run", progress=at_step(5, lambda: full_disk(kind, patch)))
     unlimited()
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-3"]
@@ -80,7 +91,7 @@ def test_a_run_that_lacks_only_its_model_makes_no_step_more(corpus, finished, tm
     with monkeypatch.context() as patch:
         patch.setattr(sys.modules["rfa_lab.training.train"], "save_model", no_space)
         for attempt in range(times):
-            with pytest.raises(OSError):  # noqa: PT011
+            with pytest.raises(OSError, match=rf"checkpoint-8 is kept.*: '{tmp_path}/run"):
                 resume(tmp_path / "run") if attempt else train(tiny_spec(corpus), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["finished"] is False
     record = resume(tmp_path / "run", progress=lambda *_: pytest.fail("it went on"))

@@ -1,6 +1,8 @@
 """Compiled filters against the same filters in PyTorch and statsmodels; the gradient by autograd and differences."""
 
+import functools
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -53,6 +55,22 @@ def test_recursive_as_in_torch(in_torch, name, direction, known, batch, queries)
     found = recursive_estimate(sde, times, seen, **options)
     assert_equal(found, in_torch(recursive_estimate, sde, times, seen, **options), 1e-8)
     assert (found.weights < 0.1).any()
+
+
+def test_one_warning_without_a_compiler(monkeypatch):
+    """Of all calls together; it says how much longer they take, and the way out."""
+
+    def refuse(sources):
+        raise compiled.BuildError("no C++ compiler: got none; install one")
+
+    monkeypatch.setattr(compiled, "load_library", refuse)
+    monkeypatch.setattr(compiled, "library", functools.cache(compiled.library.__wrapped__))
+    given = rotating(), *series(rotating(), 5)
+    with pytest.warns(UserWarning, match=r"rfa: .* 40 to 500 times .*: no C\+\+ compiler: .* install"):
+        recursive_estimate(*given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        robust_estimate(*given)
 
 
 def test_series_with_models_of_their_own(in_torch):

@@ -80,6 +80,13 @@ def test_as_in_torch(in_torch, name, robust, what):
     assert (mine.weights[~np.isnan(mine.weights)] < 0.1).any() == (robust and what != "forecast")
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_rolling_forecasts_as_in_torch(in_torch, name):
+    found, pairs = fitted(MODELS[name], True), ([40, 40, 50], [60, 79, 60])
+    mine, theirs = found.rolling_forecast(*pairs), in_torch(found.rolling_forecast, *pairs)
+    np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+
+
 def test_the_likelihood_of_several_models(in_torch):
     """Together as one by one, and as in PyTorch. One reading shows one direction."""
     model = Trend() + Season(5.0) + Cycle()

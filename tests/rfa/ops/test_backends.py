@@ -65,6 +65,17 @@ def test_triton_refuses_what_it_does_not_serve(monkeypatch):
         assert choose_backend("auto", "cuda", torch.bfloat16, (channels, channels)) == "triton"
 
 
+@pytest.mark.usefixtures("rocm")
+def test_a_rocm_build_has_no_cuda_device():
+    """The kernels cannot be compiled there; the reference serves it, with one warning."""
+    assert "triton" not in available_backends()
+    with pytest.warns(UserWarning, match=r"'triton' backend cannot run.*no CUDA device.*ROCm") as caught:
+        chosen = [choose_backend("auto", "cuda", torch.bfloat16, (64, 64)) for _ in range(2)]
+    assert (chosen, len(caught)) == (["reference"] * 2, 1)
+    with pytest.raises(ValueError, match=r"backend: got 'triton' \(there is no CUDA device"):
+        choose_backend("triton", "cuda")
+
+
 def test_unknown_names():
     for name in ("fused", "", "CPU"):
         with pytest.raises(ValueError, match=rf"backend: got {name!r}, expected 'auto' or one of .*reference"):

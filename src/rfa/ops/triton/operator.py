@@ -38,6 +38,7 @@ TILES: dict[str, dict[str, Any]] = {
     "query": {"ROWS": 64, "STAGES": 2, "EDGE_STAGES": 1, "num_warps": 4},
     "query without parameters": {"ROWS": 64, "STAGES": 3, "EDGE_STAGES": 1, "num_warps": 4, "maxnreg": 168},
 }
+THREE_STAGES = 160 * 1024  # bytes of shared memory a block, for 128 channels; cards of 99 KiB hold two stages
 LEAST_FACTOR = {torch.bfloat16: 2.0**-12, torch.float16: 2.0**-8}  # of a key within its tile
 LEARNED = ("process_noise", "key_noise", "query_noise", "noise_floor", "robustness", "inverse_temperature")
 # The arguments of a call. Tensors as in `KernelInputs` and `Parameters`. `riccati` and `in_bias` are the options of
@@ -113,6 +114,14 @@ class Plan:
         self.sizes = sum(self.states), sum(self.numbers), sum(self.scratch)
         self._backward: dict[Any, list[Launch]] = {}
 
+    def _tiles(self, name: str) -> dict[str, Any]:
+        """Tiles, stages and warps of a kernel, on the call's device."""
+        wide, found = max(self.channels, self.width) == 128, TILES[name]
+        if wide and found["STAGES"] == 3 and self.fast:
+            card: Any = torch.cuda.get_device_properties(self.device)  # PyTorch's types lack the limit
+            return found | {"STAGES": 3 if card.shared_memory_per_block_optin >= THREE_STAGES else 2}
+        return TILES["wide key"] if wide and name == "key" else found
+
     def results(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Room for what the forward pass returns."""
         shape, (states, numbers, _) = (self.batch, self.heads, self.queries), self.sizes
@@ -178,7 +187,7 @@ class Plan:
         blocks = -(-self.queries // TILES["forward"]["ROWS"])
         estimate = Launch(
             forward_kernel, self.batch * self.heads * blocks, (*sizes, blocks, *self.query_phase),
-            **visits, TURN=turns["TURN_VALUES"], LOW=self.keep, **TILES["forward"],
+            **visits, TURN=turns["TURN_VALUES"], LOW=self.keep, **self._tiles("forward"),
         )  # fmt: skip
         if not self.eps:
             return [tables, estimate]
@@ -198,7 +207,7 @@ class Plan:
     def _of_gradients(self, strides: tuple[int, ...], log_sum: bool, prior: bool) -> list[Launch]:
         visits, of_prior, turns = self._shared
         pairs, sizes = self.batch * self.heads, (self.heads, self.queries, self.keys, self.rows, self.columns)
-        tiles_of_query = TILES["query" if prior else "query without parameters"]
+        tiles_of_query = self._tiles("query" if prior else "query without parameters")
         row_blocks, key_blocks = -(-self.queries // tiles_of_query["ROWS"]), self.columns // FOLD
         launches = [
             Launch(
@@ -209,7 +218,7 @@ class Plan:
             Launch(
                 key_kernel, pairs * key_blocks,
                 (*sizes, self.length, key_blocks, row_blocks, *self.key_phase),
-                **visits, **turns, PRIOR=prior, **TILES["key" if max(self.channels, self.width) < 128 else "wide key"],
+                **visits, **turns, PRIOR=prior, **self._tiles("key"),
             ),
             Launch(
                 query_kernel, pairs * row_blocks,
