@@ -176,7 +176,7 @@ def by_rfa(file: Path, series: Series) -> tuple[Forecast, dict[str, Any]]:
     table, query_times = read_request(request)
     assert len(query_times) == series.horizon, (len(query_times), series)
     found = forecast_by_filter(request)(table, query_times)[0]
-    share = len(found.outliers) / int((~table.values.isnan()).sum())
+    share = int(found.past["outlier"].sum()) / int((~table.values.isnan()).sum())
     return (found.mean, *found.intervals[LEVEL]), {"components": found.details["components"], "outliers": share}
 
 

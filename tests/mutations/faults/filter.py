@@ -47,7 +47,7 @@ OPERATOR = [
              "a token does not see itself", "rfa/ops/test_filter_attention_values.py"),
     Mutation("rfa/ops/positions.py", "absent.int().argmin(-1, keepdim=True)", "absent.int().argmax(-1, keepdim=True)",
              "times count from padding", "rfa/ops/test_filter_attention_invariances.py rfa/nn/test_cache.py"),
-    Mutation("rfa/ops/prior.py", "F.pad(follows[..., 1:], (0, 1))", "F.pad(follows[..., :-1], (1, 0))",
+    Mutation("rfa/ops/prior.py", "leads = follows.roll(-1, -1)", "leads = follows.roll(1, -1)",
              "a first key does not know the interval behind it", "rfa/ops/test_filter_attention_values.py"),
     Mutation("rfa/ops/prior.py", ".masked_fill(~known, 0.0)", ".masked_fill(~intervals.follows, 0.0)",
              "every first key has gain one", "rfa/ops/test_filter_attention_values.py"),

@@ -103,10 +103,10 @@ def likelihood_and_gradient(sde, times, seen, initial, way):
     inputs = [x.clone().requires_grad_() for x in inputs]
     model, initial = LinearSDE(*inputs[:4]), inputs[4:] or None
     function = likelihood.density_function(
-        model, times, seen, RobustWeight(math.inf, None, sde.observation_size), 1, initial
+        model, times, seen, RobustWeight(math.inf, 1.0, sde.observation_size), 1, initial
     )
-    assert way is None or function(model, math.inf, None)[0].grad_fn is not None
-    density, counts = function(model, math.inf, None)
+    assert way is None or function(model, math.inf, 1.0)[0].grad_fn is not None
+    density, counts = function(model, math.inf, 1.0)
     total = (torch.where(counts, density, 0.0).sum(-1) * torch.arange(1.0, 1 + density[..., 0].numel())).sum()
     gradients = torch.autograd.grad(total, inputs)
     # of a covariance, the part along other covariances
