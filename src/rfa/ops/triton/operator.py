@@ -116,7 +116,7 @@ class Plan:
 
     def _tiles(self, name: str) -> dict[str, Any]:
         """Tiles, stages and warps of a kernel, on the call's device."""
-        wide, found = max(self.channels, self.width) == 128, TILES[name]
+        wide, found = self.channels == 128 or self.width == 128, TILES[name]
         if wide and found["STAGES"] == 3 and self.fast:
             card: Any = torch.cuda.get_device_properties(self.device)  # PyTorch's types lack the limit
             return found | {"STAGES": 3 if card.shared_memory_per_block_optin >= THREE_STAGES else 2}

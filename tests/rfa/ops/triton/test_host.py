@@ -25,7 +25,7 @@ from ..cpu.compiled import python
 operator = pytest.importorskip("rfa.ops.triton.operator")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH, HEADS, CHANNELS = 2, 2, 16
-MOST_CALLS = 250  # of Python's functions and those of C, in a forward and backward pass
+MOST_CALLS = 260  # of Python's functions and those of C, in a forward and backward pass; 8 ask whether ONNX is written
 
 
 class Compiled:
