@@ -66,7 +66,7 @@ def test_the_state_is_a_model_of_transformers(fitted, tmp_path):
     fitted.save_pretrained(tmp_path)
     given = waves(3, 3)
     again = RFANetworkImputer.from_pretrained(tmp_path, batch_size=2)
-    np.testing.assert_array_equal(again.impute(given), fitted.impute(given))
+    np.testing.assert_allclose(again.impute(given), fitted.impute(given), rtol=1e-6)  # batches of 2 and 3 round apart
     assert not RFAForTimeSeries.from_pretrained(tmp_path).config.causal
 
 
