@@ -1,244 +1,398 @@
-"""Compare robust filtering with its peers: `python benchmarks/filtering.py [--only tracker ...] [--data FOLDER]`.
+"""Compare robust filters on real sets: `python benchmarks/filtering.py --data DIR`, or `--data examples --only nile`.
 
-The command writes benchmarks/results/filtering.json and prints the tables of docs/record/filters.md. With `--only`
-it measures some of the tables; the others in the JSON stay unchanged. Measure times on a quiet machine only.
-
-- tracker, oscillator: known models with many kinds of errors, see benchmarks/trackers.py, which also states the aims;
-- simulated, real: longer series with 5 to 20 % of outliers, compared with WoLF with `c^2 = 4 m` for m components;
-- limits: jumps of the state, a wrong first reading, wrong readings that agree with each other;
-- wall_time: compared with filterpy's loop.
+DIR has a file NAME.csv for each name in SETS: the columns time and value, or time, x and y of a track. Sets without a
+file are left out. All filters have the model in SETS, one start, and one routine that fits the parameters (`SetFit`);
+none is tuned. A draw holds out a fifth of the rows and adds errors to a share of the others. Each filter predicts the
+rows held out from earlier ones. Results are kept in benchmarks/results/filtering_sets.json; without `--data` their
+tables are printed. `--only` measures some sets, and the others stay. docs/record/filters.md names the sources.
 """
 
 import argparse
 import json
 import math
-import statistics
-import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
+import scipy.stats
 import torch
-from filters import Estimator, filterpys, inside, kalman, ours, robust, wolf
-from limits import agreeing, limits_table, surprised
-from torch import Tensor
-from trackers import oscillating, ratios, tracked
 
 from rfa.environment import environment
-from rfa.estimation import LinearSDE, robust_estimate
+from rfa.estimation import Component, Level, Season, StructuralModel, Trend
+from rfa.estimation.parameter_search import ParameterSearch, series_scale
+from rfa.estimation.problem import Transitions
+from rfa.estimation.readings_problem import ReadingsProblem, ReadingsTable
+from rfa.estimation.recursive_filter import Recursion
+from rfa.estimation.row_filters import filter_rows
+from rfa.estimation.series import Readings, read_series
+from rfa.estimation.structural_model import ComponentMatrices, ParameterKind, ParameterValues, SeriesScale
+from rfa.estimation.time_axis import TimeAxis
 from rfa.files import write_text_whole
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "filtering.json"
-SEEDS = 40
-WILD = {"Gaussian": None, "5 % x10": (0.05, 10.0), "20 % x10": (0.2, 10.0)}
-ESTIMATORS: dict[str, Estimator] = {
-    "Kalman": kalman,
-    "WoLF": lambda sde, *given: robust(wolf(4.0 * sde.observation_size))(sde, *given),
-    "rfa": ours(),
-    "rfa, the paper's": ours(prior="lyapunov", kappa=None, iterations=1, start="query"),
+RESULTS = Path(__file__).parent / "results" / "filtering_sets.json"
+DRAWS = 5
+HELD_OUT = 0.2
+SHARES = (0.0, 0.05, 0.2)  # of the rows that are not held out, to which errors are added
+SIZE = 10.0  # their standard deviation, in robust standard deviations of the change from reading to reading
+QUIET = 20  # rows at the start that are neither held out nor changed
+TAIL, WIDE = 0.05, 100.0  # of the density that scores: 0.05 N(m, 100 S) beside 0.95 N(m, S)
+_FAR = 4.0  # standard deviations, of the fit
+_UNKNOWN = 1e4  # variance of a prediction, in those of the series, above which there is none
+
+
+Weight = Callable[[np.ndarray, np.ndarray], Any]  # of the innovation e (m,) and the variances h (m,): w
+# A robust filter computes a weight w for each row from its innovation and the covariance C P C^T of the prediction. The
+# row then has the noise R / w. A weight gets both in units of the noise, in the basis in which the covariance is
+# diagonal: there R is the identity.
+
+
+def wolf(soft: float) -> Weight:
+    """Weighted observation likelihood filter with the inverse multi-quadratic weight (Duran-Martin and others, 2024).
+
+    `soft` is c^2. The noise R becomes `R (1 + e^T R^-1 e / c^2)`.
+    """
+    return lambda innovation, variances: 1 / (1 + (innovation**2).sum(-1) / soft)
+
+
+def huber(bound: float = 1.345) -> Weight:
+    """`min(1, bound / d)` with the Mahalanobis distance d of the innovation."""
+    return lambda innovation, variances: 1 / ((innovation**2 / (variances + 1)).sum(-1) / bound**2).clip(1.0) ** 0.5
+
+
+def variational(nu: float, steps: int = 8) -> Weight:
+    """Student-t errors with variational Bayes: the scale of a row and the state are fitted in turns.
+
+    `w = (nu + m) / (nu + tr R^-1 (r r^T + C P C^T))`. The residual r and the variance P are those after the row, with
+    the w of the step before.
+    """
+
+    def weight(innovation: np.ndarray, variances: np.ndarray) -> Any:
+        left = 1 / (1 + variances)  # I - C K
+        for _ in range(steps):
+            found = (nu + innovation.shape[-1]) / (nu + ((left * innovation) ** 2 + left * variances).sum(-1))
+            left = 1 / (1 + found[..., None] * variances)
+        return found
+
+    return weight
+
+
+def weighted(
+    rows: np.ndarray,
+    values: np.ndarray,
+    noise: np.ndarray,
+    steps: np.ndarray,
+    forced: np.ndarray,
+    mean: np.ndarray,
+    covariance: np.ndarray,
+    weight: Weight,
+) -> tuple[np.ndarray, ...]:
+    """Means and covariances before each row, then after it: the Kalman filter with the noise R / w of each row.
+
+    Args:
+        rows, values, noise: of what is read, `(T, m, n)`, `(T, m)` with NaN where a row is missing, and `(T, m)`.
+        steps, forced: transition matrices and covariances to the next row, `(T - 1, n, n)`.
+        mean, covariance: of the first state.
+        weight: of a row.
+    """
+    length, n = len(rows), len(mean)
+    found = np.empty((length, n)), np.empty((length, n, n)), np.empty((length, n)), np.empty((length, n, n))
+    scale, present, identity = np.sqrt(noise), ~np.isnan(values).any(-1), np.eye(n)
+    rows, values = rows / scale[..., None], values / scale
+    for k, row in enumerate(rows):
+        if k:
+            mean, covariance = steps[k - 1] @ mean, steps[k - 1] @ covariance @ steps[k - 1].T + forced[k - 1]
+        found[0][k], found[1][k] = mean, covariance
+        if present[k]:
+            across = covariance @ row.T
+            variances, basis = np.linalg.eigh(row @ across)
+            innovation, across = basis.T @ (values[k] - row @ mean), across @ basis
+            noise_now = 1 / weight(innovation, variances)
+            gain = across / (variances + noise_now)
+            mean = mean + gain @ innovation
+            left = identity - gain @ (basis.T @ row)
+            covariance = left @ covariance @ left.T + noise_now * gain @ gain.T  # Joseph's form, for a wide start
+        found[2][k], found[3][k] = mean, covariance
+    return found
+
+
+@dataclass(frozen=True)
+class Track(Component):
+    """A correlated random walk in the plane: `dx = v dt, dv = -mu v dt + dW`, x and y with the same mu and Var dW.
+
+    Velocities start stationary. With a diffuse start the likelihood would grow with mu without an end.
+
+    Source: Johnson and others, Continuous-time correlated random walk model for animal telemetry data (2008).
+    """
+
+    name: str = "track"
+    stationary = (1, 3)
+
+    @property
+    def states(self) -> dict[str, float]:
+        """Position and velocity. What a reading of x or y shows is said by `observation`."""
+        return {"x": 1.0, "x.velocity": 0.0, "y": 0.0, "y.velocity": 0.0}
+
+    @property
+    def parameters(self) -> dict[str, ParameterKind]:
+        """The variance of the velocity's change, and what is left of a velocity after a unit of time."""
+        return {"sigma2.velocity": "variance", "damping.velocity": "factor"}
+
+    def start(self, scale: SeriesScale) -> dict[str, float]:
+        """A tenth of the change from reading to reading; a velocity that fades within ten readings."""
+        return {"sigma2.velocity": 0.1 * scale.step_variance / scale.gap**3, "damping.velocity": 0.1 / scale.gap}
+
+    def matrices(self, parameters: ParameterValues) -> ComponentMatrices:
+        """A and Q: those of a damped slope, twice."""
+        noise, decay = parameters["sigma2.velocity"], parameters["damping.velocity"]
+        diffusion = torch.diag_embed(torch.stack([0 * noise, noise] * 2, dim=-1))
+        dynamics = -torch.diag_embed(torch.stack([0 * decay, decay] * 2, dim=-1))
+        moves = torch.diag(torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64), 1)
+        return dynamics + moves, diffusion
+
+    def units(self, gap: float) -> tuple[float, ...]:
+        """A velocity of 1 in the median gap."""
+        return 1.0, 1.0 / gap, 1.0, 1.0 / gap
+
+
+_DAY = Season(24.0, harmonics=2, name="day")
+SETS: dict[str, Component | StructuralModel] = {
+    "harbor_seal": Track(),
+    "fur_seal": Track(),
+    "bearded_seal": Track(),
+    "elephant_seal": Track(),
+    "weddell_seal": Track(),
+    "latency": Level(),
+    "machine": Level(),
+    "travel_time": Level(),
+    "processor": Level(),
+    "ad_price": Level() + _DAY,
+    "nile": Level(),
+    "co2": Trend() + Season(365.25, harmonics=2, name="year"),
+    "tide": Level() + Season(12.4206, name="lunar") + Season(23.9345, name="sidereal"),
+    "light_curve": Level(),
+}
+KALMAN, RFA = "Kalman", "rfa"
+FILTERS: dict[str, Weight | None] = {
+    KALMAN: lambda innovation, variances: 1.0,
+    "Huber": huber(),
+    "WoLF": wolf(16.0),  # c = 4, of the tracking figure in the paper's code
+    "Student-t": variational(4.0),
+    RFA: None,
 }
 
 
-def simulated(title: str, sde: LinearSDE, times: Callable[[int], Tensor], gaps: float) -> list[dict]:
-    """Mean squared error and coverage over seeds, for each estimator and each share of outliers."""
-    start = torch.zeros(sde.state_size, dtype=torch.float64), sde.stationary_covariance()
-    lines = []
-    for wild, outliers in WILD.items():
-        at = torch.stack([times(seed) for seed in range(SEEDS)])
-        drawn = []
-        for seed in range(SEEDS):
-            generator = torch.Generator().manual_seed(seed)
-            states, seen = sde.simulate(at[seed], generator, outliers)
-            lost = torch.rand(seen.shape[:-1], generator=generator) < gaps
-            drawn.append((states, seen.masked_fill(lost[..., None], torch.nan)))
-        states, seen = (torch.stack(parts) for parts in zip(*drawn, strict=True))
-        gap = np.abs(kalman(sde, at, seen, start)[0][0].numpy() - filterpys(sde, at[0], seen[0], start)).max()
-        assert gap < 1e-8, gap  # the batched filter equals filterpy's
-        for name, estimator in ESTIMATORS.items():
-            mean, covariance = estimator(sde, at, seen, start)
-            errors, cover = (mean - states).square().sum(-1).mean(-1), inside(mean, covariance, states)
-            lines.append({
-                "series": title, "noise": wild, "estimator": name, "error": errors.mean().item(),
-                "standard_error": (errors.std() / math.sqrt(SEEDS)).item(), "coverage": cover,
-                "errors": errors.tolist(),
-            })  # fmt: skip
-    return lines
+class Predicted(NamedTuple):
+    """What is predicted of T rows of m readings from earlier rows, with the noise of the readings."""
+
+    mean: np.ndarray  # `(T, m)`
+    variance: np.ndarray  # `(T, m, m)`
+
+    def distance(self, values: np.ndarray) -> np.ndarray:
+        """The squared Mahalanobis distance of values `(T, m)`, `(T,)`."""
+        error = values - self.mean
+        return np.einsum("ti,ti->t", error, np.linalg.solve(self.variance, error[..., None])[..., 0])
 
 
-def rotating() -> LinearSDE:
-    """The rotating process, a damped rotation in the plane, in real form: mu 0.3, omega 2, sigma^2 0.5, eta^2 0.5."""
-    eye = torch.eye(2, dtype=torch.float64)
-    return LinearSDE(torch.tensor([[-0.3, -2.0], [2.0, -0.3]]), 0.25 * eye, eye, 0.25 * eye)
+def predict(problem: ReadingsProblem, scale: SeriesScale, weight: Weight | None, size: int) -> Predicted:
+    """The filter with this weight, over rows of `size` readings of one time each. None: the filter of the library."""
+    table = problem.table
+    noise = problem.noise[0].numpy().reshape(-1, size)
+    rows = table.rows.numpy().reshape(len(noise), size, -1)
+    first, index = problem.first(scale), table.lag_index[size - 1 :: size]
+    if weight is None:
+        grid, order = problem.grid(), torch.arange(len(noise))[None]
+        seen = grid.observed_components.reshape(1, -1, size).sum(-1)
+        shaped = grid.rows.reshape(1, *rows.shape), grid.values.reshape(1, -1, size)
+        grid = replace(grid, times=grid.times[:, ::size], rows=shaped[0], values=shaped[1])
+        grid = replace(grid, observation_index=order, query_index=order, observed_components=seen)
+        steps = Transitions(problem.transition[0], problem.variance[0], index[None])
+        options = {"compiled": True, "robust": True, "predict": True}
+        states = filter_rows(grid.bounded(), steps, Recursion.first(first), **options).predicted
+        assert states is not None
+        mean, covariance = states.mean[0].numpy(), states.covariance[0].numpy()
+    else:
+        values, between = table.values.numpy().reshape(-1, size), index.numpy()
+        steps, forced, *start = (x[0].numpy() for x in (problem.transition, problem.variance, *first[:2]))
+        mean, covariance, *_ = weighted(rows, values, noise, steps[between], forced[between], *start, weight)
+    of_rows = rows @ covariance @ rows.swapaxes(1, 2)
+    return Predicted(np.einsum("tij,tj->ti", rows, mean), of_rows + noise[:, None] * np.eye(size))
 
 
-def oscillators() -> LinearSDE:
-    """Two coupled, damped oscillators. Noise drives the velocities; only the positions are observed."""
-    dynamics = torch.tensor([[0.0, 1.0, 0, 0], [-4.0, -0.4, 1.0, 0], [0, 0, 0, 1.0], [1.0, 0, -9.0, -0.6]])
-    driven = torch.diag(torch.tensor([0.0, 1.0, 0.0, 1.0]))
-    seen = torch.tensor([[1.0, 0, 0, 0], [0, 0, 1.0, 0]])
-    return LinearSDE(dynamics, driven, seen, 0.1 * torch.eye(2))
+@dataclass(frozen=True)
+class SetFit(ParameterSearch):
+    """The fit of `RobustFilter`, with any filter in the place of its own.
 
-
-def irregular(seed: int) -> Tensor:
-    """200 irregular times, 0.1 apart on average."""
-    gaps = torch.rand(200, generator=torch.Generator().manual_seed(1000 + seed), dtype=torch.float64)
-    return (0.02 + 0.16 * gaps).cumsum(0)
-
-
-def seasonal() -> LinearSDE:
-    """CO2 in ppm over years: a local linear trend and two harmonics of the year, as in examples/notebooks/co2.ipynb."""
-    dynamics = torch.zeros(6, 6, dtype=torch.float64)
-    dynamics[0, 1] = 1.0
-    for index, cycles in ((2, 1), (4, 2)):
-        dynamics[index, index + 1], dynamics[index + 1, index] = -2 * math.pi * cycles, 2 * math.pi * cycles
-    noise = torch.diag(torch.tensor([0.5, 0.02, 0.02, 0.02, 0.01, 0.01], dtype=torch.float64))
-    return LinearSDE(dynamics, noise, torch.tensor([[1.0, 0, 1, 0, 1, 0]]), torch.tensor([[0.1]]))
-
-
-def real_series(folder: Path) -> list[dict]:
-    """Real series. A fifth of the points is held out and predicted from earlier ones; a tenth of the rest is wrong."""
-    nile = [line.split(",") for line in (folder / "nile.csv").read_text().split()[1:]]
-    level = LinearSDE(*(torch.tensor([[x]], dtype=torch.float64) for x in (0.0, 1469.0, 1.0, 15099.0)))
-    co2 = [line.split(",") for line in (folder / "co2.csv").read_text().split()[1:]]
-    days = [np.datetime64(f"{d[:4]}-{d[4:6]}-{d[6:]}") for d, _ in co2]
-    years = [float((day - days[0]) / np.timedelta64(1, "D")) / 365.2425 for day in days]
-    first = torch.tensor([310.0, 1.0, 0, 0, 0, 0], dtype=torch.float64)
-    series = {
-        "nile": (level, [float(y) for y, _ in nile], [float(v) for _, v in nile],
-                 (torch.tensor([900.0]), torch.tensor([[1e6]])), 10),
-        "co2, 1990-2001": (seasonal(), years[-600:], [float(v) if v else math.nan for _, v in co2][-600:],
-                (first + torch.tensor([42.0, 0, 0, 0, 0, 0]), 25.0 * torch.eye(6, dtype=torch.float64)), 3),
-    }  # fmt: skip
-    lines = []
-    for title, (sde, times, values, start, seeds) in series.items():
-        at, clean = torch.tensor(times, dtype=torch.float64), torch.tensor(values, dtype=torch.float64)
-        scale = sde.observation_noise.sqrt().item()
-        for wild in (0.0, 0.1):
-            found: dict[str, list] = {name: [] for name in ESTIMATORS}
-            for seed in range(seeds):
-                generator = torch.Generator().manual_seed(seed)
-                held = (torch.rand(len(at), generator=generator) < 0.2) & ~clean.isnan() & (torch.arange(len(at)) > 10)
-                hit = (torch.rand(len(at), generator=generator) < wild) & ~held
-                seen = clean + 10 * scale * torch.randn(len(at), generator=generator, dtype=torch.float64) * hit
-                seen = seen.masked_fill(held, torch.nan)[None, :, None]
-                for name, estimator in ESTIMATORS.items():
-                    mean, covariance = (part[0, held] for part in estimator(sde, at, seen, start))
-                    predicted = (mean @ sde.observation.mT)[:, 0]
-                    spread = (sde.observation @ covariance @ sde.observation.mT + sde.observation_noise)[:, 0, 0]
-                    error = clean[held] - predicted
-                    likelihood = -0.5 * (error.square() / spread + spread.log() + math.log(2 * math.pi))
-                    covered = (error.abs() < 1.6448536 * spread.sqrt()).double()
-                    found[name].append([error.square().mean().item(), likelihood.mean().item(), covered.mean().item()])
-            for name, rows in found.items():
-                values_ = np.array(rows)
-                lines.append({
-                    "series": title, "noise": f"{wild:.0%} outliers", "estimator": name,
-                    "error": math.sqrt(values_[:, 0].mean()), "log_likelihood": float(values_[:, 1].mean()),
-                    "log_likelihood_error": float(values_[:, 1].std(ddof=1) / math.sqrt(seeds)),
-                    "coverage": float(values_[:, 2].mean()),
-                })  # fmt: skip
-    return lines
-
-
-def wall_times() -> list[dict]:
-    """Times of 256 series in one batch over the time of filterpy's loop, for 100, 300 and 1,000 steps.
-
-    filterpy is timed on 4 of the series, whose estimates are checked.
+    A robust filter's fit maximises the exact Gaussian log-likelihood of the rows that this filter's own predictions
+    miss by at most four standard deviations: it fits and chooses rows in turns, up to four times. The Kalman filter's
+    fit maximises that of all rows. Starts, search and likelihood are the same.
     """
-    sde = rotating()
-    start = torch.zeros(2, dtype=torch.float64), sde.stationary_covariance()
-    lines = []
-    for length in (100, 300, 1000):
-        times = torch.arange(length, dtype=torch.float64) * 0.1
-        seen = sde.simulate(times, torch.Generator().manual_seed(0), sample_shape=(256,)).observations
-        batched, looped = [], []  # seconds of each round
-        for _ in range(3):
-            began = time.perf_counter()
-            mean = robust_estimate(sde, times, seen, nu=math.inf, initial=start, return_weights=False).mean
-            batched.append(time.perf_counter() - began)
-            began = time.perf_counter()
-            loop = [filterpys(sde, times, series, start) for series in seen[:4]]
-            looped.append((time.perf_counter() - began) * 64)
-            assert np.abs(mean[:4].numpy() - np.array(loop)).max() < 1e-8
-        lines.append({
-            "length": length, "series": 256, "threads": torch.get_num_threads(), "estimator": "Kalman filter",
-            "filterpy_over_rfa": sorted(slow / quick for slow, quick in zip(looped, batched, strict=True)),
-            "seconds": sorted(batched),
-        })  # fmt: skip
+
+    filter_name: str
+    size: int  # readings in a row
+
+    def fitted(self) -> tuple[dict[str, float], Readings]:
+        """The parameters, and the readings; of `rfa` without wrong ones at the start."""
+        if self.filter_name == KALMAN:
+            return self.maximum(self.readings, self.start).values, self.readings
+        found, readings, _ = self.robust_fit()
+        return found.values, readings
+
+    def predictions(self, values: Any, readings: Readings) -> Predicted:
+        """Of each row."""
+        problem = ReadingsTable.of(self.model, readings).problem(values)
+        return predict(problem, self.scale, FILTERS[self.filter_name], self.size)
+
+    def _innovations(self, values: Any, readings: Readings) -> np.ndarray:
+        """The distance of each row, given to each reading, so that 4 is as rare as for one reading."""
+        found = self.predictions(values, readings)
+        rare = scipy.stats.chi2.isf(2 * scipy.stats.norm.sf(_FAR), self.size)
+        distance = np.sqrt(found.distance((readings.used - readings.offset).reshape(-1, self.size)) / rare) * _FAR
+        wide = found.variance.diagonal(axis1=1, axis2=2).max(-1)
+        return np.repeat(np.where(wide > _UNKNOWN * self.scale.widest, np.nan, distance), self.size)
+
+    def _wrong_start(self, values: Any) -> np.ndarray:
+        """Only `RobustFilter` refuses readings at the start."""
+        if self.filter_name == RFA:
+            return super()._wrong_start(values)
+        return np.zeros(len(self.readings), dtype=bool)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A set of which rows are held out, with added errors in others."""
+
+    times: np.ndarray  # `(T,)`
+    values: np.ndarray  # `(T, m)`
+    given: np.ndarray  # `(T, m)`: what filters see, NaN where held out
+    held: np.ndarray  # `(T,)`
+
+    @classmethod
+    def of(cls, times: np.ndarray, values: np.ndarray, share: float, seed: int) -> "Draw":
+        """The same rows are held out for each share, and errors of a smaller share are among those of a larger one."""
+        random = np.random.default_rng(seed)
+        late = np.arange(len(times)) >= QUIET
+        held = (random.random(len(times)) < HELD_OUT) & late
+        hit = (random.random(len(times)) < share) & late & ~held
+        errors = (
+            SIZE * 1.4826 * np.median(np.abs(np.diff(values, axis=0)), axis=0) * random.standard_normal(values.shape)
+        )
+        given = np.where(held[:, None], np.nan, values + hit[:, None] * errors)
+        return cls(times, values, given, held)
+
+    def readings(self, model: StructuralModel) -> Readings:
+        """Of one sensor, or of x and y in turns."""
+        size, observation, sensor = self.values.shape[1], None, None
+        if size == 2:
+            observation = np.tile(np.eye(4)[[0, 2]], (len(self.times), 1))
+            sensor = ["x", "y"] * len(self.times)
+        times = np.repeat(self.times, size)
+        known = {"exog": None, "offset": None, "noise": None, "observation": observation}
+        axis = TimeAxis.of(times, "day")
+        return read_series(axis, times, self.given.reshape(-1), sensor, list(model.states), **known)[0]
+
+
+def score(draw: Draw, found: Predicted) -> dict[str, float]:
+    """Of the rows held out: mean distance, log density by N and with tails, and the share within the 90 % region."""
+    held, m = draw.held, draw.values.shape[1]
+    distance = found.distance(draw.values)[held]
+    logarithm = np.linalg.slogdet(found.variance[held])[1]
+
+    def density(factor: float) -> np.ndarray:
+        return -0.5 * (distance / factor + logarithm + m * math.log(2 * math.pi * factor))
+
+    tails = np.logaddexp(math.log(1 - TAIL) + density(1.0), math.log(TAIL) + density(WIDE))
+    return {
+        "error": float(np.linalg.norm((draw.values - found.mean)[held], axis=-1).mean()),
+        "tails": float(tails.mean()),
+        "gaussian": float(density(1.0).mean()),
+        "coverage": float((distance <= scipy.stats.chi2.ppf(0.9, m)).mean()),
+    }
+
+
+def measured(name: str, times: np.ndarray, values: np.ndarray) -> list[dict]:
+    """A line for each share and filter of a set, with the scores of each draw."""
+    model, lines = StructuralModel.of(SETS[name]), []
+    for share in SHARES:
+        draws = [Draw.of(times, values, share, seed) for seed in range(DRAWS)]
+        for filter_name in FILTERS:
+            scores = []
+            for draw in draws:
+                readings = draw.readings(model)
+                scale = series_scale(readings, robust=filter_name != KALMAN)
+                fit = SetFit(model, readings, scale, {}, 200, filter_name, values.shape[1])
+                scores.append(score(draw, fit.predictions(*fit.fitted())))
+            line = {"set": name, "share": share, "filter": filter_name, "rows": len(times)}
+            lines.append(line | {key: [one[key] for one in scores] for key in scores[0]})
     return lines
 
 
-def table(lines: list[dict], corner: str, cells: Callable[[dict], str]) -> str:
-    """A Markdown table with a row for each series and noise, and a column for each estimator."""
-    names = list(dict.fromkeys(line["estimator"] for line in lines))
-    rows: dict[tuple[str, str], list[str]] = {}
-    for line in lines:
-        rows.setdefault((line["series"], line["noise"]), []).append(cells(line))
-    head = [f"| {corner} | | {' | '.join(names)} |", "| --- " * (len(names) + 2) + "|"]
-    return "\n".join(head + [f"| {series} | {noise} | {' | '.join(row)} |" for (series, noise), row in rows.items()])
+def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The times `(T,)` and the values `(T, m)` of a file."""
+    table = np.loadtxt(path, delimiter=",", skiprows=1)
+    return table[:, 0], table[:, 1:]
 
 
-def wall_time_table(lines: list[dict]) -> str:
-    rows = ["| steps | estimator | filterpy's time over rfa's | median seconds |", "| --- | --- | --- | --- |"]
-    for line in lines:
-        times = ", ".join(f"{ratio:.1f}" for ratio in line["filterpy_over_rfa"])
-        seconds = statistics.median(line["seconds"])
-        rows.append(f"| {line['length']:,} | {line['estimator']} | {times} | {seconds:.2f} |")
-    return "\n".join(rows)
+def means(lines: list[dict]) -> dict[str, pd.DataFrame]:
+    """By the name of a score: its means over draws, a row for each share and set, a column for each filter."""
+    table = pd.DataFrame(lines)
+    for key in ("error", "tails", "gaussian", "coverage"):
+        table[key] = table[key].map(np.mean)
+    order = list(dict.fromkeys(table["filter"]))
+    return {
+        key: table.pivot_table(key, ["share", "set"], "filter", sort=False)[order]
+        for key in ("error", "tails", "gaussian", "coverage")
+    }
 
 
-def squared_errors(line: dict) -> str:
-    return f"{line['error']:.4f} ({line['standard_error']:.4f}), {line['coverage']:.1%}"
+def to_best(error: pd.DataFrame) -> pd.DataFrame:
+    """The error of each filter over that of the best other filter."""
+    return pd.DataFrame({name: error[name] / error.drop(columns=name).min(axis=1) for name in error})
 
 
-def predictions(line: dict) -> str:
-    likelihood = f"{line['log_likelihood']:.3f} ({line['log_likelihood_error']:.3f})"
-    return f"{line['error']:.3g}, {likelihood}, {line['coverage']:.1%}"
-
-
-def markdown(results: dict) -> str:
-    """The tables of docs/record/filters.md."""
-    parts = [
-        table(results["tracker"], "RMSE of the position", lambda line: f"{line['error']:.3g}"),
-        ratios(results["tracker"]),
-        table(results["tracker"], "coverage", lambda line: f"{line['coverage']:.1%}"),
-        table(results["oscillator"], "error, coverage", squared_errors),
-        table(results["simulated"], "error, coverage", squared_errors),
-        table(results["real"], "error, log likelihood, coverage", predictions),
-        limits_table(results["limits"]),
-        wall_time_table(results["wall_time"]),
-    ]
-    return "\n\n".join(parts)
+def tables(lines: list[dict]) -> dict[str, pd.DataFrame]:
+    """Of each filter, of `rfa` beside each other one by Wilcoxon's signed-rank test over sets, and all errors."""
+    found = means(lines)
+    error, tails, coverage = found["error"], found["tails"], found["coverage"]
+    ratio = to_best(error)
+    summary = pd.DataFrame({
+        "worst to best other": ratio.max(), "median": ratio.median(), "within 5 %": (ratio <= 1.05).sum(),
+        "rank by error": error.rank(axis=1).mean(), "rank by log likelihood": (-tails).rank(axis=1).mean(),
+        "log likelihood": tails.mean(), "Gaussian": found["gaussian"].mean(), "coverage": coverage.mean(),
+    })  # fmt: skip
+    tests = []
+    for name in error.columns.drop(RFA):
+        for share, rows in error.groupby(level="share"):
+            logs = np.log(rows[RFA] / rows[name])
+            gains = (tails[RFA] - tails[name]).loc[rows.index]
+            p = [scipy.stats.wilcoxon(each).pvalue if each.any() else 1.0 for each in (logs, gains)]
+            tests.append([name, share, math.exp(logs.median()), (logs < 0).sum(), p[0], gains.median(), p[1]])
+    head = ["rfa beside", "added", "median ratio", "smaller in", "p", "median gain in log likelihood", "p of it"]
+    return {"filters": summary, "tests": pd.DataFrame(tests, columns=head), "errors": error}
 
 
 def main() -> None:
-    """Measure the chosen tables, write the results and print all tables."""
+    """Measure, keep the results of sets, and print all tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    series = ROOT / "examples"
-    measures: dict[str, Callable[[], list[dict]]] = {
-        "tracker": tracked,
-        "oscillator": oscillating,
-        "simulated": lambda: (
-            simulated("rotating", rotating(), lambda _: torch.arange(200, dtype=torch.float64) * 0.1, 0.0)
-            + simulated("oscillators, irregular, 30 % missing", oscillators(), irregular, 0.3)
-        ),
-        "real": lambda: real_series(given.data),
-        "limits": lambda: surprised() + agreeing(),
-        "wall_time": wall_times,
-    }
-    parser.add_argument("--only", nargs="+", choices=measures, help="by default all tables")
-    parser.add_argument("--data", type=Path, default=series, help="a folder with nile.csv and co2.csv")
+    parser.add_argument("--data", type=Path, help="a folder with NAME.csv; without it the stored results are printed")
+    parser.add_argument("--only", nargs="+", choices=SETS, help="by default all sets")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
-    results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    for name in given.only or measures:
-        if name == "real" and not (given.data / "nile.csv").exists():
-            print(f"real: {given.data} has no nile.csv, so the table is left as it is")
+    torch.set_num_threads(1)
+    results: dict[str, Any] = json.loads(given.out.read_text("utf-8")) if given.out.exists() else {"lines": []}
+    for name in (given.only or SETS) if given.data else ():
+        path = given.data / f"{name}.csv"
+        if not path.exists():
+            print(f"{name}: {given.data} has no {name}.csv, so it is left out")
             continue
-        results[name] = measures[name]()
-        results["environment"][name] = environment()
-        write_text_whole(RESULTS, json.dumps(results, indent=1) + "\n")
-    print(markdown(results))
+        kept = [line for line in results["lines"] if line["set"] != name] + measured(name, *read(path))
+        kept.sort(key=lambda line: list(SETS).index(line["set"]))
+        results = {"environment": environment(), "lines": kept}
+        write_text_whole(given.out, json.dumps(results, indent=1) + "\n")
+    for title, table in tables(results["lines"]).items() if results["lines"] else ():
+        print(title, table.to_string(float_format="{:.4g}".format), sep="\n", end="\n\n")
 
 
 if __name__ == "__main__":

@@ -2,61 +2,46 @@
 
 A seed draws shapes, dtypes, times, masks, segments, options, extreme states, and parameters over many orders of
 magnitude. One case in eight has a NaN or an infinity in a state ("poison"). The estimate, the log precision and all
-gradients are compared with `fuzz_oracle.py`, which shares no code with `rfa`. The mean and the largest error of each
+gradients are compared with the `Oracle`, which shares no code with `rfa`. The mean and the largest error of each
 must satisfy this rule (with 3 instead of 2 for gradients):
 
     error <= 2 * error of the dense reference in the same dtype + FLOOR * floor
 
-The floor is the effect of rounding every intermediate number of the oracle once:
-- It rounds rotated states, E, Sigma, r, scores, weights, and the gradient of each of them.
-- It rounds the estimate too, because the backward pass subtracts the product of the estimate and its gradient from
-  every score of a row. Only Triton's is rounded if one weight is nearly 1: it has no second pass over the scores.
-- The largest of DRAWS draws counts. One draw rounds to nearest, so that scores can tie. The others round at random,
-  with squared distances shifted down, not shifted, or shifted up by their rounding error.
-- A case that fails is tested again with MORE_DRAWS draws.
-- Numbers that are computed in float64 from times far from the origin are rounded in float64: phases, dampings, and sums
-  along a series and of its gradients.
-- Triton sums the gradients of scalars in float32, so their cancellation is lost at that precision. With states in half
-  precision it rounds states, weights and gradients once more than the reference, and for whole problems weights before
-  their sum, and keys and values twice. Its floor does the same.
+The floor is the effect of rounding every intermediate number of the oracle once, and its gradient; the largest of DRAWS
+draws counts, and a case that fails is tested again with MORE_DRAWS. One draw rounds to nearest, so that scores can tie.
+The others round at random, with squared distances shifted by their rounding error down, up or not at all. The estimate
+is rounded too: the backward pass subtracts its product with its gradient from every score of a row. What is computed in
+float64 from times far from the origin is rounded in float64. Triton sums the gradients of scalars in float32; in half
+precision it rounds states, weights and gradients once more, and for whole problems weights before their sum and keys
+and values twice. Its floor does the same.
 
-This rule does not test the dense reference. Its errors may be at most 120 floors (10 * FLOOR). Its gradients of
-parameters and times are sums over all pairs that cancel; they may be off by another 1 % of the oracle's mean or largest
-number. An error beyond 120 floors does not loosen the rule of the other backends.
+The dense reference may be off by 120 floors (10 * FLOOR); gradients of parameters and times, sums over all pairs that
+cancel, by another 1 % of the oracle's mean or largest number. An error beyond does not loosen the rule of the others.
+Not compared are gradients of a case whose pairs or steps have one above STEEPEST, and numbers above half of the dtype's
+largest. NOTHING is allowed where a gradient vanishes, and `of_paths` for sums over keys and queries that cancel. Rows
+that see poison must not be finite, in the log precision too if a query or a key is poisoned.
 
-Further allowances and exclusions:
-- NOTHING, for cotangents of order one, where a gradient vanishes.
-- `of_paths`: gradients of noises, dampings and times are sums over keys and queries that cancel. Their float64 rounding
-  is allowed.
-- The gradients of a case are not compared if the gradient of a pair or a step exceeds STEEPEST, also in a rounded draw.
-- Numbers above half of the dtype's largest number are not compared.
-- Rows that see poison are tested separately. Their estimate must not be finite, and neither must their log precision
-  if a query or a key is poisoned. They have no gradient.
+Certified windows are held against float64 too, on `certified_case`. With 4 times the error of the same call without an
+eps, and 1e-5, as the rounding, a row's error and the loss of its log sum must satisfy
 
-The exit status is 1 if a case is at fault. `--only SEED` runs one case again and prints its arguments.
+    |out - exact| <= 2 eps max |v| + rounding,    log s_exact - log s <= eps + rounding
 
-With `--device cuda` Triton's cases run on a GPU. Up to 35 keys they are those of the interpreter, seed by seed;
-`--triton-keys 160` has more keys, and so several blocks. `--json FILE` keeps what is done after each case, and goes on
-from there.
+The exit status is 1 if a case is at fault. `--only SEED` runs one case again: from 0 on the CPU's, below 0 Triton's.
+With `--device cuda` Triton's cases run on a GPU; `--triton-keys 160` has more keys there, and so several blocks.
 """
 
 import argparse
-import collections
 import functools
 import math
 import os
 import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 if __name__ == "__main__" and not any(argument.endswith("cuda") for argument in sys.argv):
     os.environ["TRITON_INTERPRET"] = "1"  # before torch imports triton
 
 import torch
-from fuzz_cases import FEW_KEYS, STATES, Case, describe, draw
-from fuzz_oracle import Oracle, grown_by, positions
-from kept import Kept
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from fuzz_cases import FEW_KEYS, STATES, Case, Oracle, certified_case, draw, grown_by, positions
 from torch import Tensor
 
 from rfa.ops import robust_filter_attention
@@ -66,6 +51,7 @@ NOTHING = 1e-11  # rounding error of a gradient that vanishes, for cotangents of
 FLOOR = 12  # a number is rounded several times, and the largest of a thousand errors is four standard deviations
 MISTAKEN = 0.01  # of a gradient's size: a larger error is a mistake, not rounding
 STEEPEST = 1e30  # limit for gradients of pairs and steps: above it float32 overflows before the gradients of inputs
+ROUNDING = 1e-5  # of certified windows, of the largest value
 SINGLE = torch.finfo(torch.float32).eps
 OUTPUTS = ("estimate", "log_precision")
 
@@ -246,50 +232,61 @@ def faults(case: Case, backends: tuple[str, ...], draws: int = DRAWS, device: st
     return wrong
 
 
-def parser() -> argparse.ArgumentParser:
-    """The options."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--cases", type=int, default=10_000)
-    made.add_argument("--triton-cases", type=int, default=100, help="more, under Triton's interpreter")
-    made.add_argument("--seed", type=int, default=0, help="of the first case; the others follow")
-    made.add_argument("--triton-keys", type=int, default=FEW_KEYS, help="the most keys of these")
-    made.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of these")
-    made.add_argument("--only", type=int, help="this case alone")
-    made.add_argument("--json", type=Path, help="file that keeps what is done, to go on from")
-    return made
+def certified_faults(given: dict[str, Any], eps: float) -> list[str]:
+    """Both backends' estimates and log sums against the bound, and gradients of states that must be finite."""
+    single = {n: x.float() if isinstance(x, Tensor) and n in STATES else x for n, x in given.items()}
+    double = {n: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for n, x in single.items()}
+    call = functools.partial(robust_filter_attention, return_log_precision=True)
+    exact, log_exact = call(**double, backend="reference")
+    seen, largest, wrong = log_exact > -torch.inf, held(double["value"].norm(dim=-1)).largest, []
+    for backend, chosen in (("reference", double), ("cpu", single)):
+        found = []
+        for certified in (eps, None):
+            leaves = [chosen[name].clone().requires_grad_() for name in STATES]
+            of_states = dict(zip(STATES, leaves, strict=True))
+            out, log_sum = call(**chosen | of_states, certified=certified, backend=backend)
+            gradients = torch.autograd.grad((out * exact.sign().to(out.dtype)).sum(), leaves)
+            error, loss = (out.detach().double() - exact).norm(dim=-1), (log_exact - log_sum.detach().double())[seen]
+            found.append((error, loss, gradients))
+        (error, loss, gradients), (base, base_loss, others) = found
+        if not bool((error <= 2 * eps * largest + 4 * base + ROUNDING * largest).all()):
+            wrong.append(f"{backend}: error {held(error).largest:.2e}, allowed {2 * eps * largest:.2e}")
+        if not bool((loss <= eps + 4 * base_loss.abs() + ROUNDING).all()):
+            wrong.append(f"{backend}: log sum {held(loss).largest:.2e} below, allowed {eps:.2e}")
+        if any(bool((x.isfinite() < other.isfinite()).any()) for x, other in zip(gradients, others, strict=True)):
+            wrong.append(f"{backend}: a gradient is not finite")
+    return wrong
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
-    runs = [(seed, ("cpu",)) for seed in range(options.seed, options.seed + options.cases)]
-    runs += [(-1 - seed, ("triton",)) for seed in range(options.seed, options.seed + options.triton_cases)]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--triton-cases", type=int, default=100, help="more, under Triton's interpreter")
+    parser.add_argument("--certified-cases", type=int, default=2000, help="more, of certified windows")
+    parser.add_argument("--seed", type=int, default=0, help="of the first case; the others follow")
+    parser.add_argument("--triton-keys", type=int, default=FEW_KEYS, help="the most keys of these")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of Triton's cases")
+    parser.add_argument("--only", type=int, help="this case alone")
+    options = parser.parse_args(arguments)
+    first = options.seed
+    runs = [*range(first, first + options.cases), *(-1 - n for n in range(first, first + options.triton_cases))]
+    certified = range(first, first + options.certified_cases)
     if options.only is not None:
-        runs = [(options.only, ("cpu",) if options.only >= 0 else ("triton",))]
-        print(describe(draw(abs(options.only), options.only < 0, options.triton_keys)))
-    asked = {name: value for name, value in vars(options).items() if name != "json"}
-    kept = Kept(options.json, asked, done=0, of=len(runs), counts={}, faults={})
-    counts, faulty = collections.Counter(kept["counts"]), kept["faults"]
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, disable=not sys.stderr.isatty()) as progress:
-        bar = progress.add_task("fuzzing", total=len(runs), completed=kept["done"])
-        for seed, backends in runs[kept["done"] :]:
-            case = draw(abs(seed), seed < 0, options.triton_keys)
-            wrong = faults(case, backends, device=options.device)
-            if wrong:
-                wrong = faults(case, backends, MORE_DRAWS, options.device)
-            counts.update(("cases", str(case.inputs["query"].dtype), *("reference", *backends)))
-            counts["numbers"] += sum(x.numel() for x in case.inputs.values())
-            if wrong:
-                faulty[str(seed)] = wrong
-                lines = wrong if options.only is not None else [f"{wrong[0]}; {len(wrong)} in all"]
-                for line in lines:
-                    progress.console.print(f"--only {seed}: {line}", highlight=False, soft_wrap=True)
-            kept |= {"done": kept["done"] + 1, "counts": counts}
-            kept.write()
-            progress.advance(bar)
-    print(", ".join(f"{name} {count:,}" for name, count in counts.items()))
-    print(f"{len(runs):,} cases, {len(faulty):,} faults" + (f": --only {' '.join(map(str, faulty))}" if faulty else ""))
-    return 1 if faulty else 0
+        runs, certified = [options.only], range(0)
+        print(draw(abs(options.only), options.only < 0, options.triton_keys))
+    faulty = 0
+    for seed in runs:
+        case, backends = draw(abs(seed), seed < 0, options.triton_keys), ("cpu",) if seed >= 0 else ("triton",)
+        wrong = faults(case, backends, device=options.device) and faults(case, backends, MORE_DRAWS, options.device)
+        if wrong:
+            faulty += 1
+            print(f"--only {seed}:", *(wrong if options.only is not None else wrong[:1]), sep="\n  ", flush=True)
+    for seed in certified:
+        if wrong := certified_faults(*certified_case(seed)):
+            faulty += 1
+            print(f"certified case {seed}: {wrong}", flush=True)
+    print(f"{len(runs) + len(certified):,} cases, {faulty:,} faults")
+    return int(faulty > 0)
 
 
 if __name__ == "__main__":

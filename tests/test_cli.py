@@ -259,14 +259,12 @@ def test_an_error_that_nobody_foresaw_is_one_line(fails, monkeypatch, rfa, run):
 BELOW_A_FILE = [
     ("train", "--data", "unread", "--out"),
     ("demo", "--out"),
-    ("demo", "--series", "--out"),
     ("evaluate", "unread", "--json"),
     ("evaluate", "unread", "--attention"),
     ("export", "unread", "--out"),
     ("experiment", "unread.yaml", "--out"),
     ("report", ".", "--out"),
     ("forecast", "unread.csv", "--time", "t", "--horizon", "3", "--out"),
-    ("forecast", "train", "unread.csv", "--time", "t", "--horizon", "3", "--out"),
     ("bench", "operator", "--out"),
 ]
 

@@ -1,7 +1,6 @@
 """Documents that people read: their examples run, their links lead somewhere, their tables are the record's."""
 
 import itertools
-import json
 import math
 import os
 import re
@@ -10,14 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from scripts import ROOT, script
+from scripts import ROOT
 
-from rfa_lab.recipes import load_recipe
-from rfa_lab.recipes.rates import needed_rates, possible_rates
-from rfa_lab.report.records import write_recall_report, write_series_report
-from rfa_lab.results import read_record
+from rfa_lab.record import read_rows
+from rfa_lab.report.statistics import differences, half_interval
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
@@ -34,161 +32,46 @@ def name(path):
     return path.relative_to(ROOT).as_posix()
 
 
-def test_the_replications_tables_are_those_of_the_record():
-    module = script("docs/record/replication_tables.py")
-    page = module.PAGE.read_text(encoding="utf-8")
-    for table in ("perplexities", "differences"):
-        assert f"<!-- {table}: docs/record/replication_tables.py -->" in page
-    assert module.written(page) == page, "run python docs/record/replication_tables.py"
-    short = module.SHORT.read_text(encoding="utf-8")
-    assert module.written_short(short) == short, "run python docs/record/replication_tables.py"
+def rows_of(page: Path, columns: int) -> dict[str, list[str]]:
+    """The rows of a page's tables with so many columns, by their first cell."""
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in page.read_text("utf-8").splitlines()]
+    return {row[0]: row[1:] for row in rows if len(row) == columns}
 
 
-def test_the_tables_of_series_are_those_of_the_record():
-    module = script("docs/record/series_record.py")
-    page = module.PAGE.read_text(encoding="utf-8")
-    assert module.written(page) == page, "run python docs/record/series_record.py"
-    assert "SUMMARY" not in page
+@pytest.mark.parametrize(("name", "columns", "text"), [("code", 6, "context"), ("novels", 5, "novels-small")])
+def test_the_tables_of_the_record_are_those_of_its_file(name, columns, text):
+    """Losses of code over length; perplexities of novels at both ends, by both protocols."""
+    record, shown = read_rows(ROOT / "results" / f"{text}.parquet"), rows_of(DOCS / "record" / f"{name}.md", columns)
+    if name == "code":
+        values = record.values("loss matched")
+        tables, digits = [values[length] for length in values], 3
+    else:
+        both = [np.exp(record.values(f"loss {protocol}")) for protocol in ("blocks", "matched")]
+        tables, digits = [values[length] for values in both for length in (128, 1024)], 1
+    checked = 0
+    for label in record.labels():
+        for cell, table in zip(shown.get(label, [])[-4:], tables, strict=False):
+            of = table.loc[label].dropna().to_numpy()
+            half = half_interval(of)
+            assert cell == f"{of.mean():.{digits}f}" + ("" if math.isnan(half) else f" ± {half:.{digits}f}"), label
+            checked += 1
+    assert checked >= 40
 
 
-@pytest.mark.parametrize(("name", "left"), [("series-etth1", ""), ("series-oscillator", "GRU-D")])
-def test_rates_of_series_were_looked_for_beyond_the_ends(name, left):
-    """But for one network, of which results/README.md says that it is left."""
-    runs = [run for run in read_record(ROOT / "results" / name, "series") if "learning_rate" in run]
-    runs = [run for run in runs if run["label"] != left]
-    first = {run["label"]: run for run in runs if run["seed"] == 0}
-    assert len(first) > 10
-    for run in runs:
-        assert run["learning_rate"] == first[run["label"]]["learning_rate"], run["run"]
-    for run in first.values():
-        losses = {float(rate): math.inf if loss is None else loss for rate, loss in run["trials"].items()}
-        rates = run["spec"]["training"]["learning_rate"]
-        assert {*needed_rates(possible_rates(rates), rates, losses)} == losses.keys(), run["run"]
-        assert run["learning_rate"] == min(losses, key=losses.__getitem__), run["run"]
-
-
-def test_the_tables_of_recall_are_those_of_the_record(tmp_path):
-    """Of the record, where there is one; and a page has the marks of every table of a recipe's tasks."""
-    module = script("docs/record/recall_record.py")
-    page = module.PAGE.read_text(encoding="utf-8")
-    assert module.written(page) == page, "run python docs/record/recall_record.py"
-    score = {"accuracy": 0.5, "loss": 1.0}
-    entries = {"kind": "recall", "recipe": "r", "title": "t", "label": "b1", "seed": 0, "chance": 0.5, "fault": None}
-    entries |= {"environment": {"commit": None, "machine": "a"}}
-    entries |= {"tests": {"64": score, "512": score}, "curve": [{"step": 300, "tokens": 600, **score}]}
-    tasks = {run.task.label for run in load_recipe(ROOT / "recipes" / "recall.yaml").runs}
-    for task in tasks:
-        (tmp_path / f"{task}.json").write_text(json.dumps({**entries, "task": task}))
-    filled = module.written(page, tmp_path)
-    assert filled.count("| b1 |") == 2 + 2 * len(tasks)
-    assert f"Runs by commit: not recorded {len(tasks)}.\nBy machine: a {len(tasks)}." in filled
-    assert module.written(filled, tmp_path) == filled
-
-
-def test_the_differences_of_weights_are_of_the_same_seeds():
-    """By hand: 0.5 and 0.6 less 0.4 and 0.3 is 0.2 +- 12.706 * 0.1; a seed of one weight alone has no difference."""
-    module = script("docs/record/recall_record.py")
-    shares = {"student-t": (0.5, 0.6, 0.9), "exponential": (0.4, 0.3)}
-    rows = module.weights(
-        [
-            {"task": "heavy tails", "label": label, "seed": seed, "tests": {"48": {"accuracy": share}}}
-            for label, of in shares.items()
-            for seed, share in enumerate(of)
-        ]
-    ).rows
-    cells = next(row for row in rows if row[0] == "heavy tails")
-    assert [each and round(each.value, 6) for each in cells[2:]] == [0.666667, 0.35, None, 0.2, None, None]
-    assert cells[5].error == pytest.approx(1.2706, abs=1e-4)
-    assert not cells[5].best
-
-
-def test_the_stored_reports_of_small_networks_are_of_their_results(tmp_path):
-    write = {"recall.md": write_recall_report, "series.md": write_series_report}
-    pages = sorted((ROOT / "results").glob("*/report/*.md"))
-    assert {page.name for page in pages} == write.keys()
-    for page in pages:
-        record = page.parents[1]
-        made = write[page.name](record, tmp_path / record.name).page
-        assert made.read_text("utf-8") == page.read_text("utf-8"), f"run rfa report {name(record)}"
-
-
-def test_the_tables_of_scaling_are_computed():
-    module = script("docs/scaling_table.py")
-    page = module.PAGE.read_text(encoding="utf-8")
-    assert module.written(page) == page, "run python docs/scaling_table.py"
-
-
-def test_losses_during_training_are_those_of_whole_trainings():
-    module = script("docs/record/context_record.py")
-
-    def run(label, seed, steps, loss):
-        curve = [{"step": step, "tokens": step, "valid_loss": loss + 1 / step} for step in (500, *module.STEPS)]
-        names = {"label": label, "preset": "b1-rope", "seed": seed, "run": f"{label}-{seed}"}
-        return {**names, "spec": {"max_steps": steps}, "curve": [point for point in curve if point["step"] <= steps]}
-
-    whole = [run("whole", seed, 5000, loss) for seed, loss in enumerate((2.0, 2.2, 2.4))]
-    (row,) = module.learning([*whole, run("quarter", 0, 1250, 9.0)]).rows
-    assert row[:2] == ("whole", "3")
-    assert [cell.value for cell in row[2:]] == pytest.approx([2.2 + 1 / step for step in module.STEPS])
-    assert row[-1].error == pytest.approx(4.302653 * 0.2 / 3**0.5, rel=1e-6)  # t of 2 degrees of freedom
-
-
-def test_the_tables_of_the_pilot_are_those_of_its_files(tmp_path):
-    """And a file that lacks an entry is refused; the cheapest setting that meets all is that of the recipe."""
-    module = script("docs/record/context_record.py")
-    page = module.PAGE.read_text(encoding="utf-8")
-    assert module.written(page) == page, "run python docs/record/context_record.py"
-    runs = module.read_pilot(module.PILOT)
-    recipe = load_recipe(ROOT / "recipes" / "context.yaml")
-    setting, spec = module.chosen(runs)["setting"], next(iter(recipe.runs)).spec
-    assert (setting["length"], setting["layers"]) == (spec.length, spec.model["num_hidden_layers"])
-    assert (setting["steps"], f"bpe:{setting['vocabulary']}") == (spec.max_steps, spec.tokenizer)
-    damaged = runs[0] | {"measures": runs[0]["measures"] | {"loss": None}}
-    (tmp_path / f"{runs[0]['run']}.json").write_text(json.dumps(damaged))
-    with pytest.raises(ValueError, match="is damaged"):
-        module.read_pilot(tmp_path)
-
-
-def test_the_answers_of_the_evidence_are_those_of_the_records():
-    """And an answer follows from its interval: an aim inside leaves it open, without an interval nothing is tested."""
-    module, answers = script("docs/record/evidence_record.py"), script("docs/record/evidence_answers.py")
-    page = module.PAGE.read_text(encoding="utf-8")
-    assert module.written(page) == page, "run python docs/record/evidence.py"
-    assert [answers.answer(*ends) for ends in ((-2, -1), (1, 2), (-1, 1), (None, None))] == [
-        answers.HOLDS,
-        answers.REFUTED,
-        answers.OPEN,
-        answers.NOT_TESTED,
+def test_the_answers_on_text_are_those_of_the_record():
+    """In the README and in the page of evidence: mean over seeds and half of the 95 % t interval, by `matched`."""
+    code, novels = (read_rows(ROOT / "results" / f"{name}.parquet") for name in ("context", "novels-small"))
+    pairs = [
+        (code, "x2-riccati-alibi no-innovation", "c4-fox rope-normalised", 256, "matched"),
+        (code, "x2-riccati-alibi no-innovation", "c4-fox rope-normalised", 2048, "matched"),
+        (novels, "m2-sc-rfa", "b1-rope", 128, "blocks"),
     ]
-    assert answers.answer(0.2, 0.3, aim=0.1, below=False) == answers.HOLDS
-    one, three, other = {0: 0.9}, {0: 0.9, 1: 0.8, 2: 0.9}, dict.fromkeys(range(3), 0.2)
-    assert answers.of_seeds(one, other, "{:.1f}", below=False) == (answers.NOT_TESTED, "0.9 against 0.2, one seed")
-    assert answers.of_seeds(three, other, "{:.1f}", below=False).answer == answers.HOLDS
-
-
-def test_the_six_answers_are_those_of_the_records():
-    """In the README and in the short page, which stays short."""
-    module = script("docs/record/evidence.py")
-    assert len(module.ROWS) == len(module.FIGURES) == 6
-    for path in module.PAGES:
-        page = path.read_text("utf-8")
-        assert module.written(page) == page, "run python docs/record/evidence.py"
-        assert [sentence for sentence in module.sentences()[path.name] if sentence not in page] == []
-    assert len((DOCS / "evidence.md").read_text("utf-8").split()) <= 1200
-
-
-def test_the_six_answers_leave_out_runs_of_fewer_steps(monkeypatch):
-    """Also when most runs of a record are such, as the plan of the runs on code has it."""
-    module = script("docs/record/evidence_answers.py")
-
-    row = {"length": 256, "perplexity": math.e}
-
-    def run(steps):
-        return {"spec": {"max_steps": steps}, "evaluations": {"matched": {"rows": [row]}}}
-
-    groups = {"b1-rope": [run(5000)], "x2": [run(5000)]} | {f"x2 third {each}": [run(1666)] for each in range(5)}
-    monkeypatch.setattr(module, "language", lambda _: groups)
-    assert module.losses_by_model("context", 256, "matched") == {"b1-rope": [1.0], "x2": [1.0]}
+    for record, label, baseline, length, protocol in pairs:
+        found = differences(record, baseline, protocol)[label][length]
+        said = f"{found.value:+.3f} ± {found.half:.3f} nats".replace("-", "\N{MINUS SIGN}")
+        for page in (README, DOCS / "evidence.md"):
+            assert f"| {said} |" in page.read_text("utf-8"), (page, said)
+    assert len((DOCS / "evidence.md").read_text("utf-8").split()) <= 900
 
 
 @pytest.mark.parametrize("block", BLOCK.findall(README.read_text("utf-8")))

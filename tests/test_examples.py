@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from cover import slow
-from experiments.recipes import NAMES, RECALL, TWO_PRESETS, write_recipe
+from experiments.recipes import NAMES, TWO_PRESETS, write_recipe
 from scripts import ROOT, script
 
 
@@ -50,13 +50,3 @@ def test_tasks_of_a_job_array_share_a_recipe(tmp_path):
     made = {name: (tmp_path / "out" / "runs" / name / "run.json").stat().st_mtime_ns for name in names}
     assert subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True).returncode == 0
     assert made == {name: (tmp_path / "out" / "runs" / name / "run.json").stat().st_mtime_ns for name in names}
-
-
-@slow
-def test_a_job_makes_a_recipe_of_recall(tmp_path):
-    recipe = tmp_path / "small.yaml"
-    recipe.write_text(RECALL)
-    command = ["bash", str(ROOT / "examples" / "recipe.slurm"), str(recipe), str(tmp_path / "out")]
-    environment = {**os.environ, "PYTHON": sys.executable}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (done.returncode, "8 runs done" in done.stdout) == (0, True), done.stderr

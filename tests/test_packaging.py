@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rfa.version import short_commit, source_commit, source_digest
+from rfa.version import source_commit, source_digest
 
 ROOT = Path(__file__).parents[1]
 
@@ -113,18 +113,6 @@ def test_what_cannot_be_read_has_no_part_in_the_name(tmp_path):
     (tmp_path / ".#a.py").symlink_to("nobody@nowhere")
     (tmp_path / "b.py").mkdir()
     assert source_digest(tmp_path) == first
-
-
-def test_short_commits():
-    head = "b34e4a21497a66ae9ce0358a51bb2b9ceb011666"
-    given = (head, f"{head}-dirty", "files-0123456789ab", "b34e4a2", None)
-    assert [short_commit(one) for one in given] == [
-        "b34e4a21497a",
-        "b34e4a21497a-dirty",
-        "files-0123456789ab",
-        "b34e4a2",
-        "not recorded",
-    ]
 
 
 def test_packages_without_which_tests_are_skipped_are_listed():

@@ -7,7 +7,6 @@ and `dir(rfa)` have the names that what is installed can load.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import former_paths
 from .auto_classes import register
 from .checks import MissingExtra, installed
 from .version import __version__
@@ -42,7 +41,6 @@ _NAMES = {
 _FOLDERS = {"appendix", "dynamics", "estimation", "forecasting", "integrations", "models", "nn", "ops", "parallel"}
 
 register()
-former_paths.install()
 
 
 if not TYPE_CHECKING:  # a checker would take any name for one of these

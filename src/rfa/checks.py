@@ -17,7 +17,7 @@ _MODULES = {
     "series": ("matplotlib", "pandas", "scipy"),
     "sktime": ("sktime",),
     "darts": ("darts",),
-    "lab": ("datasets", "jinja2", "PIL", "pydantic", "rich", "tensorboard", "typer", "yaml"),
+    "lab": ("datasets", "jinja2", "pyarrow", "pydantic", "rich", "tensorboard", "typer", "yaml"),
 }
 EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules}
 

@@ -4,7 +4,6 @@ It needs the standard library alone, so that the build can load it without PyTor
 """
 
 import hashlib
-import re
 import subprocess
 from pathlib import Path
 
@@ -54,8 +53,3 @@ def source_digest(package: Path) -> str | None:
         digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
         read += 1
     return f"files-{digest.hexdigest()[:12]}" if read else None
-
-
-def short_commit(commit: str | None) -> str:
-    """A commit for a table: 12 digits of it, with what stands before or after them; "not recorded" for None."""
-    return "not recorded" if commit is None else re.sub("[0-9a-f]{13,}", lambda digits: digits[0][:12], commit)

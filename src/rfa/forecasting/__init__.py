@@ -1,4 +1,4 @@
-"""A table in, a forecast out: CSV files, forecasts by filters and by trained networks, scores, the figure."""
+"""A table in, a forecast out: CSV files, forecasts by filters, the figure."""
 
 from rfa.checks import needs
 

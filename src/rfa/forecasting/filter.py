@@ -1,6 +1,7 @@
 """Forecasts by filters: one for each channel, its components and its scale given or chosen, and its outliers."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,15 @@ from rfa.progress import Stage, StageProgress
 
 from .choice import Choice, choose
 from .components import components_of
-from .request import LEVELS, ChannelForecast, Forecaster, ForecastRequest
+from .request import (
+    LEVELS,
+    ChannelForecast,
+    Forecaster,
+    ForecastRequest,
+    check_out,
+    read_request,
+    write_forecast,
+)
 from .rolling import Channel, FittedChannel, PastErrors
 from .scale import COUNTS, SCALES, allowed_scales, supported_growth
 from .table import SeriesTable
@@ -176,3 +185,27 @@ def _with_all_sensors(parameters: dict[str, float], sensors: Sequence[str]) -> d
     """With the median noise for sensors that the parameters lack."""
     common = float(np.median([value for name, value in parameters.items() if name.startswith("sigma2.irregular.")]))
     return {f"sigma2.irregular.{sensor}": common for sensor in sensors} | parameters
+
+
+def forecast_file(
+    request: ForecastRequest, out: str | Path, *, overwrite: bool = False, progress: StageProgress | None = None
+) -> dict[str, Any]:
+    """Forecast a CSV file, and write `forecast.csv`, `cleaned.csv`, `forecast.json` and `figure.png`.
+
+    Args:
+        request: what to forecast.
+        out: the folder.
+        overwrite: replace a forecast that is there.
+        progress: called with the stage, the amount done and the total.
+
+    Returns:
+        The content of `forecast.json`.
+
+    Raises:
+        ValueError: naming the argument, for bad data or a folder with other files.
+        OSError: if a file cannot be written.
+    """
+    out = Path(out)
+    check_out(out, overwrite)
+    table, query_times = read_request(request)
+    return write_forecast(request, forecast_by_filter(request, progress), out, table, query_times)

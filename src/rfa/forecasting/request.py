@@ -35,7 +35,6 @@ from .table import SeriesTable, TableFormat, read_series
 FORECAST_FORMAT = 1
 LEVELS = (0.5, 0.9)
 FILES = ("forecast.csv", "cleaned.csv", "forecast.json", "figure.png")
-NETWORK = "network"  # the folder of a network that `forecast` itself has trained
 _MOST_STEPS = 100_000
 _SHOWN_HORIZONS, _SHOWN_READINGS = 6.0, 60  # of the past in the figure, at least
 
@@ -50,7 +49,7 @@ class ForecastRequest:
         values: its columns of channels; by default all others.
         horizon: how far ahead, such as `24h` or `12M`; a number where the times are numbers.
         step: between forecasts, such as `30min` or `1MS`; by default the calendar's step or the median gap.
-        sensor: a column that names the sensor of each row. For the filter only.
+        sensor: a column that names the sensor of each row.
         table_format: how the file is written.
         components: of the filter, as for `components_of`; by default the data choose.
         robust: False: the Kalman filter.
@@ -88,7 +87,7 @@ class ChannelForecast:
         mean: of the readings at the forecast's times, `(steps,)`.
         intervals: lower and upper ends `(steps,)` by probability.
         past: the rows of `cleaned.csv`: `time` (a number), `reading`, `estimate`, `lower_90` and `upper_90` of it,
-            `weight` (NaN of networks), `outlier`, and `sensor` where there are some.
+            `weight`, `outlier`, and `sensor` where there are some.
         notes: what was assumed, a line each.
         details: further entries of `forecast.json`.
     """
@@ -124,15 +123,15 @@ class ChannelForecast:
 Forecaster = Callable[[SeriesTable, Float[np.ndarray, " steps"]], list[ChannelForecast]]
 
 
-def read_request(request: ForecastRequest, by_filter: bool = True) -> tuple[SeriesTable, Float[np.ndarray, " steps"]]:
-    """The series up to its last reading, and the times to forecast, in its unit; `by_filter` advises its options.
+def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarray, " steps"]]:
+    """The series up to its last reading, and the times to forecast, in its unit.
 
     Raises:
         ValueError: as `read_series`, and for a horizon or a step that is none.
     """
     options: dict[str, Any] = {"sensor": request.sensor, "table_format": request.table_format}
-    table = read_series(request.file, request.time, request.values, advise_sensor=by_filter, **options)
-    table = table._replace(notes=(*table.notes, *_angle_notes(table, request.angle, by_filter)))
+    table = read_series(request.file, request.time, request.values, **options)
+    table = table._replace(notes=(*table.notes, *_angle_notes(table, request.angle)))
     table = table.rows(slice(0, int((~table.values.isnan().all(1)).nonzero().max()) + 1))
     horizon = table.duration("horizon", request.horizon)
     if request.step is None:
@@ -158,15 +157,14 @@ def read_request(request: ForecastRequest, by_filter: bool = True) -> tuple[Seri
     return table, last + step * np.arange(1, int(count) + 1)
 
 
-def _angle_notes(table: SeriesTable, period: float | None, by_filter: bool) -> list[str]:
+def _angle_notes(table: SeriesTable, period: float | None) -> list[str]:
     """What is said of channels that jump as angles do; an error for channels that are none where they shall be."""
     notes = []
     for name, values in zip(table.channels, table.values.numpy().T, strict=True):
         jumps = 0 if period is not None or table.sensor else jumps_of_angle(values)
         if jumps:
             said = f"{name}: values jump by nearly 360, as angles do (in {jumps} of {len(values) - 1} steps)"
-            way = "--angle 360 filters them without jumps, or " if by_filter else ""
-            notes.append(f"{said}; {way}forecast their sine and cosine")
+            notes.append(f"{said}; --angle 360 filters them without jumps, or forecast their sine and cosine")
         if period is not None:
             low, high = np.nanmin(values), np.nanmax(values)
             turn = (low >= 0 and high <= period) or (low >= -period / 2 and high <= period / 2)
@@ -255,10 +253,10 @@ def names_in(out: Path, own: set[str]) -> set[str]:
     return there
 
 
-def check_out(out: Path, overwrite: bool, resume: bool = False) -> None:
+def check_out(out: Path, overwrite: bool) -> None:
     """Raise `ValueError` unless the folder is free, or holds a forecast that may be replaced."""
-    there = names_in(out, {*FILES, NETWORK})
-    if there and not (overwrite or (resume and there == {NETWORK})):
+    there = names_in(out, {*FILES})
+    if there and not overwrite:
         held = ", ".join(sorted(there))
         raise ValueError(f"out: {out} has {held} already, expected an empty folder, or --overwrite")
 
@@ -266,20 +264,17 @@ def check_out(out: Path, overwrite: bool, resume: bool = False) -> None:
 def write_forecast(
     request: ForecastRequest,
     forecaster: Forecaster,
-    kind: str,
     out: Path,
     table: SeriesTable,
     query_times: Float[np.ndarray, " steps"],
-    about: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Forecast, and write `forecast.csv`, `cleaned.csv`, `figure.png` and last `forecast.json`, which is returned.
 
     Args:
         request: what to forecast.
-        forecaster: does it; `kind` is "filter" or "network".
+        forecaster: does it.
         out: the folder, checked already.
         table, query_times: of `read_request`.
-        about: further entries of `forecast.json`.
 
     Raises:
         ValueError: for what cannot be forecast.
@@ -295,8 +290,7 @@ def write_forecast(
     labels = table.labels(query_times)
     content: dict[str, Any] = {
         "format": FORECAST_FORMAT,
-        "model": kind,
-        "robust": request.robust if kind == "filter" else None,
+        "robust": request.robust,
         "file": str(request.file),
         "sha256": sha256(request.file),
         "time": request.time,
@@ -319,7 +313,6 @@ def write_forecast(
             }
             for one in found
         },
-        **(about or {}),
         "environment": environment(),
     }
     bad = [one.name for one in found if not all(np.isfinite(x).all() for x in (one.mean, *one.intervals[0.9]))]
@@ -347,7 +340,7 @@ def _rows(found: list[ChannelForecast], labels: list[str]) -> str:
 
 
 def _cleaned(found: list[ChannelForecast], table: SeriesTable) -> str:
-    """A row for each reading, with its estimate by those on both sides (of a network: by the earlier ones)."""
+    """A row for each reading, with its estimate by those on both sides."""
     parts = []
     for one in found:
         rows = one.past.assign(time=table.labels(one.past["time"].to_numpy()))
@@ -357,11 +350,11 @@ def _cleaned(found: list[ChannelForecast], table: SeriesTable) -> str:
 
 
 def _outliers(one: ChannelForecast, table: SeriesTable) -> list[dict[str, Any]]:
-    """Each outlier: its time as the file writes it, what was read and expected, and its weight; None of networks."""
+    """Each outlier: its time as the file writes it, what was read and expected, and its weight."""
     rows = one.past[one.past["outlier"]]
     columns = (rows[name].tolist() for name in ("reading", "estimate", "weight"))
     return [
-        {"time": label, "value": value, "expected": expected, "weight": None if np.isnan(weight) else weight}
+        {"time": label, "value": value, "expected": expected, "weight": weight}
         for label, value, expected, weight in zip(table.labels(rows["time"].to_numpy()), *columns, strict=True)
     ]
 

@@ -4,7 +4,7 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -16,7 +16,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FormatStrFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from rfa.files import write_whole
@@ -85,14 +84,6 @@ def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def draw_lines(axes: Axes, lines: Mapping[str, Sequence[Sequence[float]]]) -> None:
-    """Draw `(x, y)` by name. An empty line uses up a colour, so that all panels have the same colours."""
-    look = looks(list(lines))
-    for name, line in lines.items():
-        if line:
-            axes.plot(*line, label=name, **look[name])
-
-
 def lengths_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = None) -> None:
     """A logarithmic x-axis with the given context lengths as ticks, and the training length as a dotted line."""
     axes.set_xscale("log", base=2)
@@ -126,12 +117,6 @@ def plain(text: str, longest: int = 60) -> str:
     """Text of a file as a figure can draw it: a space for letters that no font has, and cut where it is too long."""
     text = "".join(letter if letter.isprintable() else " " for letter in text)
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
-
-
-def no_formulas(texts: Iterable[Text]) -> None:
-    """Draw a dollar sign of a file as one, not as the beginning of a formula."""
-    for text in texts:
-        text.set_parse_math(False)
 
 
 def letter(axes: Sequence[Axes]) -> None:

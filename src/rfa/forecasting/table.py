@@ -5,7 +5,7 @@ from rfa.checks import needs
 needs("pandas")
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -141,14 +141,6 @@ class SeriesTable(NamedTuple):
             raise ValueError(fault)
         return length
 
-    def longest_duration(self, name: str, given: str) -> float:
-        """As `duration`; of a length of the calendar the longest one after a time of the series, as 31 days of `1M`."""
-        mean = self.duration(name, given)
-        if not self.dated or (calendar := calendar_offset(given)) is None:
-            return mean
-        dates = pd.Series(self.dates(self.times.numpy()))
-        return float(((dates + calendar[0]) - dates).max() / UNITS[self.unit])
-
     @property
     def dated(self) -> bool:
         """Whether times are dates: neither numbers nor lengths of time."""
@@ -192,12 +184,6 @@ class SeriesTable(NamedTuple):
         """Times for the axis of a figure: dates, or numbers."""
         return np.asarray(times) if not self.dated else self.dates(times).tz_localize(None).to_numpy()
 
-    def in_unit(self, unit: str) -> "SeriesTable":
-        """The same series with its times in another unit of dated series."""
-        if unit == self.unit:
-            return self
-        return self._replace(times=self.times * (UNITS[self.unit] / UNITS[unit]), unit=unit)
-
     def rows(self, chosen: Any) -> "SeriesTable":
         """Some of its rows, by a slice or a mask."""
         sensor, lines = (tuple(np.asarray(x)[chosen].tolist()) if x else () for x in (self.sensor, self.lines))
@@ -211,7 +197,6 @@ def read_series(
     *,
     sensor: str | None = None,
     table_format: TableFormat | None = None,
-    advise_sensor: bool = True,
 ) -> SeriesTable:
     """Read a series from a CSV file.
 
@@ -224,74 +209,15 @@ def read_series(
         values: the columns of the channels; by default all others with a name.
         sensor: a column that names the sensor of each row. Then several rows may have one time.
         table_format: how the file is written.
-        advise_sensor: whether errors name `--sensor` as a way.
 
     Raises:
         ValueError: for a file that cannot be read, an unknown column, no rows, times that are missing, neither numbers
             nor dates, or not in an order that `table_format` allows, values that are no finite numbers, or no reading.
     """
-    label = ("sensor" if advise_sensor else "", sensor)
+    label = ("sensor", sensor)
     file = _read_file(Path(path), time, values, label, table_format)
     found = _without_unseen([_series(file, file.rows)], file.path)[0]
     return found._replace(notes=(*found.notes, *_apart(found)))
-
-
-def read_many_series(
-    paths: Iterable[str | Path],
-    time: str | Sequence[str],
-    values: list[str] | None = None,
-    *,
-    series: str | None = None,
-    table_format: TableFormat | None = None,
-) -> dict[str, SeriesTable]:
-    """Read several series with the same channels, by name, all in the unit of the first.
-
-    Args:
-        paths: CSV files as for `read_series`, and folders, whose `*.csv` are read.
-        time, values, table_format: as for `read_series`.
-        series: a column that names the series of each row. Without it each file is one series.
-
-    Raises:
-        ValueError: as `read_series`. Also for a folder without CSV files, dates in one file and numbers in another, or
-            different channels.
-    """
-    found: dict[str, SeriesTable] = {}
-    files = table_files(paths)
-    for path in files:
-        file = _read_file(path, time, values, ("series", series), table_format)
-        names: Any = path.stem if len({p.stem for p in files}) == len(files) else str(path)
-        names = pd.Series(names, file.rows.index) if series is None else file.rows[_LABEL]
-        for name, rows in file.rows.groupby(names, sort=False):
-            if name in found:
-                raise ValueError(f"series: got {name!r} in two files, {path} is the second, expected it in one")
-            found[str(name)] = _series(file, rows, f"series {name}, ")
-    first = next(iter(found.values()))
-    for name, one in found.items():
-        if bool(one.unit) != bool(first.unit):
-            notes = sorted({note for note in (*first.notes, *one.notes) if note.startswith("times")})
-            fault = f"time: got dates in some series and numbers in others ({name!r}), expected one kind"
-            raise ValueError(": ".join([fault, *filter(None, ["; ".join(notes)])]))
-        if one.channels != first.channels:
-            raise ValueError(f"values: got {one.channels} in {name!r}, expected {first.channels}, as in the first")
-    seen = _without_unseen(list(found.values()), files[0])
-    return {name: one.in_unit(first.unit) for name, one in zip(found, seen, strict=True)}
-
-
-def table_files(paths: Iterable[str | Path]) -> list[Path]:
-    """The files themselves, and all `*.csv` of folders in the order of their names.
-
-    Raises:
-        ValueError: for no path, or a folder without such a file.
-    """
-    found: list[Path] = []
-    for path in map(Path, paths):
-        inside = sorted(path.glob("*.csv")) if path.is_dir() else [path]
-        if not inside:
-            raise ValueError(f"file: the folder {path} has no *.csv, expected at least one")
-        found += inside
-    if not found:
-        raise ValueError("file: got none, expected at least one CSV file")
-    return found
 
 
 _TIME, _LABEL = 0, 1  # columns of a file's rows; those of channels have their names, which are texts

@@ -109,19 +109,6 @@ def _start_of_dot_products(prior: object) -> str | None:
     return "alibi" if isinstance(prior, str) and prior in PRIORS and PRIORS[prior].is_riccati else None
 
 
-def flat_record(record: Any) -> Any:
-    """A configuration's dictionary with attention's fields by flat names, as reports read it.
-
-    Raises:
-        ValueError: for an attention that cannot be read.
-    """
-    if not isinstance(record, Mapping) or "attention" not in record:
-        return record
-    sizes = {name: value for name, value in record.items() if name != "attention"}
-    only = {"prior": DEFAULTS["prior"]}  # of a kind that has no choice of priors
-    return sizes | only | flatten(read_attention(record["attention"]))
-
-
 def _kind(flat: Mapping[str, Any]) -> type[AttentionConfig]:
     """The kind of attention that the values of `score`, `aggregation` and `dynamics` select."""
     for name, choices in _CHOICES.items():

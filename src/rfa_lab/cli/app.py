@@ -16,7 +16,11 @@ from typer.core import TyperCommand, TyperGroup
 
 from rfa.checks import MissingExtra
 from rfa.version import __version__
-from rfa_lab.report.layout import one_line
+
+
+def one_line(text: str) -> str:
+    """The text on one line, without the control characters on which a terminal would act."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def _flags_without_type(params: list[Any]) -> list[Any]:
@@ -76,9 +80,6 @@ _VALUES: dict[str, Callable[[str], bool]] = {  # what goes on with a list; else 
 }
 
 
-ARGUMENTS = "rfa.arguments"  # of a command, as they were given, in `meta` of its context
-
-
 class ManyValues(TyperCommand):
     """A command whose options that are lists take several values in a row."""
 
@@ -88,7 +89,6 @@ class ManyValues(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read `--lengths 512 1024` as `--lengths 512 --lengths 1024`."""
-        ctx.meta[ARGUMENTS] = list(args)
         spread: list[str] = []
         option = ""
         lists = {name for parameter in self.params if getattr(parameter, "multiple", False) for name in parameter.opts}

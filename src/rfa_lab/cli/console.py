@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import pandas as pd
 from rich import progress as rich_progress
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -39,30 +39,19 @@ def evaluation_table(result: Mapping[str, Any]) -> Table:
     return table
 
 
-def comparison_table(results: Mapping[str, Any]) -> Table:
+def comparison_table(results: pd.DataFrame) -> Table:
     """A table of the demo: perplexity by model and context length, with parameters and training speed."""
-    models = results["models"]
-    lengths = [row["length"] for row in next(iter(models.values()))["rows"]]
-    table = Table(title=f"test perplexity by context length (trained on {results['train_length']} tokens)")
-    table.add_column("model")
-    for column in (*map(str, lengths), "parameters", "tokens/s"):
-        table.add_column(column, justify="right")
-    for name, model in models.items():
-        result = model["record"]["result"]
-        figures = [f"{row['perplexity']:.2f}" for row in model["rows"]]
-        table.add_row(name, *figures, f"{result['parameters']:,}", tokens_per_second(result))
-    return table
-
-
-def series_comparison_table(results: Mapping[str, Any]) -> Table:
-    """A table of the demo of series: mean squared errors of filtering and forecasting, by model and setting."""
-    table = Table(title="mean squared error of the true signal: at the readings / of forecasts")
-    table.add_column("model")
-    for column in results["settings"]:
-        table.add_column(column, justify="right")
-    for name, by_setting in results["mse"].items():
-        cells = [f"{errors['filter']:.3f} / {errors['forecast']:.3f}" for errors in by_setting.values()]
-        table.add_row(name, *cells)
+    table = Table(title=f"test perplexity by context length (trained on {results.columns[1]} tokens)")
+    for column in results:
+        table.add_column(str(column), justify="left" if column == "model" else "right")
+    digits = {"parameters": 0, "tokens/s": 0}
+    for row in results.to_dict("records"):
+        numbers = (
+            "?" if pd.isna(value) else f"{value:,.{digits.get(str(name), 2)}f}"  # no speed of a resumed run
+            for name, value in row.items()
+            if name != "model"
+        )
+        table.add_row(row["model"], *numbers)
     return table
 
 
@@ -115,39 +104,6 @@ def stage_words(stage: Stage) -> str:
     """A stage of a long call in words, with its run and the latest metrics if it has them."""
     words = _STAGES.get(stage.name, stage.name) + metrics_words(stage.metrics or {})
     return f"{stage.run}: {words}" if stage.run else words
-
-
-def speed_tables(lines: Sequence[Mapping[str, Any]]) -> Group:
-    """Tables for a terminal of 80 columns, one for each benchmark, data type and peer, without the range.
-
-    A size or model that all rows share is in the title.
-    """
-    from rfa_lab.bench.results import speed_cells
-
-    groups: dict[tuple[str, ...], list[list[str]]] = {}
-    for line in lines:
-        what, size, dtype, against, *figures = speed_cells(line)
-        named, _, peer = against.partition(" / ")
-        groups.setdefault((what, peer, dtype), []).append([named, size, *figures])
-    return Group(
-        "time or memory over the peer's, medians; times are indicative", *map(_speed_table, groups, groups.values())
-    )
-
-
-def _speed_table(title: tuple[str, ...], rows: Sequence[list[str]]) -> Table:
-    """The table of one group. Its first column has the model, the size or both, whichever differ between rows."""
-    what, peer, dtype = title
-    own = [index for index in (0, 1) if len({row[index] for row in rows}) > 1] or [1]
-    shared = [rows[0][index] for index in (0, 1) if index not in own]
-    above = [" / ".join(filter(None, (what, peer))), dtype, *shared]
-    heads = " ".join(("model", "size")[index] for index in own)
-    table = Table(heads, title=Text(", ".join(above)), box=SIMPLE_HEAD, padding=0, collapse_padding=True)
-    for column in ("ratio", "quartiles", "rfa", "peer", "of bound: rfa, peer"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        ratio, quartiles, _, *rest = row[2:]
-        table.add_row(", ".join(row[index] for index in own), ratio, quartiles, *rest)
-    return table
 
 
 @contextmanager

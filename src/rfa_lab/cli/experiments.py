@@ -1,7 +1,7 @@
 """The commands for recipes and their results: experiment and report."""
 
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,9 +49,8 @@ def experiment(
     seconds = None if time_limit is None else seconds_of(time_limit)
     with _all_faults():
         planned = load_recipe(recipe, data)
-    if tokens_per_second is not None and not (dry_run and planned.kind == "text"):
-        expected = "--dry-run and a recipe of text with it"
-        raise ValueError(f"--tokens-per-second: got {tokens_per_second:g}, expected {expected}")
+    if tokens_per_second is not None and not dry_run:
+        raise ValueError(f"--tokens-per-second: got {tokens_per_second:g}, expected --dry-run with it")
     if dry_run:
         _dry_run(planned, out, only or (), tokens_per_second)
         return
@@ -72,8 +71,6 @@ def experiment(
     if outcome.stopped is not None:
         say(f"stopped after {time_limit}: {outcome.stopped}; {hint}")
     made = out / "results"
-    if planned.kind != "text" and outcome.done:
-        made = _small_reports()[planned.kind](out, out / "report").page
     say(f"{len(outcome.done)} runs done: {made}")
     for name in outcome.claimed:
         say(f"{name}: another process is making this run")
@@ -85,15 +82,9 @@ def experiment(
 
 def _dry_run(recipe: Any, out: Path, only: Sequence[str], speed: float | None) -> None:
     """The runs, the hours that they take, and what they need. The exit status is 1 if something is missing."""
-    from rfa_lab.recipes import measured_on, runs_of, states
+    from rfa_lab.recipes import measured_on, states
     from rfa_lab.recipes.plan import counted, requirements, speed_here
 
-    if recipe.kind != "text":
-        runs = runs_of(recipe, out)
-        results = runs.results()
-        for run in runs.selected(only):
-            say(f"{run.name}: {'done' if run.name in results else 'to do'}")
-        return
     recipe = counted(recipe)
     device = measured_on(recipe, out) if speed is None else None
     if speed is None and device is None:
@@ -109,17 +100,10 @@ def _dry_run(recipe: Any, out: Path, only: Sequence[str], speed: float | None) -
         raise typer.Exit(1)
 
 
-def _small_reports() -> dict[str, Callable[[Path, Path], Any]]:
-    """The report of each kind of recipe that is not of text."""
-    from rfa_lab.report.records import write_recall_report, write_series_report
-
-    return {"series": write_series_report, "recall": write_recall_report}
-
-
 @app.command(cls=ManyValues)
 def report(
     folder: Annotated[
-        Path, typer.Argument(help="Folder that `rfa experiment` made, or a folder of result files.", metavar="DIR")
+        Path, typer.Argument(help="Folder that `rfa experiment` made, or a record's Parquet file.", metavar="DIR")
     ],
     out: Annotated[
         Path | None, typer.Option(help="Folder of the report; DIR/report by default.", metavar="DIR2")
@@ -127,42 +111,20 @@ def report(
 ) -> None:
     """Tables (Markdown, LaTeX, CSV), figures (PNG, PDF) and one HTML page from result files alone.
 
-    A record of series has one Markdown page and one figure, a record of recall CSV files too.
     Missing runs and files are listed here and on the page. The exit status is 1 if a file could not be read.
     """
-    from rfa_lab.report.write import write_report
-    from rfa_lab.results import PLANNED, read_results, record_kind
+    from rfa_lab.report import write_report
 
-    page = out or folder / "report"
-    check_out(page if out is not None or folder.is_dir() else None)
-    if (write := _small_reports().get(record_kind(folder) or "")) is not None:
-        made = write(folder, page)
-        _say_missing(made.missing, refused=[PLANNED])
-        say(f"page: {made.page}")
-        if PLANNED in made.missing:
-            raise typer.Exit(1)
-        return
+    page = out or (folder / "report" if folder.is_dir() else folder.with_name(f"{folder.stem}-report"))
+    check_out(page)
     with progress_bars() as bar:
-        found = read_results(folder, lambda *files: bar("reading results", *files))
-        if not (found.runs or found.unfinished):  # then there is nothing to report
-            _say_missing(found.refused, found.refused)
-            raise typer.Exit(1)
-        written = write_report(found.runs, page, found.missing, lambda *made: bar("tables and figures", *made))
-    _say_missing(written.missing, found.refused)
-    tables, figures = len(written.tables), len(written.figures)
-    say(f"runs: {len(found.runs)}, tables: {tables}, figures: {figures}")
+        written = write_report(folder, page, lambda *made: bar("figures", *made))
+    for name, reason in written.missing.items():
+        errors.print(one_line(f"rfa: missing: {name}: {reason[:_LINE]}"), highlight=False, soft_wrap=True)
+    say(f"tables: {len(written.tables)}, figures: {len(written.figures)}")
     say(f"page: {written.page}")
-    if found.refused:
+    if any(name.endswith(".parquet") for name in written.missing):
         raise typer.Exit(1)
-
-
-def _say_missing(missing: Mapping[str, str], refused: Collection[str]) -> None:
-    """A line for each missing run, table or figure, and for each file that was refused as an error."""
-    for name, reason in missing.items():
-        said = reason if len(reason) <= _LINE else f"{reason[:_LINE]} ... (the page has all)"
-        (errors if name in refused else console).print(
-            one_line(f"rfa: missing: {name}: {said}"), highlight=False, soft_wrap=True
-        )
 
 
 def _failed(name: str, reason: str) -> None:

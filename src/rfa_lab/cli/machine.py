@@ -1,145 +1,51 @@
 """The commands for this machine: bench and doctor."""
 
 import math
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from rfa.checks import check_range
-
-from .app import ARGUMENTS, ManyValues, app, assignment, check_out, console, one_line, say
-from .console import progress_bars, speed_tables
-
-RESULTS = Path("benchmarks/results")  # of a clone
+from .app import ManyValues, app, check_out, console, say
 
 
 @app.command(cls=ManyValues)
 def bench(
-    ctx: typer.Context,
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            help="What is timed; by default the operator and a small training step.",
-            metavar="[operator|step|decode|generate|memory|all]",
-            show_default=False,
-        ),
-    ] = None,
+    what: Annotated[str, typer.Argument(help="What is timed.", metavar="[operator|decode]")] = "operator",
     lengths: Annotated[
-        list[int] | None, typer.Option(help="Lengths in tokens; those of the targets by default.")
+        list[int] | None, typer.Option(help="Lengths in tokens; 512, 2048 and 8192, or 8192 cached ones.")
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Number of sequences; more of short ones by default.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Number of sequences; by default more of short ones.")] = None,
     heads: Annotated[int, typer.Option(help="Number of attention heads.")] = 8,
     channels: Annotated[int, typer.Option(help="Number of real channels of a head, two a mode.")] = 64,
-    presets: Annotated[list[str] | None, typer.Option(help="Presets; rfa by default.", metavar="P ... | all")] = None,
+    presets: Annotated[list[str] | None, typer.Option(help="Presets; rfa by default.", metavar="P ...")] = None,
     dtype: Annotated[str, typer.Option(help="Data type: float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="Device: cpu or cuda.")] = "cpu",
     backend: Annotated[str, typer.Option(help="Backend: auto, or the name of one; `rfa doctor` lists them.")] = "auto",
-    threads: Annotated[
-        int | None, typer.Option(help="Number of threads, in a process of its own; PyTorch's own choice by default.")
-    ] = None,
     repeats: Annotated[int, typer.Option(help="Number of rounds; both contestants have a turn in each.")] = 7,
-    peers: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Peers of the operator (by default sdpa on a CPU, all on a GPU); of a step one preset, b1-rope.",
-            metavar="P ... | all",
-        ),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Set fields of whole models (step, generate).", metavar="FIELD=VALUE ..."),
-    ] = None,
-    certified: Annotated[
-        bool,
-        typer.Option("--certified", help="Leave out old keys by the prior's proof (operator, decode)."),
-    ] = False,
-    trained: Annotated[
-        Path | None,
-        typer.Option(help="Result file of a run, whose preset and learned dynamics of each layer are taken."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File to append to; benchmarks/results/bench.jsonl in a clone, else rfa-bench.jsonl."),
-    ] = None,
+    certified: Annotated[bool, typer.Option("--certified", help="Leave out old keys by the prior's proof.")] = False,
+    out: Annotated[Path, typer.Option(help="File of JSON lines to append to.")] = Path("rfa-bench.jsonl"),
 ) -> None:
-    """Compare time and memory with PyTorch's attention, measured in turns, each after a correctness check.
+    """Time the operator, or decoding, beside PyTorch's scaled dot-product attention, in turns after a check.
 
-    Prints median and spread of the ratio to the peer, and appends a line of JSON for each. The peer is scaled
-    dot-product attention, b1-rope or another preset for a training step, and transformers' Llama for generate. The
-    operator has more peers: kernels by name, FlashAttention, and FlexAttention with the filter's scores. One that
-    cannot run is named with its reason. With --certified the operator over all keys is a peer too. The exit status is 1
-    if a check failed; such a case is not timed.
+    Prints median and quartiles of the ratio to the peer and the times of both, and appends a line of JSON for each.
+    With --certified the operator over all keys is a peer too. Threads are those of OMP_NUM_THREADS. The exit status is
+    1 if a check failed; such a case is not timed.
     """
-    from rfa_lab import bench as benchmarks
+    from rfa_lab.bench import cases, run, summary_line
 
-    if out is None:
-        out = RESULTS / "bench.jsonl" if RESULTS.is_dir() else Path("rfa-bench.jsonl")
     check_out(out)
-    if threads is not None:
-        check_range("threads", threads, 1, benchmarks.LARGEST)
-        if os.environ.get(benchmarks.THREADS) != str(threads):
-            raise typer.Exit(_with_threads(threads, ["bench", *ctx.meta[ARGUMENTS]]))
-    setting = benchmarks.Setting(device, dtype, backend, repeats)
-    cases = benchmarks.cases(
-        what,
-        setting,
-        lengths=lengths or (),
-        batch=batch,
-        heads=heads,
-        channels=channels,
-        presets=presets or (),
-        model=dict(assignment(text) for text in set_ or []),
-        peers=peers or (),
-        certified=certified,
-        trained=trained,
-    )
-    lines: list[dict[str, Any]] = []
-    try:
-        with progress_bars() as bar:
-            measured = benchmarks.run(cases, out, setting, lambda stage, *far: bar(stage.name, *far, key="bench"))
-            for line in measured:
-                lines.append(line)
-    finally:  # print finished cases even if the rest is stopped
-        if lines:
-            console.print(speed_tables(lines))
-            for said in dict.fromkeys(text for line in lines for text in (*_refusals(line), *_caches(line))):
-                say(said)
-            say(f"appended to {out}")
-    if not all(line["check"]["passed"] for line in lines):
+    setting: Any = {"device": device, "dtype": dtype, "backend": backend, "repeats": repeats, "certified": certified}
+    made = cases(what, presets or ["rfa"], lengths or (), batch, heads, channels, **setting)
+    say("time over the peer's: median (quartiles), ms of both")
+    passed = True
+    for line in run(made, out):
+        say(summary_line(line))
+        passed &= line["check"]["passed"]
+    say(f"appended to {out}")
+    if not passed:
         raise typer.Exit(1)
-
-
-def _refusals(line: dict[str, Any]) -> Iterator[str]:
-    """The peers of a line that did not run, with their reasons."""
-    for name, reason in line.get("refused", {}).items():
-        yield one_line(f"{name}, {line['pass']}, {line['dtype']}: not timed: {reason}")
-
-
-def _caches(line: dict[str, Any]) -> Iterator[str]:
-    """How large the caches of a line are."""
-    if "cache_bytes" in line and line["peer"] == "sdpa":
-        ours, theirs = (f"{line['cache_bytes'][name] / 1e6:,.1f} MB" for name in ("rfa", "peer"))
-        layer = f" of layer {line['trained']['layer']}" if "trained" in line else ""
-        yield f"cache{layer} after {line['length']:,} tokens: {ours}; of sdpa {theirs}"
-
-
-def _with_threads(threads: int, arguments: list[str]) -> int:
-    """The exit status of a command in a process of its own that starts with so many threads."""
-    from rfa_lab.bench import THREADS
-
-    command = [sys.executable, "-m", "rfa_lab.cli", *arguments]
-    with subprocess.Popen(command, env={**os.environ, THREADS: str(threads)}) as process:
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:  # the terminal tells the process too, which prints what is done
-                continue
 
 
 @app.command(cls=ManyValues)

@@ -9,13 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import ManyValues, app, assignment, check_out, check_resume, console, interruptible, say, stoppable
+from .app import ManyValues, app, assignment, check_out, check_resume, console, say, stoppable
 from .console import (
     comparison_table,
     evaluation_table,
     metrics_words,
     progress_bars,
-    series_comparison_table,
     stage_words,
     tokens_per_second,
 )
@@ -35,9 +34,6 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for runs, results and figure.png.")] = Path("rfa-demo"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue a demo that was stopped.")] = False,
     overwrite: OverwriteOption = False,
-    series: Annotated[
-        bool, typer.Option("--series", help="Show a series with gaps and wrong readings instead, in about a minute.")
-    ] = False,
 ) -> None:
     """Train RFA, RoPE, ALiBi and SC-RFA for a few minutes and compare them beyond the training length.
 
@@ -46,9 +42,6 @@ def demo(
     from rfa_lab.recipes.demo import run_demo
 
     check_out(out)
-    if series:
-        _series_demo(out, resume, overwrite)
-        return
     if resume and overwrite:
         raise ValueError("--resume: got --overwrite with it, expected one of them")
     with stoppable(f"go on with: rfa demo --resume --out {shlex.quote(str(out))}"), progress_bars() as bar:
@@ -59,19 +52,7 @@ def demo(
             progress=lambda stage, *far: bar(stage_words(stage), *far),
         )
     console.print(comparison_table(results))
-    say(f"results: {out / 'results.json'}\nfigure:  {out / 'figure.png'}")
-
-
-def _series_demo(out: Path, resume: bool, overwrite: bool) -> None:
-    from rfa_lab.recipes.demo import run_series_demo
-
-    if resume:
-        raise ValueError("--resume: got it with --series, which takes a minute, expected --overwrite")
-    again = f"start again with: rfa demo --series --overwrite --out {shlex.quote(str(out))}"
-    with interruptible(again), progress_bars() as bar:
-        results = run_series_demo(out, overwrite=overwrite, progress=lambda stage, *far: bar(stage_words(stage), *far))
-    console.print(series_comparison_table(results))
-    say(f"results: {out / 'results.json'}\nfigure:  {out / 'figure.png'}")
+    say(f"results: {out / 'results'}\nfigure:  {out / 'figure.png'}")
 
 
 @app.command(cls=ManyValues)
@@ -188,8 +169,8 @@ def evaluate(
         from rfa_lab.recipes.attention_figures import draw_attention
 
         with progress_bars() as bar:
-            paths = draw_attention(run, attention, data, progress=lambda *task: bar("layers", *task))
-        say(f"attention: {', '.join(map(str, paths))}")
+            path = draw_attention(run, attention, data, progress=lambda *task: bar("layers", *task))
+        say(f"attention: {path}")
 
 
 @app.command(cls=ManyValues)

@@ -16,12 +16,10 @@ from rfa.files import write_whole
 from rfa.models import RFAForCausalLM
 from rfa.progress import Progress, Stage, StageProgress
 from rfa_lab.data import document_of_token, fingerprint, load_corpus, load_documents, token_stream
-from rfa_lab.results import RESULT_FORMAT, write_maps
 from rfa_lab.training import RunFolder, TrainingSpec
 
 from .attention_maps import MAP_LENGTHS, attention_maps, middle_window
 from .perplexity import LossByDocument, LossByPosition, check_protocol, loss_by_position, perplexities, windows
-from .probes import probe
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,6 @@ def evaluate(
     inputs.check(protocol, lengths, max_tokens)
     model, books = inputs.model(), inputs.by_document()
     result = {
-        "format": RESULT_FORMAT,
         "run": str(inputs.folder.path),
         "preset": spec.preset,
         "model": spec.model,
@@ -143,7 +140,6 @@ def full_evaluation(
     lengths: Sequence[int],
     protocols: Mapping[str, int | None],
     by_position: bool = False,
-    passkey: bool = False,
     attention: Path | None = None,
     progress: StageProgress | None = None,
 ) -> dict[str, Any]:
@@ -154,17 +150,15 @@ def full_evaluation(
         lengths: context lengths in tokens.
         protocols: the number of tokens that each protocol scores, spread evenly over the text; None for all.
         by_position: also compute the loss at each position of the longest length, under `blocks`.
-        passkey: also run the probes of `rfa_lab.evaluation.probe`, at distances up to the longest length.
         attention: file to which the maps of `attention_maps` are written (`.npz`), for a window of 8 training lengths;
             None for no maps.
-        progress: called with the stage ("text", a protocol, "by_position" or a probe), the amount done and the total.
+        progress: called with the stage ("text", a protocol or "by_position"), the amount done and the total.
 
     Returns:
         A dictionary with
         - `evaluations`, by protocol: `rows` as from `perplexities`, and `books`: for each test document and length the
           summed loss and the number of scored targets, which add up to those of the row;
         - `by_position` as from `evaluate`, with the number of windows and the standard errors over windows;
-        - `passkey`: `{"passkey": ..., "repeat": ...}` as from `probe`;
         - `attention`, the name of the file of maps, and `attention_summary`;
         - `fingerprint` of the text, and `environment`.
         An entry that was not asked for is None.
@@ -206,17 +200,11 @@ def full_evaluation(
     if by_position and "blocks" not in protocols:
         perplexities(model, stream, [longest], observe=positions, progress=progress_of("by_position"))
 
-    probes = None
-    if passkey:
-        about = {"train_length": spec.length, "longest": longest, "tokenizer": inputs.tokenizer}
-        probes = {
-            kind: probe(kind, model, stream, **about, progress=progress_of(kind)) for kind in ("passkey", "repeat")
-        }
     summary = None
     if attention is not None and window is not None:
         maps, summary = attention_maps(model, stream[window], spec.length)
         summary["start"] = window.start
-        write_whole(attention, partial(write_maps, maps))
+        write_maps(attention, maps)
     by = None
     if by_position:
         errors = {"windows": positions.windows, "stderr": positions.errors()}
@@ -224,12 +212,21 @@ def full_evaluation(
     return {
         "evaluations": evaluations,
         "by_position": by,
-        "passkey": probes,
         "attention": None if attention is None else attention.name,
         "attention_summary": summary,
         "fingerprint": inputs.fingerprint,
         "environment": environment(),
     }
+
+
+def write_maps(path: Path, maps: Mapping[str, np.ndarray]) -> None:
+    """Write maps of attention as an `.npz` file, whole."""
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:  # NumPy would add a suffix to a name
+            np.savez_compressed(file, **dict[str, Any](maps))
+
+    write_whole(path, write)
 
 
 COLDEST = 1e-6  # logits divided by a smaller temperature could overflow in float32

@@ -1,4 +1,4 @@
-"""The state of a recipe of language models: the progress of each run, the work that is left, and what it needs."""
+"""The state of a recipe: the progress of each run, the work that is left, and what it needs."""
 
 import math
 import shutil
@@ -13,9 +13,9 @@ from rfa_lab.data import is_path, prepare
 from rfa_lab.data.corpora import FETCHED, find_text, find_tokenizer
 from rfa_lab.training import training_speed
 
+from .rates import DIVERGED
 from .recipe import PlannedRun, Recipe
-from .run_result import DIVERGED
-from .text_runs import TextRuns
+from .runs import Runs
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def states(
     """
     if tokens_per_second is not None:
         require(0 < tokens_per_second < math.inf, "tokens_per_second", tokens_per_second, "a positive number")
-    runs = TextRuns(recipe, Path(out))
+    runs = Runs(recipe, Path(out))
     results, units = runs.results(), dict[str, PlannedRun]()
     for run in runs.selected(only):
         trials = [trial for trial, _ in runs.tried(run) if run.name not in results or runs.record(trial) is not None]
@@ -65,7 +65,7 @@ def states(
 
 def measured_on(recipe: Recipe, out: str | Path) -> str | None:
     """The names of the devices that made the finished runs; None if there are none. Raises as `states`."""
-    made = [result["environment"] for result in TextRuns(recipe, Path(out)).results().values()]
+    made = [result["environment"] for result in Runs(recipe, Path(out)).results().values()]
     names = [one.get("machine") if one.get("device") in ("cpu", None) else one["device"] for one in made]
     return " and ".join(dict.fromkeys(map(str, names))) or None
 
@@ -91,7 +91,7 @@ def speed_here(recipe: Recipe) -> float:
     return training_speed(recipe.runs[0].spec, _vocabulary(recipe.runs[0]))
 
 
-def _state(runs: TextRuns, run: PlannedRun, results: Mapping[str, Any], speed: float | None) -> RunState:
+def _state(runs: Runs, run: PlannedRun, results: Mapping[str, Any], speed: float | None) -> RunState:
     steps, tokens = _sizes(runs.recipe, run, results)
     if run.name in results:
         training = results[run.name]["training"]
@@ -106,7 +106,7 @@ def _state(runs: TextRuns, run: PlannedRun, results: Mapping[str, Any], speed: f
         elif (checkpoint := runs.folder(run).latest_checkpoint()) is not None:
             state, step = "half done", int(checkpoint.name.rpartition("-")[2])
     left = tokens if tokens is None or not steps else tokens * max(steps - step, 0) / steps
-    speed = speed or _speed(run, results)
+    speed = speed or _speed(runs.recipe, run, results)
     return RunState(run, state, step, steps, tokens, None if left is None or speed is None else left / speed)
 
 
@@ -126,9 +126,10 @@ def _sizes(recipe: Recipe, run: PlannedRun, results: Mapping[str, Any]) -> tuple
     return None, None
 
 
-def _speed(run: PlannedRun, results: Mapping[str, Any]) -> float | None:
+def _speed(recipe: Recipe, run: PlannedRun, results: Mapping[str, Any]) -> float | None:
     """Tokens per second of this model's finished runs, or of all finished runs if the model has none."""
-    speeds = [(result["label"], result["training"]["tokens_per_second"]) for result in results.values()]
+    labels = {each.name: each.label for each in recipe.runs}
+    speeds = [(labels[name], made["training"]["tokens_per_second"]) for name, made in results.items()]
     measured = [(label, speed) for label, speed in speeds if speed]
     own = [speed for label, speed in measured if label == run.label]
     return mean(own or [speed for _, speed in measured]) if measured else None

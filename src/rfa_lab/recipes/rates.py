@@ -1,14 +1,20 @@
 """The choice of a learning rate: each model tries the rates of its recipe, and the best one serves all its seeds.
 
-Where the best one is at an end of the list, the next rate beyond it is tried too. Text and series share this rule.
+Where the best one is at an end of the list, the next rate beyond it is tried too.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-TRIAL_PART = 3  # a trial has one part of so many of the training
+from .recipe import PlannedRun, Recipe
+
+_TRIAL_PART = 3  # a trial has one part of so many of the training
 _BEYOND = 2  # rates at most that are tried beyond each end of the list
 _LEAST = 1e-12  # the least rate of a `TrainingSpec`
+DIVERGED = "diverged"  # the entry of run.json that says why a trial has no loss, or a run no result
+_ONLY_EVALUATED = {"window": "flat", "yarn": "rope"}  # they act beyond the training length, and are trained as these
 
 
 def possible_rates(rates: Sequence[float]) -> tuple[float, ...]:
@@ -41,3 +47,57 @@ def needed_rates(possible: Sequence[float], rates: Sequence[float], losses: Mapp
             break
         wanted |= beyond
     return tuple(rate for rate in possible if rate in wanted)
+
+
+def trials_by_run(recipe: Recipe) -> dict[str, dict[float, PlannedRun]]:
+    """The trials that each run may need before it can begin, by the run's name and the rate; none with one rate.
+
+    A trial has a third of the training, of the model's run with the largest budget.
+    """
+    models: dict[str, list[PlannedRun]] = {}
+    for run in recipe.runs:
+        models.setdefault(_model(run), []).append(run)
+    trials: dict[str, dict[float, PlannedRun]] = {}
+    for runs in models.values():
+        full = max(runs, key=lambda run: run.spec.max_steps or math.inf)
+        rates = possible_rates(full.rates) if len(full.rates) > 1 else ()
+        trials |= {run.name: {rate: _trial(full, rate) for rate in rates} for run in runs}
+    return trials
+
+
+def _trial(run: PlannedRun, rate: float) -> PlannedRun:
+    spec = replace(run.spec, learning_rate=rate)
+    if spec.max_steps is not None:
+        spec = replace(spec, max_steps=max(1, spec.max_steps // _TRIAL_PART))
+    else:
+        spec = replace(spec, epochs=spec.epochs / _TRIAL_PART)
+    return replace(run, spec=spec, trial=True)
+
+
+def _model(run: PlannedRun) -> str:
+    """All on which training depends, but for the seed, the rate and the budget, which the trials set."""
+    config = run.spec.model_config(vocab_size=2).to_dict()
+    attention = dict(config["attention"])
+    frequencies = dict(attention.get("frequencies", {}))
+    for options, name in ((attention, "prior"), (frequencies, "kind")):
+        if options.get(name) in _ONLY_EVALUATED:
+            options[name] = _ONLY_EVALUATED[options[name]]
+    return repr(({**config, "attention": {**attention, "frequencies": frequencies}}, run.spec.one_group))
+
+
+def trial_loss(record: Mapping[str, Any]) -> float | None:
+    """The validation loss of a trial by its run.json: infinite if training diverged, None if it is not finished."""
+    if DIVERGED in record:
+        return math.inf
+    return record["result"]["valid_loss"] if record["finished"] else None
+
+
+def with_best_rate(run: PlannedRun, losses: Mapping[float, float]) -> PlannedRun:
+    """The run with the rate of the least validation loss, the first of equal ones.
+
+    Raises `ValueError` if training diverged with every rate.
+    """
+    rate = min(losses, key=lambda one: losses[one])
+    if math.isinf(losses[rate]):
+        raise ValueError(f"rates: training of {run.label} diverged with each of {', '.join(map(str, losses))}")
+    return replace(run, spec=replace(run.spec, learning_rate=rate))

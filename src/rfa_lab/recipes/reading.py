@@ -6,7 +6,7 @@ needs("pydantic", "yaml")
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
-    PlainValidator,
     PrivateAttr,
     ValidationError,
     create_model,
@@ -80,17 +79,14 @@ _Loader.add_implicit_resolver(  # YAML 1.1 requires a point and a sign in such n
 )
 
 
-def read_recipe(path: Path, kinds: Mapping[str, type[R]], data: str | None) -> R:
-    """As `load_recipe`. `kinds` has the recipe of each `kind`; the first one is that of a file without `kind`."""
+def read_recipe(path: Path, kind: type[R], data: str | None) -> R:
+    """As `load_recipe`."""
     try:
         given = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an invalid date or number
         raise RecipeError(path, [f"no YAML: {error}"]) from error
-    kind = given.get("kind", next(iter(kinds))) if isinstance(given, dict) else next(iter(kinds))
-    if not isinstance(kind, str) or kind not in kinds:
-        raise RecipeError(path, [f"kind: got {kind!r:.80}, expected one of {', '.join(kinds)}"])
     try:
-        recipe = kinds[kind].model_validate(given if data is None else kinds[kind].with_data(given, data))
+        recipe = kind.model_validate(given if data is None else kind.with_data(given, data))
     except ValidationError as error:
         places: dict[str, str] = {}  # a fault that occurs in several places is reported once, at the first
         for fault in faults_of(error):
@@ -190,12 +186,6 @@ def checked_fields(kind: type, *without: str) -> Callable[[Any], dict[str, Any]]
     return check
 
 
-def built(kind: type[T], *without: str) -> PlainValidator:
-    """Validates a mapping as the fields of a dataclass, without some, and builds it."""
-    check = checked_fields(kind, *without)
-    return PlainValidator(lambda given: kind(**check(given)))
-
-
 # What the kinds of recipes have in common
 
 
@@ -233,30 +223,14 @@ Lengths = Annotated[
 ]
 
 
-class Network(Section):
-    """A network of a comparison.
-
-    Args:
-        preset: of the network.
-        label: a name for readers, which becomes part of file names.
-        model: fields in which its configuration differs from the preset.
-    """
-
-    preset: str
-    label: Label = Field(default_factory=lambda given: given.get("preset", ""))
-    model: dict[str, Any] = Field(default={})
-
-
 class BaseRecipe(Section):
     """What all recipes have.
 
     Args:
-        kind: of the runs.
         name: a short name, which becomes part of file names.
         title: a title for readers.
     """
 
-    kind: str
     name: Name
     title: str = Field(default_factory=lambda given: given.get("name", ""))
     _path: Path = PrivateAttr(Path())

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationInfo, field_validator
 
@@ -35,7 +35,7 @@ class PlannedRun:
     Args:
         spec: as written in the recipe; its paths are relative to the recipe's folder.
         suffix: distinguishes the run from other runs of the same preset.
-        trial: whether it is a trial of its learning rate (`run_result.py`), which has no result itself.
+        trial: whether it is a trial of its learning rate (`rates.py`), which has no result itself.
         rates: learning rates that its model tries, to take the best; at most one where there is no choice.
     """
 
@@ -63,14 +63,12 @@ class EvaluationPlan(Section):
         lengths: context lengths in tokens, ascending.
         protocols: the number of tokens of the test split that each protocol scores, spread evenly; None for all.
         by_position: also compute the loss at each position.
-        passkey: also run the retrieval probes.
         attention: presets whose first run without a label also gets attention maps.
     """
 
     lengths: Lengths
     protocols: Annotated[dict[Annotated[str, one_of(PROTOCOLS)], int | None], Field(min_length=1)]
     by_position: bool = False
-    passkey: bool = False
     attention: Annotated[list[str], AfterValidator(different)] = Field(default=[])
 
     @field_validator("protocols")
@@ -138,7 +136,6 @@ class Recipe(BaseRecipe):
             is read; None if it is not known.
     """
 
-    kind: Literal["text"] = "text"
     training: Annotated[
         dict[str, Any],
         BeforeValidator(checked_fields(TrainingSpec, "preset", "seed")),
@@ -193,10 +190,6 @@ class Recipe(BaseRecipe):
         first = next((other for other in self.runs if other.label == preset), None)
         attention = first is not None and run.name == first.name and preset in self.evaluation.attention
         return {**self.evaluation.model_dump(), "attention": attention}
-
-    def entry_of(self, run: PlannedRun) -> dict[str, Any]:
-        """A run in its result. Paths stay as the recipe writes them, so that results can move with the recipe."""
-        return {"recipe": self.name, "run": run.name, "spec": run.spec.to_dict(), "evaluation": self.asked_of(run)}
 
     def resolved(self, run: PlannedRun) -> TrainingSpec:
         """The specification of a run with absolute paths."""

@@ -1,40 +1,58 @@
-"""Tables of language models: perplexity over context length, the paper's own numbers, differences, distant tokens."""
+"""The tables of a record: perplexity over context length, the paper's own numbers, differences, heads, runs."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from statistics import fmean
-from typing import Any
+from pathlib import PurePath
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
-from .layout import Cell, NumberCell, Table, with_best
-from .measurements import (
-    TRIGRAM_LABEL,
-    RunPairs,
-    compare,
-    copying_gains,
-    lengths_of,
-    noise_by_length,
-    pairs_of,
-    repeat_distance,
-    retrieval_scores,
-    trigram_of,
-)
-from .runs import (
-    BASELINES,
-    MissingData,
-    Run,
-    by_label,
-    damping_by_label,
-    other_differences,
-    perplexity_by_length,
-    train_lengths,
-)
-from .statistics import interval_cell, mean_and_interval, proportion_interval, verdict
-from .summary import distinct_values
+from rfa_lab.record import Record
+
+from .statistics import Difference, differences, over_seeds, seed_noise
+
+BASELINES = ("b1-rope", "b2-alibi")
+_PAPERS_TEXT = {"table1": "wikitext-103", "table2": "wikitext-103-damping", "table3": "babylm-2025-strict"}
+_M2, _M3 = ("m2-sc-rfa", "sc-rfa"), "m3-sc-rfa"  # the paper's sweep of the damping has m3 at b = 5
+_SIZES = {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "layer_norm_eps", "backend"}
+_LEAST_SWEEP = 3  # values of b; m2 and m3 alone are no sweep
+
+
+_MINUS, _DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
+
+
+class Table(NamedTuple):
+    """A table: the text of its cells, the unrounded numbers behind them, a caption and notes."""
+
+    name: str  # of its files
+    caption: str
+    text: pd.DataFrame
+    numbers: pd.DataFrame
+    notes: tuple[str, ...] = ()
+
+    def markdown(self) -> str:
+        """Caption, table and notes as Markdown. The best number of a column is bold."""
+        rows = [[*self.text.columns], ["---", *(["---:"] * (self.text.shape[1] - 1))], *self.text.to_numpy().tolist()]
+        body = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        return (
+            "\n\n".join([self.caption, body, *(["\n".join(f"- {note}" for note in self.notes)] * bool(self.notes))])
+            + "\n"
+        )
+
+    def latex(self) -> str:
+        """A LaTeX table, which needs the package booktabs."""
+        text = self.text.replace({r"\*\*": "", _MINUS: "-", _DASH: "--"}, regex=True)
+        about = {"caption": self.caption, "label": f"tab:{self.name}", "index": False, "escape": True}
+        return text.to_latex(**about).replace("±", r"$\pm$")
+
+    def html(self) -> str:
+        """An HTML table. The best number of a column is bold."""
+        html = self.text.to_html(index=False, border=0, escape=True)
+        return html.replace("<td>**", '<td class="best">').replace("**</td>", "</td>")
 
 
 @cache
@@ -43,31 +61,98 @@ def published_results() -> dict[str, Any]:
     return json.loads(files("rfa_lab.report").joinpath("published.json").read_text(encoding="utf-8"))
 
 
-_PAPERS_TEXT = {"table1": "wikitext-103", "table2": "wikitext-103-damping", "table3": "babylm-2025-strict"}
+def damping_of(settings: Mapping[str, Any]) -> float | None:
+    """The damping b of a run of SC-RFA; None for another model, or one with other changes than b and its size."""
+    spec = settings["spec"]
+    options = {name for name in spec["model"] if name not in (*_SIZES, "damping")}
+    if spec["preset"] not in (*_M2, _M3) or options or spec.get("one_group"):
+        return None
+    return float(settings["config"]["attention"]["decay"]["damping"])
 
 
-def models_table(name: str, runs: Sequence[Run], protocol: str = "blocks") -> Table:
-    """Perplexity over context length of all models, in the order of the paper's table 1 or 3; its other models last.
+def damping_by_label(record: Record) -> dict[str, float]:
+    """The damping of each label of a sweep, smallest first; empty where there are fewer than three values of b."""
+    found = {label: damping_of(record.of(label)[0]) for label in record.labels()}
+    swept = {label: b for label, b in found.items() if b is not None}
+    return dict(sorted(swept.items(), key=lambda item: item[1])) if len(set(swept.values())) >= _LEAST_SWEEP else {}
 
-    Raises `MissingData` for runs of several training lengths, or two runs of the same label and seed.
+
+def _number(value: float, digits: int = 2, signed: bool = False) -> str:
+    return f"{value:{'+' * signed},.{digits}f}".replace("-", _MINUS)
+
+
+def _with_half(value: float, half: float, digits: int = 2, **form: bool) -> str:
+    if math.isnan(value):
+        return _DASH
+    return _number(value, digits, **form) + ("" if math.isnan(half) else f" ± {half:,.{digits}f}")
+
+
+def perplexity_table(
+    name: str, caption: str, record: Record, protocol: str, names: Mapping[str, str], others: bool = True
+) -> Table:
+    """Perplexity over context length: means over seeds with halves of 95 % t intervals.
+
+    Args:
+        name, caption: of the table.
+        record: of the runs.
+        protocol: of the evaluation.
+        names: the first rows: labels, also those without a run, and how the table names them.
+        others: whether all other labels follow.
     """
-    caption = f"Test perplexity over context length (the models of the paper's {name.replace('table', 'table ')})."
-    return _perplexity_table(name, caption, runs, list(published_results()[_PAPERS_TEXT[name]]), protocol)
+    by_seed = np.exp(record.values(f"loss {protocol}"))
+    means, halves = over_seeds(by_seed)
+    labels = list(dict.fromkeys([*names, *(record.labels() if others else ())]))
+    means, halves = means.reindex(labels), halves.reindex(labels)
+    seeds = by_seed.groupby(level="label").size().reindex(labels, fill_value=0)
+    text = pd.DataFrame({"model": [names.get(label, label) for label in labels], "seeds": [str(n) for n in seeds]})
+    numbers = text.copy()
+    for length in means:
+        cells = [_with_half(value, half) for value, half in zip(means[length], halves[length], strict=True)]
+        text[f"L = {length:g}"] = _best_in_bold(cells, means[length])
+        numbers[f"L = {length:g}"], numbers[f"L = {length:g} half"] = (
+            means[length].to_numpy(),
+            halves[length].to_numpy(),
+        )
+    notes = [setting(record), "Mean ± half of the 95 % t interval over seeds. Bold: the lowest of its column."]
+    notes += _noise_note(record, protocol)
+    if absent := [label for label in labels if not seeds[label]]:
+        notes.append(f"Not run here: {', '.join(absent)}.")
+    return Table(name, caption, text, numbers, tuple(notes))
 
 
-def damping_table(runs: Sequence[Run], protocol: str = "blocks") -> Table:
-    """Perplexity by damping coefficient b (the paper's table 2). Of the other models it has the two baselines.
+def _best_in_bold(cells: Sequence[str], values: Iterable[float]) -> list[str]:
+    printed = [round(value, 2) for value in values]
+    known = [value for value in printed if not math.isnan(value)]
+    least = min(known) if len(known) > 1 else math.nan
+    return [f"**{cell}**" if value == least else cell for cell, value in zip(cells, printed, strict=True)]
 
-    Raises as `models_table`, and `MissingData` where two labels have one b, or one label two.
-    """
-    names = {b: label for label, b in damping_by_label(runs).items()}
-    swept = {*names, *map(float, published_results()[_PAPERS_TEXT["table2"]])}
-    order = [*BASELINES, *(names.get(b, f"b = {b:g}") for b in sorted(swept))]
-    caption = "Test perplexity by damping coefficient b of SC-RFA (as the paper's table 2)."
-    shown = [run for run in runs if run["label"] in order]
-    display = {label: f"b = {b:g}" for b, label in names.items()}
-    table = _perplexity_table("table2", caption, shown, order, protocol, display)
-    return replace(table, notes=(*table.notes, *filter(None, [other_differences(runs)])))
+
+def _paper_table(record: Record) -> str:
+    """The paper's table whose models a record has: table 3 for its recipe, or BabyLM's text; otherwise table 1."""
+    every = record.settings.values()
+    third = any(each["recipe"].startswith("table3") or "babylm" in each["spec"]["data"] for each in every)
+    return "table3" if third else "table1"
+
+
+def models_table(record: Record, protocol: str) -> Table:
+    """Perplexity of all models, those of the paper's table 1 or 3 first and in its order. A sweep has its own table."""
+    which = _paper_table(record)
+    swept = {
+        label for label, b in damping_by_label(record).items() if "damping" in record.of(label)[0]["spec"]["model"]
+    }
+    kept = record.only(label for label in record.labels() if label not in swept)
+    caption = f"Test perplexity over context length (the models of the paper's table {which[-1]}). Protocol {protocol}."
+    paper = dict.fromkeys(published_results()[_PAPERS_TEXT[which]])
+    return perplexity_table(f"{which}-{protocol}", caption, kept, protocol, {label: label for label in paper})
+
+
+def damping_table(record: Record, protocol: str) -> Table:
+    """Perplexity by damping coefficient b (the paper's table 2), with both baselines."""
+    swept = {b: label for label, b in damping_by_label(record).items()}
+    every = sorted({*swept, *map(float, published_results()[_PAPERS_TEXT["table2"]])})
+    names = {label: label for label in BASELINES} | {swept.get(b, f"b={b:g}"): f"b = {b:g}" for b in every}
+    caption = f"Test perplexity by damping coefficient b of SC-RFA (as the paper's table 2). Protocol {protocol}."
+    return perplexity_table(f"table2-{protocol}", caption, record, protocol, names, others=False)
 
 
 def published_table(name: str) -> Table:
@@ -79,250 +164,147 @@ def published_table(name: str) -> Table:
         what = "by damping coefficient b on WikiText-103"
         swept = {f"b = {b:g}": row for b, row in sorted((float(b), row) for b, row in found.items())}
         found = {label: published[_PAPERS_TEXT["table1"]][label] for label in BASELINES} | swept
-    rows = [[label, *map(NumberCell, row)] for label, row in found.items()]
-    caption = f"The paper's {name.replace('table', 'table ')}: test perplexity {what}, trained on 512 tokens."
-    columns = ("model", *(f"L = {length}" for length in published["lengths"]))
-    note = "Protocol blocks; one run each; bold: the lowest of its column."
-    return Table(f"paper-{name}", caption, columns, tuple(map(tuple, with_best(rows))), (note,))
-
-
-def _perplexity_table(
-    name: str,
-    caption: str,
-    runs: Sequence[Run],
-    order: Sequence[str],
-    protocol: str,
-    display: Mapping[str, str] | None = None,
-) -> Table:
-    """Mean and t interval over seeds, the trigram's numbers, and the gain from a repeated passage.
-
-    The labels of `order` come first, also those without a run. `display` has names of rows that differ from labels.
-    """
-    if len(trained := train_lengths(runs)) > 1:
-        raise MissingData(f"runs: got training lengths {', '.join(map(str, trained))}, expected one a table")
-    groups = by_label(runs)
-    ours = {label: {run["seed"]: perplexity_by_length(run, protocol) for run in of} for label, of in groups.items()}
-    lengths, distance = lengths_of(runs, protocol), repeat_distance(runs)
-    labels = list(dict.fromkeys([*order, *groups]))
-    rows: list[list[Cell]] = []
-    for label in labels:
-        seeds = ours.get(label, {})
-        row: list[Cell] = [(display or {}).get(label, label), str(sum(map(bool, seeds.values())))]
-        row += [interval_cell([each[length] for each in seeds.values() if length in each]) for length in lengths]
-        if distance is not None:
-            row.append(gain_cell(groups.get(label, ()), distance))
-        rows.append(row)
-    rows = with_best(rows, columns=len(lengths) + 2)
-    if (trigram := trigram_of(runs)) is not None:
-        found = perplexity_by_length(trigram, protocol)
-        cells = [NumberCell(found[length]) if length in found else None for length in lengths]
-        rows.append([TRIGRAM_LABEL, None, *cells, *([NumberCell(0.0, digits=3)] if distance else [])])
-    if distance and (gains := copying_gains(runs, "repeat", distance)):
-        rows.append(["perfect copying", None, *(None for _ in lengths), NumberCell(float(np.mean(gains)), digits=3)])
-    notes = [f"Protocol {protocol}; mean ± half of the 95 % t interval over seeds; bold: the lowest of its column."]
-    notes += _noise_notes(noise_by_length(runs, protocol))
-    if distance is not None:
-        notes.append(
-            f"Repeat: gain in nats a token from a passage that stood {distance} tokens before, ± half of the 95 % t "
-            "interval over trials; perfect copying would gain what its row says."
-        )
-    if runs:
-        notes.append(_trigram_note(runs))
-    notes += _missing_notes(labels, ours, set(lengths), protocol)
-    columns = ["model", "seeds", *(f"L = {length}" for length in lengths)]
-    columns += [] if distance is None else [f"repeat, D = {distance}"]
-    return Table(name, caption, tuple(columns), tuple(map(tuple, rows)), tuple(notes))
-
-
-def gain_cell(runs: Sequence[Run], distance: int) -> NumberCell | None:
-    """The gain of one label from a passage repeated at a distance."""
-    scores = retrieval_scores(runs, "repeat")
-    if distance not in scores.distances:
-        return None
-    return interval_cell(scores.trials[scores.distances.index(distance)], digits=3)
-
-
-def _trigram_note(runs: Sequence[Run]) -> str:
-    """What the trigram was trained on, and the labels that were trained on fewer tokens."""
-    trigram = trigram_of(runs)
-    if trigram is None:
-        return "No trigram of the same tokens: rfa experiment makes it."
-    most = max(run["training"]["tokens"] for run in runs)
-    fewer = dict.fromkeys(run["label"] for run in runs if run["training"]["tokens"] < most)
-    read = f"the {trigram['tokens']:,} tokens of the text that the longest runs of seed {trigram['seed']} read"
-    shorter = f" Shorter runs: {', '.join(fewer)}." if fewer else ""
-    return f"Trigram: modified Kneser-Ney, on {read}.{shorter}"
-
-
-def _noise_notes(noise: Mapping[int, float | None]) -> list[str]:
-    """A note on the noise of seeds, which a model of one seed is to be compared with."""
-    parts = [f"{value:.3f} at L = {length}" for length, value in noise.items() if value is not None]
-    if not parts:
-        return []
-    return [
-        f"One seed: two models that differ by less, in nats, are within a seed: {', '.join(parts)} "
-        "(1.96 times the median spread of a difference over seeds, of the models with three seeds)."
-    ]
-
-
-def _missing_notes(
-    labels: Sequence[str], ours: Mapping[str, Mapping[int, Mapping[int, float]]], lengths: set[int], protocol: str
-) -> list[str]:
-    """Notes on labels without a run, missing seeds, and runs without an evaluation or without some lengths of it."""
-    notes = []
-    absent = [label for label in labels if label not in ours]
-    if absent:
-        notes.append(f"Not run here: {', '.join(absent)}.")
-    every = sorted({seed for seeds in ours.values() for seed in seeds})
-    without: dict[str, list[str]] = {}
-    for label, seeds in ours.items():
-        if gone := [str(seed) for seed in every if seed not in seeds]:
-            without.setdefault(", ".join(gone), []).append(label)
-    notes += [f"{', '.join(of)}: no run of seed {gone_seeds}." for gone_seeds, of in without.items()]
-    for label, seeds in ours.items():
-        for seed, row in seeds.items():
-            if not row:
-                notes.append(f"{label}, seed {seed}: not evaluated by {protocol}.")
-            elif left := sorted(lengths - row.keys()):
-                notes.append(f"{label}, seed {seed}: not evaluated at L = {', '.join(map(str, left))}.")
-    return notes
-
-
-def difference_table(runs: Sequence[Run], baselines: Sequence[str] = BASELINES, protocol: str = "blocks") -> Table:
-    """Differences of log perplexity to each baseline on the same books and seeds, with bootstrap intervals over books.
-
-    Its notes name runs and books that could not be compared.
-    """
-    groups, noise = by_label(runs), noise_by_length(runs, protocol)
-    notes = [
-        f"Protocol {protocol}; nats per token, negative: better than the baseline; mean over seeds ± half of the "
-        "95% t interval over seeds, and the 95% bootstrap interval over books.",
-        "Open: one of the intervals holds 0. Within a seed: of one seed, and no larger than the noise of seeds.",
-        "The intervals hold for each cell alone. That over books is too narrow where books are few or "
-        "of few authors (8 independent books: 87 % instead of 95 %).",
-        *_noise_notes(noise),
-    ]
-    rows: list[tuple[Cell, ...]] = []
-    for baseline in baselines:
-        if baseline not in groups:
-            notes.append(f"No run of {baseline}: nothing is compared with it.")
-            continue
-        for label, of in groups.items():
-            if label == baseline:
-                continue
-            pairs = pairs_of(of, groups[baseline])
-            row: list[Cell] = [label, baseline, str(len(pairs))]
-            if not pairs:
-                notes.append(f"{label} and {baseline} have no seed in common.")
-            for length in noise:
-                cell, problem = difference_cell(pairs, length, protocol, noise[length]) if pairs else (None, "")
-                row.append(cell)
-                if problem:
-                    notes.append(f"{label} against {baseline} at L = {length}: {problem}.")
-            rows.append(tuple(row))
-    columns = ("model", "against", "seeds", *(f"L = {length}" for length in noise))
-    return Table("differences", "Paired differences of log perplexity.", columns, tuple(rows), tuple(notes))
-
-
-def difference_cell(pairs: RunPairs, length: int, protocol: str, noise: float | None) -> tuple[NumberCell | None, str]:
-    """The cell of a difference with its intervals and its verdict, and a remark on books that could not be compared."""
-    found, problem = compare(pairs, length, protocol)
-    if found is None:
-        return None, problem
-    remark = verdict(found, noise)
-    return NumberCell(found.value, found.half, found.over_books, digits=3, signed=True, remark=remark), problem
-
-
-ScoresByDistance = tuple[str, str, dict[int, NumberCell]]  # of a run: its label, its seed, and a cell by distance
-
-
-def probe_table(runs: Sequence[Run], kind: str) -> Table:
-    """The score of the probe "passkey" or "repeat" by distance, for each run; `MissingData` if none has it."""
-
-    def score(row: Mapping[str, Any]) -> NumberCell:
-        return NumberCell(row["score"], error=mean_and_interval(row["scores"]).half, digits=3)
-
-    rows = _probed(runs, kind, score)
-    sought = {"passkey": "three words named earlier", "repeat": "a passage repeated from earlier"}[kind]
-    caption = f"Retrieval probe {kind}: gain in nats a token for {sought}, by distance D in tokens."
-    notes: tuple[str, ...] = (
-        "Mean ± half of the 95 % t interval over trials. A model that does not use what stands D tokens back "
-        "scores exactly 0. Of a passkey's words the first alone needs its naming, the others follow those before them.",
-    )
-    gains = {each: copying_gains(runs, kind, each) for _, _, found in rows for each in found}
-    if any(gains.values()):
-        possible = {each: NumberCell(fmean(of), digits=3) for each, of in gains.items() if of}
-        rows.append(("perfect copying", "", possible))
-        notes += (_copying_note(runs, kind),)
-    return _by_distance(f"probe-{kind}", caption, rows, notes)
-
-
-def _copying_note(runs: Sequence[Run], kind: str) -> str:
-    """A sentence on how the gain of perfect copying is known."""
-    own = all(
-        "loss_by_token" in row for run in runs for row in ((run["passkey"] or {}).get(kind) or {}).get("rows", ())
-    )
-    whose = "the model's own loss on them without the first copy" if own else "a trigram's loss on them"
-    which = "all tokens but the first, which nothing announces" if kind == "repeat" else "all tokens"
-    return f"Perfect copying saves the loss of {which}; it is {whose}."
-
-
-def passkey_table(runs: Sequence[Run]) -> Table:
-    """The fraction of trials in which the passkey's first word is the likeliest candidate. Raises as `probe_table`."""
-
-    def accuracy(row: Mapping[str, Any]) -> NumberCell:
-        share = row["accuracy"]
-        return NumberCell(share, interval=proportion_interval(share, len(row["scores"])), digits=3)
-
-    rows = _probed(runs, "passkey", accuracy)
-    probed = [run["passkey"]["passkey"] for run in runs if (run["passkey"] or {}).get("passkey")]
-    chances = sorted({probe["chance"] for probe in probed})
-    note = (
-        f"By chance: {', '.join(f'{chance:.3f}' for chance in chances)}. In brackets Wilson's 95 % interval over "
-        f"{distinct_values(probe['trials'] for probe in probed)} trials, which are the same for all models: columns "
-        "move together."
-    )
-    caption = "Retrieval probe passkey: share of trials with the right first word, by distance D in tokens."
-    return _by_distance("probe-accuracy", caption, rows, (note,))
-
-
-def _probed(
-    runs: Sequence[Run], kind: str, number: Callable[[Mapping[str, Any]], NumberCell]
-) -> list[ScoresByDistance]:
-    probes = ((run, (run["passkey"] or {}).get(kind)) for run in runs)
-    rows = [
-        (run["label"], str(run["seed"]), {row["distance"]: number(row) for row in probe["rows"]})
-        for run, probe in probes
-        if probe
-    ]
-    if not rows:
-        raise MissingData(f"runs: got none with the probe {kind}, expected at least one (passkey: true in the recipe)")
-    return rows
-
-
-def _by_distance(name: str, caption: str, rows: Sequence[ScoresByDistance], notes: tuple[str, ...]) -> Table:
-    distances = sorted({distance for _, _, found in rows for distance in found})
-    columns = ("run", "seed", *(f"D = {distance}" for distance in distances))
-    cells = tuple((label, seed, *map(found.get, distances)) for label, seed, found in rows)
-    return Table(name, caption, columns, cells, notes)
-
-
-def attention_table(runs: Sequence[Run]) -> Table:
-    """The weights of each head of the last layer: the fraction beyond the training length, the mean lag, the total."""
-    mapped = [(run, run["attention_summary"]) for run in runs if run.get("attention_summary")]
-    measures = {"beyond_training": ("share beyond", 3), "mean_lag": ("mean lag", 0), "kept": ("kept", 3)}
-    heads = max(len(summary["heads"]) for _, summary in mapped)
-    rows: list[tuple[Cell, ...]] = []
-    for name, (words, digits) in measures.items():
-        for run, summary in mapped:
-            cells = [NumberCell(head[name], digits=digits) for head in summary["heads"]]
-            rows.append((run["label"], str(run["seed"]), words, *cells, *(heads - len(cells)) * [None]))
-    columns = ("run", "seed", "of the weights", *(f"head {head}" for head in range(heads)))
-    windows = distinct_values(summary["length"] for _, summary in mapped)
-    note = (
-        "Share beyond: what of the weights lies more than one training length before the query. Mean lag in tokens. "
-        "Kept: what the decay leaves of weights that sum to one."
-    )
+    columns = [f"L = {length}" for length in published["lengths"]]
+    numbers = pd.DataFrame(list(found.values()), columns=columns)
+    text = pd.DataFrame({"model": list(found)})
+    for column in columns:
+        text[column] = _best_in_bold([_number(value) for value in numbers[column]], numbers[column])
+    numbers.insert(0, "model", list(found))
+    caption = f"The paper's table {name[-1]}: test perplexity {what}, trained on 512 tokens."
     return Table(
-        "attention", f"Heads of the last layer on a window of {windows} tokens.", columns, tuple(rows), (note,)
+        f"paper-{name}", caption, text, numbers, ("Protocol blocks; one run each. Bold: the lowest of its column.",)
     )
+
+
+def difference_table(record: Record, protocol: str) -> Table:
+    """Differences of mean loss to each baseline on the same seeds and books, with both intervals."""
+    lengths = [*record.values(f"loss {protocol}").columns]
+    rows: list[dict[str, Any]] = []
+    numbers: list[dict[str, Any]] = []
+    for baseline in BASELINES:
+        for label, of in differences(record, baseline, protocol).items():
+            about = {"model": label, "against": baseline, "seeds": str(max(each.seeds for each in of.values()))}
+            rows.append(about | {f"L = {length:g}": _difference_cell(of.get(length)) for length in lengths})
+            numbers.append(
+                about
+                | {
+                    f"L = {length:g} {field}": getattr(each, field)
+                    for length, each in of.items()
+                    for field in ("value", "half", "low", "high", "verdict")
+                }
+            )
+    notes = (
+        "Nats a token, negative: better than the baseline. Mean ± half of the 95 % t interval over seeds, and the 95 % "
+        "bootstrap interval over books, which is too narrow where books or authors are few.",
+        "Open: one of the intervals holds 0. Within a seed: of one seed, and no larger than the noise of seeds.",
+        *_noise_note(record, protocol),
+    )
+    caption = f"Paired differences of log perplexity. Protocol {protocol}."
+    return Table(f"differences-{protocol}", caption, pd.DataFrame(rows), pd.DataFrame(numbers), notes)
+
+
+def _difference_cell(found: Difference | None) -> str:
+    if found is None:
+        return _DASH
+    cell = _with_half(found.value, found.half, 3, signed=True)
+    if not math.isnan(found.low):
+        cell += f" [{_number(found.low, 3, True)}, {_number(found.high, 3, True)}]"
+    return f"{cell} {found.verdict}".rstrip()
+
+
+def _noise_note(record: Record, protocol: str) -> list[str]:
+    """A note on the noise of seeds, with which a difference of one seed is compared."""
+    losses = record.values(f"loss {protocol}")
+    known = [
+        f"{noise:.3f} at L = {length:g}" for length in losses if not math.isnan(noise := seed_noise(losses[length]))
+    ]
+    said = "One seed: two models that differ by less, in nats, are within a seed: "
+    return [f"{said}{', '.join(known)}."] if known else []
+
+
+def attention_table(record: Record) -> Table:
+    """What the heads of the last layer weigh: the share beyond the training length, the mean lag, what decay leaves."""
+    parts = []
+    for measure, (words, digits) in {
+        "beyond_training": ("share beyond", 3),
+        "mean_lag": ("mean lag", 0),
+        "kept": ("kept", 3),
+    }.items():
+        values = record.values(f"maps {measure}")
+        text = values.map(lambda value, digits=digits: _DASH if math.isnan(value) else _number(value, digits))
+        text.columns = [f"head {head:g}" for head in values]
+        text.insert(0, "of the weights", words)
+        parts.append((text.reset_index(), values.reset_index()))
+    notes = (
+        "Share beyond: what lies more than one training length before the query. Mean lag in tokens. Kept: what the "
+        "decay leaves of weights that sum to one.",
+    )
+    text, numbers = (pd.concat([part[k] for part in parts], ignore_index=True) for k in (0, 1))
+    caption = "Heads of the last layer, on a window of eight training lengths."
+    return Table("attention", caption, text.astype(str), numbers, notes)
+
+
+def runs_table(record: Record) -> Table:
+    """All runs: parameters, tokens, learning rate, speed, and validation perplexity at the end."""
+    rows = []
+    for run in record.runs().itertuples():
+        settings = record.settings[run.run]
+        training = settings["training"]
+        rows.append(
+            {
+                "model": run.label,
+                "seed": run.seed,
+                "parameters": training["parameters"],
+                "tokens": training["tokens"],
+                "rate": settings.get("learning_rate", settings["spec"]["learning_rate"]),
+                "tokens/s": training["tokens_per_second"],
+                "validation perplexity": training["valid_perplexity"],
+            }
+        )
+    numbers = pd.DataFrame(rows)
+    digits = {"parameters": 0, "tokens": 0, "tokens/s": 0, "validation perplexity": 2}
+    text = numbers.copy()
+    for column, places in digits.items():
+        text[column] = [
+            _DASH if value is None or pd.isna(value) else _number(value, places) for value in numbers[column]
+        ]
+    text["rate"] = [f"{rate:g}" for rate in numbers["rate"]]
+    note = "Speeds are of the machine under whatever else it did. `rfa bench` compares models in turns."
+    return Table("runs", "The runs.", text.astype(str), numbers, (note,))
+
+
+def setting(record: Record) -> str:
+    """A sentence with text, tokenizer, sizes and tokens; where runs differ, each value with its number of runs."""
+    every = list(record.settings.values())
+    found = {
+        "text": [PurePath(each["spec"]["data"]).name for each in every],
+        "tokenizer": [each["spec"]["tokenizer"] for each in every],
+        "layers": [each["config"]["num_hidden_layers"] for each in every],
+        "width": [each["config"]["hidden_size"] for each in every],
+        "trained on windows of": [f"{each['train_length']} tokens" for each in every],
+        "tokens a run": [f"{each['training']['tokens']:,}" for each in every],
+    }
+    return f"Here: {', '.join(f'{name} {_counted(values)}' for name, values in found.items())}."
+
+
+def _counted(values: Sequence[Any]) -> str:
+    counts = pd.Series([str(value) for value in values]).value_counts()
+    if len(counts) == 1:
+        return str(counts.index[0])
+    return " and ".join(f"{value} ({count} runs)" for value, count in counts.items())
+
+
+def record_tables(record: Record) -> list[Table]:
+    """All tables of a record, in their order on the page. A sweep of the damping alone has table 2 alone."""
+    tables, swept = list[Table](), damping_by_label(record)
+    of_models = not swept or any(label not in (*swept, *BASELINES) for label in record.labels())
+    for protocol in record.protocols():
+        tables += [models_table(record, protocol)] if of_models else []
+        tables += [damping_table(record, protocol)] if swept else []
+        if (compared := difference_table(record, protocol)).text.size:
+            tables.append(compared)
+    tables += [published_table(_paper_table(record))] if of_models else []
+    tables += [published_table("table2")] if swept else []
+    if not record.values("maps kept").empty:
+        tables.append(attention_table(record))
+    return [*tables, runs_table(record)]

@@ -12,7 +12,6 @@ from ops import oracle
 from rfa.models import RFAForCausalLM, preset
 from rfa_lab.evaluation import attention_maps
 from rfa_lab.evaluation.attention_maps import middle_window
-from rfa_lab.results import write_maps
 
 LENGTH, VOCABULARY = 23, 31
 HALF = {"rtol": 1e-3, "atol": 1e-7}  # float16: eps 9.8e-4, smallest number 6e-8
@@ -176,12 +175,7 @@ def test_a_layer_that_is_named():
             attention_maps(model, ids, 8, layer=layer)
 
 
-def test_the_window_and_the_file(tmp_path):
+def test_the_window():
     assert middle_window(100, 40) == slice(30, 70)
     with pytest.raises(ValueError, match="attention: got a text of 10 tokens, expected at least 40"):
         middle_window(10, 40)
-    maps = np.eye(3, dtype=np.float16)[None]
-    write_maps({"weights": maps, "near": 2 * maps}, tmp_path / "maps.aside")
-    with np.load(tmp_path / "maps.aside") as file:
-        np.testing.assert_array_equal(file["weights"], maps)
-        np.testing.assert_array_equal(file["near"], 2 * maps)

@@ -7,7 +7,7 @@ import pytest
 from training.runs import contents, text, tiny_spec
 
 from rfa_lab.data import prepare
-from rfa_lab.evaluation import attention_maps, evaluate, full_evaluation, loss_by_position, perplexities, probe
+from rfa_lab.evaluation import attention_maps, evaluate, full_evaluation, loss_by_position, perplexities
 from rfa_lab.training import RunFolder, train
 
 BOOKS = {"Mine_A.txt": 900, "Mine_B.txt": 40, "Yours_C.txt": 700}
@@ -34,13 +34,12 @@ def test_everything(books, tmp_path):
         lengths=[64, 32, 256],
         protocols={"blocks": None, "matched": 900},
         by_position=True,
-        passkey=True,
         attention=tmp_path / "maps.npz",
         progress=lambda stage, done, total: seen.update({stage.name: (done, total)}),
     )
     assert contents(run) == before
     assert json.loads(json.dumps(result)) == result
-    assert list(seen) == ["text", "blocks", "matched", "passkey", "repeat"]
+    assert list(seen) == ["text", "blocks", "matched"]
     assert all(done == total for done, total in seen.values())
     model, data = RunFolder(run).load_model(), prepare(str(folder), "bytes")
     stream = data.streams["test"]
@@ -60,8 +59,6 @@ def test_everything(books, tmp_path):
     assert (by["protocol"], by["length"], by["loss"], by["windows"]) == ("blocks", 256, losses, len(stream) // 256)
     alone = np.array([loss_by_position(model, stream[place : place + 256], 256) for place in range(0, 1537, 256)])
     np.testing.assert_allclose(by["stderr"], alone.std(0, ddof=1) / len(alone) ** 0.5, rtol=1e-5)
-    given = {"train_length": 32, "longest": 256, "tokenizer": RunFolder(run).load_tokenizer()}
-    assert result["passkey"] == {kind: probe(kind, model, stream, **given) for kind in ("passkey", "repeat")}
     start = (len(stream) - 256) // 2
     maps, summary = attention_maps(model, stream[start : start + 256], 32)
     assert result["attention"] == "maps.npz"

@@ -45,7 +45,7 @@ def write_recipe(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def stand_in(folder, *, lengths, protocols, by_position=False, passkey=False, attention=None, progress=None):
+def stand_in(folder, *, lengths, protocols, by_position=False, attention=None, progress=None):
     """What `rfa_lab.evaluation.full_evaluation` returns, without its work."""
     assert RunFolder(folder).weights().is_dir()
     if attention is not None:
@@ -56,9 +56,8 @@ def stand_in(folder, *, lengths, protocols, by_position=False, passkey=False, at
     rows = [{"length": length, "loss": 1.0, "perplexity": 2.718, "targets": 9, "stderr": None} for length in lengths]
     return {
         "evaluations": {protocol: {"rows": rows, "books": {}} for protocol in protocols},
-        "by_position": {"loss": [1.0]} if by_position else None,
-        "passkey": {} if passkey else None,
-        "attention": None if attention is None else attention.name,
+        "by_position": {"loss": [1.0], "stderr": [0.1]} if by_position else None,
+        "attention_summary": None,
         "fingerprint": "test",
         "environment": {"rfa": "elsewhere"},
     }
@@ -79,33 +78,3 @@ def claimed_elsewhere(out: Path, name: str) -> Iterator[None]:
         process.stdout.readline()
         yield
         process.kill()
-
-
-SERIES = """
-kind: series
-name: small
-setting: {process: oscillator, length: 12, forecasts: 3}
-training: {steps: 2, batch_size: 4}
-rates: [1e-3, 3e-2]
-filters: [kalman, wolf, informed, robust]
-models:
-  - {preset: x2-riccati-alibi, label: x2, model: {hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 2}}
-  - {preset: b1-rope, label: RoPE, model: {hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 2}}
-seeds: [0, 3]
-evaluation: {series: 6, columns: {trained: {}, dirtier: {outliers: 0.4, size: 30}}}
-"""
-RECALL = """
-kind: recall
-name: small
-title: A small one
-model: {hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 2}
-training: {steps: 2, batch_size: 4, length: 16, every: 1, held_out: 8}
-tasks:
-  - {task: recall, pairs: 2, keys: 4, values: 4, filler: 2}
-  - {task: timed_recall, label: by time, questions: 2, values: 4, lag: 3.5}
-models:
-  - {preset: b1-rope}
-  - {preset: m2-sc-rfa, label: m2 plain, one_group: true, model: {innovation: false, hidden_size: 12}}
-seeds: [0, 3]
-evaluation: {lengths: [32, 16], sequences: 6}
-"""

@@ -6,7 +6,7 @@ from training.runs import tiny_spec, write_corpus
 
 from rfa_lab.data import prepare
 from rfa_lab.evaluation import attention_maps
-from rfa_lab.results import read_maps
+from rfa_lab.report.figures import read_maps
 from rfa_lab.training import RunFolder, train
 
 
@@ -20,8 +20,8 @@ def run(tmp_path):
 def test_every_layer_is_drawn(rfa, run, tmp_path):
     status, said, _ = rfa("evaluate", "run", "--lengths", "16", "--attention", "maps")
     assert status == 0
-    assert said.splitlines()[-1] == "attention: maps/attention.png, maps/attention-near.png"
-    files = ["attention-near.png", "attention.png", "layer-0.npz", "layer-1.npz"]
+    assert said.splitlines()[-1] == "attention: maps/attention.png"
+    files = ["attention.png", "layer-0.npz", "layer-1.npz"]
     assert sorted(path.name for path in (tmp_path / "maps").iterdir()) == files
     stream = prepare(str(tmp_path / "corpus"), "bytes").streams["test"]
     start = (len(stream) - 128) // 2
@@ -30,7 +30,7 @@ def test_every_layer_is_drawn(rfa, run, tmp_path):
         expected, _ = attention_maps(model, stream[start : start + 128], 16, layer=layer)
         assert expected.keys() == {"weights", "near", "undecayed", "undecayed_near"}
         for name, of in expected.items():
-            np.testing.assert_array_equal(read_maps(tmp_path / "maps" / f"layer-{layer}.npz", name), of)
+            np.testing.assert_array_equal(read_maps(tmp_path / "maps" / f"layer-{layer}.npz")[name], of)
 
 
 @pytest.mark.parametrize("place", ["run/model", "file"])

@@ -9,13 +9,14 @@ from collections import namedtuple
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from cover import slow
 from training.runs import MODEL, command, messages, write_corpus
 
 from rfa_lab.recipes import load_recipe, run_recipe, states
 from rfa_lab.recipes import plan as dry_run
-from rfa_lab.results import read_result
+from rfa_lab.record import read_rows
 from rfa_lab.training import trainer
 
 from .recipes import TRAINING, TWO_PRESETS, recipe, write_recipe
@@ -45,8 +46,10 @@ def test_the_device_of_finished_runs(tmp_path, out, evaluated, monkeypatch, caps
     monkeypatch.setenv("COLUMNS", "300")
     path = write_recipe(tmp_path, runs=TWO_PRESETS)
     run_recipe(load_recipe(path), out, only=["b1*"])
-    result = out / "results" / "b1-rope-seed0.json"
-    result.write_text(result.read_text().replace('"device": "cpu"', '"device": "NVIDIA H200"'))
+    path_of = out / "results" / "b1-rope-seed0.parquet"
+    frame = pd.read_parquet(path_of)
+    frame["settings"] = frame["settings"].astype(str).str.replace('"device": "cpu"', '"device": "NVIDIA H200"')
+    frame.to_parquet(path_of)
     _, said, _ = command(monkeypatch, capsys, "experiment", path, "--out", out, "--dry-run")
     assert "left to train on NVIDIA H200: 0 min" in " ".join(said.split())
 
@@ -106,7 +109,7 @@ def test_the_text_that_is_given_is_counted_and_the_speed_measured(tmp_path, out,
     assert "2 runs done; 768 tokens; left to train on this machine (256 tokens a second of b1-rope, measured" in said
     monkeypatch.undo()
     assert run_recipe(load_recipe(path, str(given)), out, only=["b1*"]).done
-    result = read_result(out / "results" / "b1-rope-seed0.json")
+    (result,) = read_rows(out / "results" / "b1-rope-seed0.parquet").settings.values()
     assert result["training"]["tokens"] == 384
     first, last = states(other, tmp_path / "elsewhere", tokens_per_second=100.0)
     assert (first.tokens, first.steps) == (last.tokens, last.steps) == (384, 12)

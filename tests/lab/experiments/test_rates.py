@@ -12,9 +12,8 @@ from scripts import with_tests
 from training.runs import MODEL
 
 from rfa_lab.recipes import Recipe, load_recipe, run_recipe, states
-from rfa_lab.recipes.rates import possible_rates
-from rfa_lab.recipes.run_result import needed_trials, trials_by_run
-from rfa_lab.results import read_result, unfinished_runs
+from rfa_lab.recipes.rates import needed_rates, possible_rates, trials_by_run
+from rfa_lab.record import read_record, read_rows
 from rfa_lab.training import RunFolder, TrainingSpec, train, trainer
 
 from .recipes import TRAINING, write_recipe
@@ -41,8 +40,8 @@ def test_the_best_rate_serves_all_runs_of_a_model(tmp_path, out, evaluated):
     best = min(losses, key=losses.__getitem__)
     assert len(set(losses.values())) == 3
     for name, steps in zip(outcome.done, (12, 12, 3), strict=True):
-        result = read_result(out / "results" / f"{name}.json")
-        assert result["trials"] == {str(rate): loss for rate, loss in losses.items()}
+        result = read_rows(out / "results" / f"{name}.parquet").settings[name]
+        assert result["trials"] == {f"{rate:g}": loss for rate, loss in losses.items()}
         assert result["learning_rate"] == result["spec"]["learning_rate"] == best
         assert RunFolder(out / "runs" / name).read()["spec"]["learning_rate"] == best
         assert result["training"]["steps"] == steps
@@ -58,8 +57,8 @@ def test_an_entry_has_rates_of_its_own(tmp_path):
     own = {"presets": ["b2-alibi"], "seeds": [0], "rates": [2e-3, 4e-3]}
     planned = several(tmp_path, [*RUNS, own])
     trials = trials_by_run(planned)
-    assert [trial.spec.learning_rate for trial in trials["b1-rope-seed0"]][:3] == RATES
-    assert [trial.spec.learning_rate for trial in trials["b2-alibi-seed0"]][:2] == [2e-3, 4e-3]
+    assert list(trials["b1-rope-seed0"])[:3] == RATES
+    assert list(trials["b2-alibi-seed0"])[:2] == [2e-3, 4e-3]
 
 
 def test_what_is_only_evaluated_otherwise_is_tried_once(tmp_path):
@@ -69,7 +68,7 @@ def test_what_is_only_evaluated_otherwise_is_tried_once(tmp_path):
         {"presets": ["m2-sc-rfa"], "seeds": [3], "label": "released", "one_group": True},
         {"presets": ["m2-sc-rfa"], "seeds": [3], "label": "b=0.5", "model": {"damping": 0.5}},
     ]
-    tried = {name: trials[0] for name, trials in trials_by_run(several(tmp_path, runs)).items()}
+    tried = {name: next(iter(trials.values())) for name, trials in trials_by_run(several(tmp_path, runs)).items()}
     assert len({trial.name for trial in tried.values()}) == 5
     assert {tried[f"{name}-seed3"].name for name in ("b1-rope", "c2-window", "c3-yarn")} == {TRIALS[0]}
     assert (tried["b2-alibi-seed3"].spec.seed, tried["b2-alibi-seed3"].spec.max_steps) == (3, 4)
@@ -77,7 +76,7 @@ def test_what_is_only_evaluated_otherwise_is_tried_once(tmp_path):
 
 def test_epochs_are_divided_too(tmp_path):
     planned = several(tmp_path, max_steps=None, epochs=6)
-    (first, *_) = trials_by_run(planned)["b1-rope-seed0"]
+    first, *_ = trials_by_run(planned)["b1-rope-seed0"].values()
     assert (first.spec.max_steps, first.spec.epochs) == (None, 2)
 
 
@@ -108,13 +107,13 @@ def test_rates_beyond_the_list():
 )
 def test_a_best_rate_at_an_end_is_looked_for_beyond_it(tmp_path, losses, wanted):
     trials = trials_by_run(several(tmp_path))["b1-rope-seed1"]
-    assert sorted(trial.spec.learning_rate for trial in needed_trials(trials, RATES, losses)) == sorted(wanted)
+    assert sorted(needed_rates(tuple(trials), RATES, losses)) == sorted(wanted)
 
 
 def test_the_rate_beyond_is_made_shared_and_chosen(tmp_path, out, evaluated):
     planned = several(tmp_path, RUNS, [1e-4, 2e-4])  # both too small for twelve steps
     assert run_recipe(planned, out).done == ("b1-rope-seed0", "b1-rope-seed1")
-    result = read_result(out / "results" / "b1-rope-seed1.json")
+    result = read_rows(out / "results" / "b1-rope-seed1.parquet").settings["b1-rope-seed1"]
     assert list(result["trials"]) == ["0.0001", "0.0002", "0.0004", "0.0008"]
     assert result["trials"]["0.0008"] == min(result["trials"].values())
     assert result["learning_rate"] == 8e-4
@@ -146,7 +145,7 @@ def names_of(planned: Recipe) -> list[str]:
 def test_one_rate_needs_no_trials(tmp_path):
     planned = several(tmp_path, rates=[2e-2])
     assert {run.spec.learning_rate for run in planned.runs} == {2e-2}
-    assert set(trials_by_run(planned).values()) == {()}
+    assert list(trials_by_run(planned).values()) == [{}, {}]
 
 
 def far_too_fast(monkeypatch, which):
@@ -171,7 +170,7 @@ def test_a_run_that_diverges_is_recorded_and_the_others_go_on(tmp_path, out, eva
     assert second == first
     assert RunFolder(out / "runs" / "b1-rope-seed0").metrics.stat().st_mtime_ns == metrics  # nothing is trained again
     assert [state.state for state in states(planned, out)] == ["diverged", "done"]
-    assert unfinished_runs(out)["b1-rope-seed0"] == first.failed["b1-rope-seed0"]
+    assert read_record(out)[1] == {"1 runs": "no result yet: b1-rope-seed0"}
 
 
 def test_a_rate_that_diverges_has_lost(tmp_path, out, evaluated, monkeypatch):
@@ -179,7 +178,7 @@ def test_a_rate_that_diverges_has_lost(tmp_path, out, evaluated, monkeypatch):
     diverged = RunFolder(out / "runs" / "b1-rope-rate-9e-1")
     far_too_fast(monkeypatch, lambda _, rate: rate == 0.9)
     run_recipe(planned, out)
-    result = read_result(out / "results" / "b1-rope-seed1.json")
+    result = read_rows(out / "results" / "b1-rope-seed1.parquet").settings["b1-rope-seed1"]
     assert (result["learning_rate"], result["trials"]["0.9"]) == (1e-3, None)
     assert "nan" in diverged.read()["diverged"]
     assert states(planned, out)[1].state == "done"  # it is not tried again
@@ -190,7 +189,7 @@ def test_two_processes_share_the_trials(tmp_path, out, evaluated, monkeypatch):
     """Each run and each trial is made once, and a run waits for the trials that the other process makes."""
     planned = several(tmp_path, [{"presets": ["b1-rope", "b2-alibi"], "seeds": [0, 1]}], max_steps=24)
     program = (
-        "import sys; from rfa import evaluation; from rfa_lab.recipes import load_recipe, run_recipe\n"
+        "import sys; from rfa_lab import evaluation; from rfa_lab.recipes import load_recipe, run_recipe\n"
         "from experiments.recipes import stand_in\n"
         "evaluation.full_evaluation = stand_in; run_recipe(load_recipe(sys.argv[1]), sys.argv[2])"
     )
@@ -201,7 +200,7 @@ def test_two_processes_share_the_trials(tmp_path, out, evaluated, monkeypatch):
     ]
     errors = [other.communicate(timeout=200)[1].decode() for other in others]
     assert [other.returncode for other in others] == [0, 0], errors
-    assert len([read_result(path) for path in (out / "results").glob("*-seed*.json")]) == 4
+    assert len(read_record(out)[0].settings) == 4
     for run in (out / "runs").iterdir():
         assert json.loads((run / "run.json").read_text())["finished"], run
         assert "resumed" not in json.loads((run / "run.json").read_text())

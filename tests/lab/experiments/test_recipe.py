@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import pytest
-import torch
 from training.runs import MODEL, command
 
 from rfa.models import PRESETS
 from rfa.models.presets import PLAIN_NAMES
 from rfa_lab.recipes import RecipeError, load_recipe
 
-from .recipes import NAMES, RECALL, SERIES, TRAINING, recipe, write_recipe
+from .recipes import NAMES, TRAINING, recipe, write_recipe
 
 SHIPPED = Path(__file__).parents[3] / "recipes"
 # aliases of aliases: 9^9 texts in 304 bytes, and as many keys, which YAML itself would merge
@@ -49,7 +48,7 @@ def test_a_recipe(tmp_path):
     assert [run.name for run in read.runs] == NAMES
     assert [run.label for run in read.runs] == ["b1-rope", "m2-sc-rfa", "m2-sc-rfa b=0.5"]
     assert [run.spec.model.get("damping") for run in read.runs] == [None, None, 0.5]
-    assert (read.kind, read.name, read.title, read.keep_models) == ("text", "tiny", "A tiny recipe", False)
+    assert (read.name, read.title, read.keep_models) == ("tiny", "A tiny recipe", False)
     assert read.evaluation.lengths == [8, 16]
     assert read.asked_of(read.runs[0])["protocols"] == {"blocks": 300, "matched": None}
     read = load_recipe(write_recipe(tmp_path, runs=[{"presets": ["b1-rope", "b2-alibi"], "seeds": [1, 0]}]))
@@ -110,7 +109,7 @@ def test_all_faults_of_keys_and_types_at_once(tmp_path):
         evaluation={"lengths": [8, 1, "x"], "protocols": {"guess": None}, "attention": [[]], "colour": "red"},
     )
     wanted = [
-        "recipe: colour: unknown key, expected some of kind, name, title",
+        "recipe: colour: unknown key, expected some of name, title",
         "recipe: keep_models: got 'perhaps', expected true or false",
         "recipe: train_tokens: got 0",
         "training: seed: unknown key",
@@ -188,7 +187,6 @@ def test_faults_of_what_does_not_fit_together(tmp_path):
         (MERGED + "training: *a9", "no YAML: line 6: got "),
         ("title: &a [*a]", "no YAML: line 1: got inf, expected at most 100,000"),
         ("name: !!map [a]", "no YAML: line 1: expected a mapping"),
-        ("kind: [a]", "kind: got ['a'], expected one of text, series, recall"),
         ("training: []", "training: got [], expected a mapping"),
     ],
 )
@@ -196,73 +194,6 @@ def test_no_recipe(tmp_path, text, said):
     path = tmp_path / "tiny.yaml"
     path.write_text(text)
     assert any(said in line for line in faults(path))
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("process: oscillator", "process: walk", "setting: process: got 'walk'"),
-        ("process: oscillator", "table: ETTh1", "setting: length: unknown key, expected some of table, path"),
-        ("length: 12", "gap: .inf", "setting: gap: got inf, expected a finite number"),
-        ("steps: 2", "steps: 0", "training: steps: got 0"),
-        ("[kalman, wolf, informed, robust]", "[particle]", "filters[0]: got 'particle', expected one of kalman, wolf"),
-        ("preset: b1-rope", "preset: b1", "models[1]: preset: got 'b1'"),
-        ("label: RoPE", "label: x2", "recipe: x2: named 2 times"),
-        ("label: RoPE", "label: x 2, setting: {process: tracker}", "models[1]: setting: process: got 'tracker'"),
-        ("hidden_size: 8", "hiden_size: 8", "models[0]: model: hiden_size: unknown field"),
-        ("hidden_size: 8", "hidden_size: 7", "models[0]: model: hidden_size: got 7"),
-        ("RoPE, model: {", "f, model: {<<: {}, causal: no, gates: forget, ", "models[1]: model: gates"),
-        ("series: 6", "series: 1", "evaluation: series: got 1"),
-        ("{trained", "{trained: {process: tracker}, other", "evaluation.columns.trained: setting: process: got"),
-        ("outliers: 0.4", "outliers: 4", "evaluation.columns.dirtier: outliers: got 4"),
-    ],
-)
-def test_faults_of_series(tmp_path, old, new, message):
-    assert_fault(tmp_path / "small.yaml", SERIES, old, new, message)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("pairs: 2", "pairs: 2, repeats: 5", "tasks[0]: length: got 16, expected at"),
-        ("lag: 3.5", "lag: 30.0", "tasks[1]: length: got 16, expected at least 34 tokens"),
-        ("pairs: 2", "pairs: two", "tasks[0]: pairs: got 'two', expected a whole number"),
-        ("pairs: 2", "pairs: 2, test: {keys: 5}", "tasks[0]: test: got 11 tokens, expected 10 as in training"),
-        ("pairs: 2", "pairs: 2, test: {repeats: 5}", "tasks[0]: length: got 16, expected at least 22 tokens"),
-        ("pairs: 2", "pairs: 2, test: {pears: 5}", "tasks[0]: pears: unknown key"),
-        ("one_group: true", "learning_rate: 2", "models[1]: learning_rate: got 2"),
-        ("one_group: true", "start: {hope: 2.0}", "models[1]: start: hope: got a name that no layer"),
-        ("task: recall", "task: recal", "tasks[0]: task: got 'recal', expected one of recall, copy"),
-        ("{task: recall, pairs", "{3: 4, pairs", "tasks[0]: task: missing"),
-        ("label: by time", "label: recall", "tasks: recall: named"),
-        ("label: m2 plain", "label: b1-rope", "models: b1-rope: named 2 times"),
-        (
-            "label: by time, questions: 2, values: 4, lag: 3.5}\nmodels:",
-            "label: recall by, questions: 2, values: 4, lag: 3.5}\nmodels:\n  - {preset: b1-rope, label: by b1-rope}",
-            "recipe: recall-by-b1-rope-seed0: named 2 times",
-        ),
-        (
-            "{preset: b1-rope}",
-            "{preset: b1-rope, tasks: [recal]}",
-            "models[0]: tasks: got 'recal', expected some of rec",
-        ),
-        ("innovation: false", "inovation: false", "models[1]: inovation: not a field"),
-        ("innovation: false", "vocab_size: 9", "models[1]: model: vocab_size: not here"),
-        ("num_attention_heads: 2", "num_attention_heads: 3", "models[0]: hidden_size: got 8, expected a multiple"),
-        ("steps: 2", "steps: 2, one_group: true", "training: one_group: unknown key"),
-    ],
-)
-def test_faults_of_recall(tmp_path, old, new, message):
-    assert_fault(tmp_path / "small.yaml", RECALL, old, new, message)
-
-
-def test_data_of_drawn_sequences_are_refused(tmp_path):
-    for text, what in ((SERIES, "the series of this recipe are simulated"), (RECALL, "the sequences of this recipe")):
-        (tmp_path / "small.yaml").write_text(text)
-        with pytest.raises(ValueError, match=f"data: got stdlib, expected none: {what}"):
-            load_recipe(tmp_path / "small.yaml", data="stdlib")
-    read = load_recipe(SHIPPED / "series-etth1.yaml", data="a.csv")
-    assert {read.setting.path, *(setting.path for setting in read.columns.values())} == {"a.csv"}
 
 
 def test_the_command_says_all_of_it(tmp_path, monkeypatch, capsys):
@@ -277,34 +208,9 @@ def test_the_command_says_all_of_it(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_recipes(path):
     read = load_recipe(path)
-    kind = {"robust": "recall"}.get(found := path.stem.partition("-")[0], found)
-    assert (read.name, read.kind) == (path.stem, kind if kind in ("series", "recall") else "text")
+    assert read.name == path.stem
     assert len({run.name for run in read.runs}) == len(read.runs)
-    if read.kind == "text":
-        assert {run.spec.length for run in read.runs} == {min(read.evaluation.lengths)}
-    if read.kind == "recall":
-        assert {run.seed for run in read.runs[: len(read.runs) // len(read.seeds)]} == {0}
-        for run in read.runs:
-            assert read.config_of(run).vocab_size == run.task.task.vocabulary
-
-
-def test_the_weights_differ_in_nothing_else():
-    """With the weights of the dot product the exponential weight computes the same; Student-t does not."""
-    read = load_recipe(SHIPPED / "robust-weight.yaml")
-    models = (run.model.build(run.task.task.vocabulary, 48).eval() for run in read.runs[:3])
-    student, exponential, product = models
-    fields = [vars(model.config.attention) for model in (student, exponential)]
-    assert {name for name in fields[0] if fields[0][name] != fields[1][name]} == {"score"}
-    learned = [dict(model.named_parameters()) for model in (student, exponential, product)]
-    extra = {name.rpartition(".")[2] for name in learned[1].keys() - learned[2].keys()}
-    assert extra == {"raw_robustness", "raw_inverse_temperature"}
-    assert learned[0].keys() == learned[1].keys() > learned[2].keys()
-    features = {name: value for name, value in learned[2].items() if "raw_scale" not in name}
-    exponential.load_state_dict(features, strict=False)
-    student.load_state_dict(features, strict=False)
-    tokens = torch.arange(48)[None] % read.config_of(read.runs[0]).vocab_size
-    first, second = (model(tokens).logits for model in (exponential, product))
-    assert (first - second).abs().max() < 1e-3 < (first - student(tokens).logits).abs().max()
+    assert {run.spec.length for run in read.runs} == {min(read.evaluation.lengths)}
 
 
 def test_the_small_record_has_every_preset():

@@ -4,18 +4,17 @@ import shutil
 import time
 
 import pytest
-from cover import slow
 from training.runs import command, contents, messages
 
-from rfa_lab.recipes import load_recipe, run_recipe, runner, seconds_of, states
-from rfa_lab.results import read_result
+from rfa_lab.recipes import load_recipe, run_recipe, runs, seconds_of, states
+from rfa_lab.record import read_rows
 from rfa_lab.training import RunFolder
 from rfa_lab.training.callbacks import read_metrics
 
 from .recipes import NAMES, TWO_PRESETS, recipe, write_recipe
 from .test_rates import RATES, TRIALS, several
 
-MEASURED = {"environment", "evaluation_environment", "resumed", "training"}  # they hold times
+MEASURED = {"environment", "resumed", "training"}  # they hold times
 
 
 class Clock:
@@ -46,9 +45,10 @@ def over_at(clock, wanted):
 
 
 def figures(out, name):
-    result = read_result(out / "results" / f"{name}.json")
+    found = read_rows(out / "results" / f"{name}.parquet")
     losses = [line["loss"] for line in read_metrics(RunFolder(out / "runs" / name)) if "loss" in line]
-    return {key: value for key, value in result.items() if key not in MEASURED}, losses
+    settings = {key: value for key, value in found.settings[name].items() if key not in MEASURED}
+    return settings, found.rows[["measure", "x", "value"]].astype({"measure": str}).to_numpy().tolist(), losses
 
 
 def test_in_parts_as_in_one(tmp_path, out, evaluated, clock):
@@ -74,23 +74,6 @@ def test_in_parts_as_in_one(tmp_path, out, evaluated, clock):
     assert (outcome.done, outcome.stopped) == (whole.done, None)
     for name in whole.done:
         assert figures(out, name) == figures(tmp_path / "whole", name)
-    assert not list(out.glob("runs/*/evaluation"))
-
-
-def test_parts_of_an_evaluation_are_kept(tmp_path, out, evaluated, clock):
-    planned = load_recipe(
-        write_recipe(tmp_path, runs=TWO_PRESETS[:1], evaluation={**recipe()["evaluation"], "attention": ["b1-rope"]})
-    )
-
-    def second(stage, done, total):  # the stand-in calls each part blocks
-        if stage.name == "blocks" and len(evaluated) == 2:
-            clock.now += 3600
-
-    outcome = run_recipe(planned, out, only=NAMES[:1], seconds=60, progress=second)
-    assert "begins anew (it has to fit into the time given)" in outcome.stopped
-    assert evaluated == 2 * NAMES[:1]
-    run_recipe(planned, out, only=NAMES[:1])  # with no limit now
-    assert evaluated == 4 * NAMES[:1]  # matched again, which was not finished, and the maps
 
 
 @pytest.mark.parametrize("place", ["before the first run", f"at step 1 of 4 of {NAMES[0]}"])
@@ -115,15 +98,14 @@ def test_another_version(tmp_path, out, evaluated, monkeypatch, clock):
     planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
     run_recipe(planned, out, seconds=60, progress=over_at(clock, f"{NAMES[0]} training 2"))
     before = contents(out)
-    there, here = runner.environment(), {**runner.environment(), "commit": "abc"}
-    for module in ("runner", "run_result"):
-        monkeypatch.setattr(f"rfa_lab.recipes.{module}.environment", lambda: here)
+    there, here = runs.environment(), {**runs.environment(), "commit": "abc"}
+    monkeypatch.setattr(runs, "environment", lambda: here)
     with pytest.raises(ValueError, match=f"{NAMES[0]} in .* was made by rfa .* --other-version"):  # not finished
         run_recipe(planned, out)
     assert contents(out) == before
-    run_recipe(planned, out, other_version=True, only=NAMES[:1])  # `evaluated` says "elsewhere"
+    run_recipe(planned, out, other_version=True, only=NAMES[:1])
     made = [f"{each['rfa']} {each['commit']}" for each in (there, here)]
-    assert read_result(out / "results" / f"{NAMES[0]}.json")["versions"] == [made[0], "elsewhere", made[1]]
+    assert read_rows(out / "results" / f"{NAMES[0]}.parquet").settings[NAMES[0]]["versions"] == made
 
 
 def test_the_command(tmp_path, out, evaluated, monkeypatch, capsys):
@@ -140,20 +122,3 @@ def test_the_command(tmp_path, out, evaluated, monkeypatch, capsys):
             2,
             [f"rfa: for: got '{given}', expected a duration such as 9m, 90s or 1h30m"],
         )
-
-
-@slow
-def test_parts_of_a_real_evaluation(tmp_path, out):
-    """Without the stand-in: the merged parts are the evaluation in one go."""
-    wanted = {
-        "lengths": [8, 16],
-        "protocols": {"blocks": 300, "matched": 64},
-        "by_position": True,
-        "attention": ["b1-rope"],
-    }
-    path = write_recipe(tmp_path, runs=[{"presets": ["b1-rope"], "seeds": [0]}], evaluation=wanted)
-    run_recipe(load_recipe(path), tmp_path / "whole")
-    run_recipe(load_recipe(path), out, seconds=3600)
-    assert figures(out, NAMES[0]) == figures(tmp_path / "whole", NAMES[0])
-    name = f"results/{NAMES[0]}.attention.npz"
-    assert (out / name).read_bytes()

@@ -14,16 +14,14 @@ import torch
 import transformers
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
-from report.results import whole_result
 from training.runs import tiny_spec, write_corpus
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from rfa.checks import install_command
 from rfa.models import RFAConfig, RFAForTimeSeries, RFATimeSeriesConfig
 from rfa_lab.evaluation import evaluate
-from rfa_lab.export import export_run
-from rfa_lab.export.model_card import Evaluated, model_card
-from rfa_lab.results import write_result
+from rfa_lab.export import export_run, model_card
+from rfa_lab.record import run_rows, write_rows
 from rfa_lab.training import RunFolder, train
 
 LOAD = """
@@ -106,10 +104,9 @@ def test_the_card_has_the_results_of_the_run(place):
     assert ModelCard(str(card)).data.to_dict() == card.data.to_dict()
     record = RunFolder(place / "run").read()
     for row in rows:
-        assert f"| matched | {row['length']} | {row['targets']:,} | {row['loss']:.4f} |" in card.text
-    for number in (f"{record['result']['parameters']:,}", f"{record['result']['valid_perplexity']:.2f}"):
-        assert f"| {number} |" in card.text
-    assert f"train {record['data']['tokens']['train']:,}" in card.text
+        assert f"| matched | {row['length']} | {row['targets']} | {row['loss']:.4f} |" in card.text
+    assert f"| {record['result']['parameters']:,} |" in card.text
+    assert f"| {record['result']['valid_perplexity']:.2f} |" in card.text
     assert str(place) not in card.text
 
 
@@ -124,8 +121,16 @@ def test_a_hostile_name_stays_text(place, name):
     """As the name of the folder, of the text and of the machine, for a reader of Markdown that is not ours."""
     record = RunFolder(place / "run").read()
     record["data"]["corpus"] = record["environment"]["machine"] = name
-    row = {"length": 16, "targets": 9, "loss": 1.0, "stderr": None, "perplexity": 2.0, "protocol": "blocks"}
-    card = model_card(name, record, "model", [Evaluated(name, "f1", [row])], 5)
+    row = {
+        "length": 16,
+        "targets": 9,
+        "loss": 1.0,
+        "perplexity": 2.0,
+        "protocol": "blocks",
+        "text": name,
+        "fingerprint": "f",
+    }
+    card = model_card(name, record, "model", 5, [row])
     shown = "".join(letter for letter in " ".join(name.split()) if letter.isprintable())
     head, body = ModelCard(card).data, card.split("\n---\n", 1)[1]
     assert head.model_name == head.eval_results[0].dataset_name == shown
@@ -135,9 +140,8 @@ def test_a_hostile_name_stays_text(place, name):
     assert kinds <= {"text", "text_special", "softbreak", "code_inline"}
     texts = ["".join(child.content for child in token.children) for token in inline]
     assert texts[0] == shown  # the title
-    assert texts[texts.index("speed") + 1].endswith(f"; {shown}")
+    assert texts[texts.index("machine") + 1].endswith(f"; {shown}")
     assert texts[texts.index("perplexity") + 1] == shown
-    assert texts[texts.index("text") + 1].startswith(shown.rpartition("/")[2])  # the name of a path
     assert not [token for token in parsed if token.type == "html_block"]
     (code,) = [token.content for token in parsed if token.type == "fence" and token.info == "python"]
     _, folder, *_ = ast.parse(code).body
@@ -174,14 +178,18 @@ def test_a_time_series_model_is_named_too(tmp_path):
 
 def test_the_result_of_a_recipes_run_is_found(place, tmp_path):
     shutil.copytree(place / "run", tmp_path / "runs" / "m2-seed0")
-    result = whole_result("m2-sc-rfa", data="../corpus")
-    result["training"]["parameters"] = RunFolder(place / "run").read()["result"]["parameters"]
-    write_result(tmp_path / "results" / "m2-seed0.json", result)
+    record = RunFolder(place / "run").read()
+    settings = {"spec": {**record["spec"], "data": "../corpus"}, "training": record["result"], "fingerprint": "f"}
+    settings["train_length"] = record["spec"]["length"]
+    losses = {length: 3.0 for length in (16, 32)}
+    measured = {f"{what} {protocol}": losses for what in ("loss", "targets") for protocol in ("blocks", "matched")}
+    rows = run_rows("m2-seed0", "m2", "m2-sc-rfa", 0, settings, measured)
+    write_rows(tmp_path / "results" / "m2-seed0.parquet", rows)
     shown = export_run(tmp_path / "runs" / "m2-seed0", tmp_path / "model")
-    assert shown == [tmp_path / "results" / "m2-seed0.json"]
+    assert shown == [tmp_path / "results" / "m2-seed0.parquet"]
     card = ModelCard.load(tmp_path / "model" / "README.md")
     protocols = [each.metric_name.split(", ")[1] for each in card.data.eval_results]
-    assert protocols == ["blocks"] * 4 + ["matched"] * 4
+    assert protocols == ["blocks"] * 2 + ["matched"] * 2
     assert {each.dataset_name for each in card.data.eval_results} == {"corpus (test split)"}
 
 
@@ -193,7 +201,7 @@ def test_what_is_refused(place, tmp_path, rfa):
     (tmp_path / "mine" / "notes").write_text("mine")
     run, faults = place / "run", {}
     faults["--out", "new", "--results", "other.json"] = "of seed 5', expected 0, the run's"
-    faults["--out", "new", "--results", "list.json"] = "list.json is damaged"
+    faults["--out", "new", "--results", "list.json"] = "list.json cannot be read"
     faults["--out", "new", "--results", "none.json"] = "none.json cannot be read"
     faults["--out", "mine"] = "expected a folder that does not exist, or overwrite"
     faults["--out", "mine", "--overwrite"] = "expected a folder that an export wrote"

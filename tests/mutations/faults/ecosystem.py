@@ -56,10 +56,6 @@ INTEGRATIONS = [
     Mutation("rfa/integrations/attention_interface.py", "flags = read_mask(attention_mask, batch, queries, keys)",
              "flags = read_mask(None, batch, queries, keys)",
              "padding takes part", "rfa/integrations/test_attention_interface.py"),
-    Mutation("rfa_lab/bench/flex.py", "(decayed.lse - plain.lse)", "(plain.lse - plain.lse)",
-             "estimates are not decayed", "lab/bench/test_peers.py"),
-    Mutation("rfa_lab/bench/flex.py", "torch.log2(1 + w * r * UNIT)", "torch.log2(1 + w * r)",
-             "the unit of the tables", "lab/bench/test_peers.py"),
 ]  # fmt: skip
 
 PARALLEL = [
@@ -82,12 +78,10 @@ PARALLEL = [
 ]  # fmt: skip
 
 EXPORT = [
-    Mutation("rfa_lab/export/folder.py", 'padding_side="left"', 'padding_side="right"',
+    Mutation("rfa_lab/export.py", 'padding_side="left"', 'padding_side="right"',
              "prompts of a batch are continued after their padding", "lab/export/test_export.py"),
-    Mutation("rfa_lab/export/folder.py", '_SAME = ("preset", "seed", ', '_SAME = ("preset", ',
+    Mutation("rfa_lab/export.py", '_SAME = ("preset", "seed", ', '_SAME = ("preset", ',
              "the card shows the result of another seed", "lab/export/test_export.py"),
-    Mutation("rfa_lab/export/model_card.py", "folder = {name!r}", 'folder = "{name}"',
-             "the name of a folder puts code into the card's lines", "lab/export/test_export.py"),
     Mutation("rfa_lab/training/run_folder.py", "allow_inf_nan=False", "allow_inf_nan=True",
              "the card shows a perplexity that is no number", "lab/training/test_run_folder.py"),
     Mutation("rfa/models/remote_code.py", '"AutoModelForCausalLM": "RFAForCausalLM"', '"AutoModelForCausalLM": "RFAModel"',

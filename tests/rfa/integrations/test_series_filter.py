@@ -8,6 +8,7 @@ import pytest
 from cover import slow
 
 from rfa.forecasting.components import components_of
+from rfa.forecasting.dates import UNITS
 from rfa.forecasting.filter import forecast_by_filter
 from rfa.forecasting.request import ForecastRequest, read_request
 from rfa.integrations.series_filter import default_model
@@ -42,8 +43,9 @@ def test_it_is_the_choice_of_the_command_in_any_unit(tmp_path):
     assert any(word.startswith("season:1D") for word in words)
     ahead = pd.date_range(series.index[-1], periods=4, freq="h")[1:]
     for unit, name in (("day", "D"), ("hour", "h")):
+        in_unit = table._replace(times=table.times * UNITS[table.unit] / UNITS[name], unit=name)
         model = default_model(series.index, series.to_numpy(), options(unit), ahead)
-        assert model.components == components_of(words, table.in_unit(name)).components.components
+        assert model.components == components_of(words, in_unit).components.components
 
 
 def test_of_numbers_and_of_short_series():

@@ -13,14 +13,14 @@ def fuzz():
 def test_random_cases_hold(fuzz, capsys):
     """Of shapes, parameters and options."""
     cases = 300 if ALL else 40
-    assert fuzz.main(["--cases", str(cases), "--triton-cases", "0"]) == 0
+    assert fuzz.main(["--cases", str(cases), "--triton-cases", "0", "--certified-cases", "0"]) == 0
     assert f"{cases} cases, 0 faults" in capsys.readouterr().out
 
 
-def test_certified_windows_hold(capsys):
+def test_certified_windows_hold(fuzz, capsys):
     """Of any times, segments and masks, around the edges of tiles."""
     cases = 2000 if ALL else 40
-    assert script("benchmarks/fuzz_certified.py").main(["--cases", str(cases)]) == 0
+    assert fuzz.main(["--cases", "0", "--triton-cases", "0", "--certified-cases", str(cases)]) == 0
     assert f"{cases:,} cases, 0 faults" in capsys.readouterr().out
 
 

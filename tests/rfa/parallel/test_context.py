@@ -9,7 +9,6 @@ import torch.distributed as dist
 from cover import slow
 from models.small import small
 from ops.problems import PARAMETERS, STATES, irregular_times, problem
-from scripts import script
 
 from parallel.processes import together
 from rfa.dynamics import TimeDependentNoise
@@ -102,30 +101,36 @@ def test_ring_is_exact_in_float64():
 
 
 def check_held_bytes():
-    """What each process holds of all tokens, as the page on scaling says."""
+    """What each process holds of every token: its time and its group, as key and as query."""
     marks = {"times": irregular_times(1, 2, LENGTH), "key_mask": MASK, "segment_ids": SEGMENTS}
     own = {name: share(x) for name, x in marks.items()}
     sizes = {"batch": 2, "length": LENGTH // dist.get_world_size()}
     positions = whole_sequence(lambda: sizes, torch.device("cpu"), own, None, contiguous=False)[-1]
     storages = [x.untyped_storage() for x in vars(positions).values() if torch.is_tensor(x)]
     held = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    assert sum(held.values()) == script("docs/scaling_table.py").POSITION * 2 * LENGTH
+    assert sum(held.values()) == (2 * 8 + 2 * 4) * 2 * LENGTH
 
 
 def check_bytes():
-    """The page on scaling computes what a ring sends; here the tensors on their way are counted."""
-    table, sent, operation = script("docs/scaling_table.py"), [], dist.P2POp
+    """What a ring sends: blocks of keys and values in both directions, and their gradients, at least in float32.
+
+    The Riccati prior adds two numbers a head in float64.
+    """
+    sent, operation = [], dist.P2POp
 
     def counted(kind, tensor, **options):
         sent.append(tensor.nbytes if kind is dist.isend else 0)
         return operation(kind, tensor, **options)
 
     dist.P2POp = counted
-    for prior, dtype, riccati in (("lyapunov", torch.bfloat16, 0), ("riccati", torch.float32, 2)):
+    processes, tokens, channels = dist.get_world_size(), 8, 2 * 8
+    for prior, dtype, riccati_heads in (("lyapunov", torch.bfloat16, 0), ("riccati", torch.float32, 2)):
         sent.clear()
         inputs = {n: x.requires_grad_() for n, x in problem(0, batch=1, keys=8, modes=4, dtype=dtype).items()}
         ring_filter_attention(**inputs, prior=prior)[0, 0, 0].sum().backward()
-        assert sum(sent) == sum(table.ring_bytes(dist.get_world_size(), 8, 2 * 8, dtype.itemsize, riccati))
+        riccati = tokens * riccati_heads * 2 * 8
+        block, gradients = (tokens * 2 * channels * size + riccati for size in (dtype.itemsize, 4))
+        assert sum(sent) == 2 * (processes - 1) * block + processes * gradients
     dist.P2POp = operation
 
 
@@ -173,11 +178,20 @@ def test_without_processes():
             call()
 
 
+def resident(name):
+    """Kilobytes of this process by Linux: VmRSS now, VmHWM at most since it was reset."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
 def check_memory(folder):
-    """By the script of the page on scaling, with the prior that needs more."""
-    page = script("docs/scaling_memory.py")
-    peak = page.peak_of(lambda: page.one_pass(2**14, prior="riccati"))
-    Path(folder, f"{dist.get_world_size()}-{dist.get_rank()}").write_text(str(peak))
+    """Kilobytes by which a process grows in one pass over its share, with the prior that needs more."""
+    inputs = problem(0, batch=1, keys=2**14 // dist.get_world_size(), modes=16, dtype=torch.float32)
+    inputs = {name: x.requires_grad_() for name, x in inputs.items()}
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    before = resident("VmRSS")
+    ring_filter_attention(**inputs, prior="riccati").sum().backward()
+    Path(folder, f"{dist.get_world_size()}-{dist.get_rank()}").write_text(str(resident("VmHWM") - before))
 
 
 @slow

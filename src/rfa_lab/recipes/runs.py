@@ -1,0 +1,457 @@
+"""The runs of a recipe: trials of learning rates, training, evaluation and the result. Each run is made once.
+
+<out>/runs/<run>/            run folders; records and metrics stay, models stay only if the recipe keeps them
+<out>/runs/<model>-rate-<r>/ the same for trials of learning rates, without models
+<out>/results/<run>.parquet  the rows of each finished run (`rfa_lab.record`), whole, and <run>.npz with attention maps
+<out>/recipe.json            the recipe's name, title and runs, so that a report can name missing runs
+<out>/.claims/<run>.lock     locked by the process that makes the run, until that process ends
+"""
+
+import json
+import math
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from rfa.environment import environment
+from rfa.files import held, write_text_whole
+from rfa.progress import Stage, StageProgress
+from rfa_lab import evaluation
+from rfa_lab.data import prepare
+from rfa_lab.record import PLANNED, read_rows, run_rows, write_rows
+from rfa_lab.training import TRAINED_ON, OutOfTime, RunFolder, Stopped, resume, train, trial_step
+from rfa_lab.training.callbacks import Diverged, read_metrics
+
+from .rates import DIVERGED, needed_rates, possible_rates, trial_loss, trials_by_run, with_best_rate
+from .reading import RecipeError
+from .recipe import PlannedRun, Recipe
+from .result import measurements, run_settings, versions_of
+
+# The time given to a call
+
+_DURATION = re.compile(r"(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?", re.ASCII)
+
+
+def seconds_of(duration: str) -> float:
+    """The seconds of a duration such as `9m`, `90s` or `1h30m`.
+
+    Raises:
+        ValueError: for another text, or no time at all.
+    """
+    found = _DURATION.fullmatch(duration)
+    hours, minutes, seconds = map(int, found.groups(default="0")) if found else (0, 0, 0)
+    given = float(3600 * hours + 60 * minutes + seconds)
+    if not given:
+        raise ValueError(f"for: got {duration!r:.40}, expected a duration such as 9m, 90s or 1h30m")
+    return given
+
+
+class TimeIsUp(Exception):
+    """The time given is over, at a place where nothing has to be saved."""
+
+
+class TimeLimit:
+    """The time until which a call may go on, None for no limit, and where it is. `progress` sees every stage."""
+
+    def __init__(self, seconds: float | None, progress: StageProgress | None):
+        self.until = None if seconds is None else time.monotonic() + seconds
+        self.where = "before the first run"
+        self._progress = progress or (lambda *_: None)
+
+    def show(self, stage: Stage, done: int, total: int) -> None:
+        """Report progress of training that is saved when its time is over."""
+        self._progress(stage, done, total)
+        self.where = f"at step {done:,} of {total:,} of {stage.run}"
+
+    def report(self, stage: Stage, done: int, total: int) -> None:
+        """Report progress. Raises `TimeIsUp` if the time is over, except where all is done."""
+        self._progress(stage, done, total)
+        if stage.run:
+            self.where = f"in {stage.run}: {stage.name}, which begins anew (it has to fit into the time given)"
+        if self.until is not None and time.monotonic() >= self.until and (stage.name, done) != ("runs", total):
+            raise TimeIsUp
+
+
+class Runs:
+    """The runs of a recipe in a folder, and the trials of learning rates that they need."""
+
+    def __init__(self, recipe: Recipe, out: Path):
+        self.recipe, self.out = recipe, out
+        self.trials = trials_by_run(recipe)
+
+    def folder(self, run: PlannedRun) -> RunFolder:
+        """The run folder of a run or a trial."""
+        return RunFolder(self.out / "runs" / run.name)
+
+    def path(self, run: PlannedRun) -> Path:
+        """The path of a run's result."""
+        return self.out / "results" / f"{run.name}.parquet"
+
+    def finished(self, run: PlannedRun) -> Mapping[str, Any] | None:
+        """The settings of a finished run, or the run.json of a finished trial; None where it is still to do.
+
+        Raises `ValueError` for a damaged file, or one of other settings.
+        """
+        if run.trial:
+            record = self.record(run)
+            return None if record is None or trial_loss(record) is None else record
+        path = self.path(run)
+        if not path.exists():
+            return None
+        (found,) = read_rows(path).settings.values()
+        wanted = {"recipe": self.recipe.name, "evaluation": self.recipe.asked_of(run)}
+        wanted["spec"] = _comparable(run.spec.to_dict(), run.rates)
+        for name, value in wanted.items():
+            given = _comparable(found["spec"], run.rates) if name == "spec" else found.get(name)
+            if given != value:
+                raise ValueError(
+                    f"result: {path} is of another {name} than {self.recipe.path} names: got {given!r}, expected "
+                    f"{value!r}; delete it, or choose a new folder"
+                )
+        return found
+
+    def record(self, run: PlannedRun) -> dict[str, Any] | None:
+        """The content of run.json of a run or a trial; None if it was not started.
+
+        Raises `ValueError` if it is damaged, or of another specification. A run may have each possible rate.
+        """
+        folder, rates = self.folder(run), () if run.trial else run.rates
+        if not folder.record.exists():
+            return None
+        record = folder.read()
+        if _comparable(record["spec"], rates) != _comparable(self.recipe.resolved(run).to_dict(), rates):
+            expected = "expected a new folder for --out"
+            raise ValueError(f"run: {folder.path} is another run than {self.recipe.path} names, {expected}")
+        return record
+
+    def begun(self, run: PlannedRun) -> dict[str, dict[str, Any]]:
+        """The records of a run and of its trials."""
+        records = {unit.name: self.record(unit) for unit in (*self.trials[run.name].values(), run)}
+        return {name: record for name, record in records.items() if record is not None}
+
+    def tried(self, run: PlannedRun) -> list[tuple[PlannedRun, Mapping[str, Any] | None]]:
+        """The trials that a run needs, as far as is known, and the record of each that is finished."""
+        trials = self.trials[run.name]
+        records = {rate: record for rate, trial in trials.items() if (record := self.finished(trial)) is not None}
+        losses = {rate: trial_loss(record) or 0.0 for rate, record in records.items()}
+        return [(trials[rate], records.get(rate)) for rate in needed_rates(tuple(trials), run.rates, losses)]
+
+    def results(self) -> dict[str, Mapping[str, Any]]:
+        """The settings of all finished runs by name. Raises `ValueError` for a folder of another recipe."""
+        planned = self.out / PLANNED
+        if planned.is_file() and (name := json.loads(planned.read_text(encoding="utf-8"))["name"]) != self.recipe.name:
+            raise ValueError(
+                f"out: got {self.out}, the folder of the recipe {name}, expected one of {self.recipe.name}"
+            )
+        return {run.name: found for run in self.recipe.runs if (found := self.finished(run)) is not None}
+
+    def selected(self, only: Sequence[str]) -> list[PlannedRun]:
+        """The runs that are named in `only`, or all if it is empty. `*` in a name matches any text.
+
+        Raises `ValueError` for a name that matches no run.
+        """
+        names = [run.name for run in self.recipe.runs]
+        for pattern in only:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ValueError(f"only: got {pattern!r}, expected some of {', '.join(names)}")
+        return [run for run in self.recipe.runs if not only or any(fnmatchcase(run.name, each) for each in only)]
+
+    def is_lost(self, run: PlannedRun, record: Mapping[str, Any]) -> bool:
+        """Whether a trained run has lost its model, so that it cannot be evaluated. It has no result then either."""
+        return bool(record["finished"]) and not self.folder(run).model.is_dir()
+
+    # Before the waiting runs
+
+    def check(self, waiting: Sequence[PlannedRun], limit: TimeLimit) -> None:
+        """Raise `RecipeError` for a text that is too short, or a model that cannot make a step on this machine.
+
+        Raises `ValueError` if a run that was begun has another text.
+        """
+        spec, plan = self.recipe.resolved(waiting[0]), self.recipe.evaluation
+        text = prepare(spec.data, spec.tokenizer, spec.split_by, progress=partial(limit.report, Stage("text")))
+        read = text.fingerprint_of(*TRAINED_ON), text.fingerprints["test"]
+        begun = {name: record for run in waiting for name, record in self.begun(run).items()}
+        for name, made in {**self.results(), **begun}.items():
+            if (made["data"]["fingerprint"], made["data"]["test_fingerprint"]) != read:
+                raise ValueError(
+                    f"data: {name} was made on another text than {spec.data} holds now, expected a new --out"
+                )
+        faults = []
+        for split, least in (("train", spec.batch_size), ("valid", 1)):
+            if (blocks := len(text.streams[split]) // spec.length) < least:
+                expected = f"at least {least} of {spec.length} tokens"
+                faults.append(f"training: data: got {blocks} blocks in the {split} split, expected {expected}")
+        tokens = len(text.streams["test"])
+        if max(plan.lengths) > tokens:
+            expected = f"at most the {tokens} tokens of the test split"
+            faults.append(f"evaluation: lengths: got {max(plan.lengths)}, expected {expected}")
+        if plan.attention and (mapped := evaluation.MAP_LENGTHS * spec.length) > tokens:
+            expected = f"at least {mapped} tokens, {evaluation.MAP_LENGTHS} training lengths"
+            faults.append(f"evaluation: attention: got a test split of {tokens} tokens, expected {expected}")
+        if faults:
+            raise RecipeError(self.recipe.path, dict.fromkeys(faults))
+        models = list({(run.spec.preset, repr(run.spec.model)): run for run in waiting}.values())
+        unable: dict[str, str] = {}
+        for done, run in enumerate(models):
+            limit.report(Stage("trial_steps"), done, len(models))
+            try:
+                trial_step(run.spec)
+            except Exception as error:  # compilers raise exceptions of their own
+                said = f"cannot make a step on this machine: {type(error).__name__}: {error}"
+                unable.setdefault(said, f"{run.name}: {said}")
+        if unable:
+            raise RecipeError(self.recipe.path, unable.values())
+
+    # One run
+
+    def make(self, run: PlannedRun, limit: TimeLimit) -> None:
+        """Train or resume a run, evaluate it, write the result, and delete the model unless the recipe keeps it.
+
+        A trial has no result; its record has the validation loss. A record keeps that training diverged too: a later
+        call says so again, instead of coming to the same step.
+        """
+        tried = [] if run.trial else [(trial, record) for trial, record in self.tried(run) if record is not None]
+        losses = {trial.spec.learning_rate: trial_loss(record) or 0.0 for trial, record in tried}
+        if losses:
+            run = with_best_rate(run, losses)
+            self._check_rate(run)
+        folder, begun = self.folder(run), self.record(run)
+        if begun is not None and DIVERGED in begun:
+            raise Diverged(begun[DIVERGED])
+        try:
+            record = self._trained(run, begun, limit)
+        except Diverged as error:
+            said = str(error) if run.trial else f"{error}; delete {folder.path} to make the run again"
+            folder.write({**folder.read(), DIVERGED: said})
+            if not run.trial:
+                raise Diverged(said) from error
+        if not run.trial:
+            asked = self.recipe.asked_of(run)
+            maps = self.path(run).with_suffix(".npz") if asked["attention"] else None
+
+            def progress(stage: Stage, done: int, total: int) -> None:
+                limit.report(stage._replace(run=run.name), done, total)
+
+            evaluated = evaluation.full_evaluation(folder.path, **{**asked, "attention": maps}, progress=progress)
+            settings = run_settings(self.recipe.name, run, record, asked, evaluated)
+            settings["trials"] = {f"{rate:g}": loss if math.isfinite(loss) else None for rate, loss in losses.items()}
+            settings["versions"] = versions_of(*(made for _, made in tried), record, {"environment": environment()})
+            measured = measurements(evaluated, read_metrics(folder))
+            rows = run_rows(run.name, run.label, run.spec.preset, run.spec.seed, settings, measured)
+            write_rows(self.path(run), rows)
+        if run.trial or not self.recipe.keep_models:
+            delete_weights(folder)
+
+    def _check_rate(self, chosen: PlannedRun) -> None:
+        """Raise `ValueError` if one of a model's runs has another rate: means over seeds would be of two models."""
+        rate = chosen.spec.learning_rate
+        for run in self.recipe.runs:
+            if self.trials[run.name] != self.trials[chosen.name]:
+                continue
+            made = self.finished(run) or self.record(run)
+            if made is not None and (found := made["spec"]["learning_rate"]) != rate:
+                raise ValueError(
+                    f"rates: got {run.name} in {self.out} with {found:g}, but the trials of its model choose {rate:g}; "
+                    "expected one rate for all its runs: delete its folder and its result, and it is made again"
+                )
+
+    def _trained(self, run: PlannedRun, begun: Mapping[str, Any] | None, limit: TimeLimit) -> dict[str, Any]:
+        """Train or resume a run or a trial, and return its record."""
+
+        def training(step: int, steps: int, metrics: dict[str, float]) -> None:
+            limit.show(Stage("training", run.name, metrics), step, steps)
+
+        folder, spec = self.folder(run), self.recipe.resolved(run)
+        bars: dict[str, Any] = {"progress": training, "data_progress": partial(limit.report, Stage("text", run.name))}
+        bars["until"] = limit.until
+        if begun is None or self.is_lost(run, begun):
+            return train(spec, folder.path, overwrite=begun is not None, **bars)
+        wanted = spec.with_absolute_paths().to_dict()
+        if begun["spec"] != wanted:  # started in another checkout, whose text may be gone
+            folder.write({**begun, "spec": wanted})
+        return resume(folder.path, **bars)
+
+
+def delete_weights(folder: RunFolder) -> None:
+    """Delete the model and the checkpoints, which are large. Record, metrics and tokenizer stay."""
+    for path in (folder.model, folder.checkpoints):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _comparable(spec: Mapping[str, Any], rates: Sequence[float]) -> dict[str, Any]:
+    """A specification with names instead of paths, and without a learning rate that may be chosen from `rates`.
+
+    Another checkout can have its data in other folders: a check of the text's fingerprint tells texts apart.
+    """
+    tokenizer = "gpt2" if spec["tokenizer"].startswith("gpt2:") else spec["tokenizer"]
+    named = {**spec, "data": Path(spec["data"]).name.removeprefix("gutenberg:"), "tokenizer": tokenizer}
+    return named | ({"learning_rate": "chosen"} if spec.get("learning_rate") in possible_rates(rates) else {})
+
+
+# Make them
+
+
+@dataclass
+class Outcome:
+    """The outcome of a call in one process.
+
+    Args:
+        done: names of runs that have a result.
+        claimed: names of runs that other processes are making.
+        failed: the error of each failed run, by name.
+        stopped: where the call stopped because its time was over; None if it came to its end.
+    """
+
+    done: tuple[str, ...] = ()
+    claimed: tuple[str, ...] = ()
+    failed: dict[str, str] = field(default_factory=dict)
+    stopped: str | None = None
+
+
+_PAUSE = 2.0  # seconds between looks at runs that other processes make
+
+
+def run_recipe(
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    only: Sequence[str] = (),
+    seconds: float | None = None,
+    other_version: bool = False,
+    progress: StageProgress | None = None,
+    failure: Callable[[str, str], None] | None = None,
+) -> Outcome:
+    """Make every run that has no result yet: train or resume it, evaluate it, and write the result.
+
+    Several processes may share a folder. A process skips a run that another one is making, and checks it again later.
+    It ends when every run is done, is made by another process, or has failed here. After a failure the other runs are
+    still made. A run whose learning rate others choose comes after them.
+
+    Args:
+        recipe: the recipe.
+        out: the folder.
+        only: names of runs, in which `*` matches any text; empty for all runs.
+        seconds: time after which the call saves and stops; a step of training that was begun is made. All state is in
+            the folder, which can be carried elsewhere. None for no limit.
+        other_version: go on in a folder that another version or commit of rfa began. Results name all of them.
+        progress: called with the stage, the amount done and the total. Stages of the whole call are "runs" (the number
+            of runs), "text" and "trial_steps" (a step of each model). Stages of a run are "text", "training" and those
+            of its evaluation.
+        failure: called with the name of a failed run and the reason.
+
+    Raises:
+        ValueError: before any run. The reason is an unknown name in `only`, a damaged result or run folder, one of
+            another recipe, one of another version without `other_version`, bad data, lengths longer than the test
+            split, a model that cannot make a step here, or processes that were launched to share one run.
+        OSError: if the disk is full.
+        torch.AcceleratorError: for an error after which this process cannot use the device any more.
+        Stopped, KeyboardInterrupt: on Ctrl-C. A run that is being trained is saved first.
+    """
+    if (launched := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise ValueError(
+            f"processes: got {launched} that share each run, expected `rfa experiment` itself, started once for each "
+            "device (CUDA_VISIBLE_DEVICES=0, 1, ...): the processes share the recipe"
+        )
+    runs = Runs(recipe, Path(out))
+    chosen, results = runs.selected(only), runs.results()
+    waiting = [run for run in chosen if run.name not in results]
+    if waiting and not other_version:
+        begun = {name: found for run in waiting for name, found in runs.begun(run).items()}
+        _check_versions({**results, **begun}, runs.out)
+    outcome, limit = Outcome(), TimeLimit(seconds, progress)
+    try:
+        for run in chosen:  # a process may have been killed before it deleted them
+            trained = [trial for trial, record in runs.tried(run) if record is not None]
+            for each in (*trained, *((run,) if run.name in results and not recipe.keep_models else ())):
+                delete_weights(runs.folder(each))
+        if waiting:
+            runs.check(waiting, limit)
+        planned = {"name": recipe.name, "title": recipe.title, "runs": [run.name for run in recipe.runs]}
+        write_text_whole(runs.out / PLANNED, json.dumps(planned, indent=1) + "\n")
+        waiting = _make_waiting(runs, waiting, len(chosen), limit, outcome.failed, failure)
+        outcome.claimed = tuple(run.name for run in waiting)
+    except (OutOfTime, TimeIsUp):
+        waiting = [run for run in chosen if run.name not in outcome.failed and runs.finished(run) is None]
+        outcome.stopped = limit.where if waiting else None
+    left = {*outcome.failed, *(run.name for run in waiting)}
+    outcome.done = tuple(run.name for run in chosen if run.name not in left)
+    return outcome
+
+
+def _make_waiting(
+    runs: Runs,
+    waiting: list[PlannedRun],
+    total: int,
+    limit: TimeLimit,
+    failed: dict[str, str],
+    failure: Callable[[str, str], None] | None,
+) -> list[PlannedRun]:
+    """Make the waiting runs, and return those that other processes make. A run that fails is among `failed`."""
+    going = True
+    while waiting and going:
+        states: list[str] = []
+        for run in waiting:
+            limit.where = f"before {run.name}"
+            limit.report(Stage("runs"), total - len(waiting) + states.count("done"), total)
+            try:
+                states.append(_advance(runs, run, limit, failed))
+            except (Stopped, TimeIsUp, OutOfTime, OSError, torch.AcceleratorError):
+                raise
+            except Exception as error:  # of any type: the other runs may still succeed
+                if os.environ.get("RFA_DEBUG"):
+                    raise
+                named = isinstance(error, ValueError | RuntimeError)
+                failed[run.name] = str(error) if named else f"{type(error).__name__}: {error}"
+                if failure is not None:
+                    failure(run.name, failed[run.name])
+                states.append("done")
+        made, elsewhere = "done" in states, "trials are made elsewhere" in states
+        waiting = [run for run, state in zip(waiting, states, strict=True) if state != "done"]
+        waiting = [run for run in waiting if runs.finished(run) is None]
+        going = made or elsewhere
+        if elsewhere and not made:
+            time.sleep(_PAUSE)
+    limit.report(Stage("runs"), total - len(waiting), total)
+    return waiting
+
+
+def _advance(
+    runs: Runs, run: PlannedRun, limit: TimeLimit, failed: dict[str, str]
+) -> Literal["done", "claimed", "trials are made elsewhere"]:
+    """Make the trials that a run needs and no other process makes, then the run itself.
+
+    While it waits for another process it holds no lock, so no two processes wait for each other.
+    """
+    if runs.finished(run) is None:
+        while needed := [trial for trial, record in runs.tried(run) if record is None]:
+            if not all([_claim(runs, trial, limit) for trial in needed]):
+                return "trials are made elsewhere"
+    return "done" if _claim(runs, run, limit) else "claimed"
+
+
+def _claim(runs: Runs, run: PlannedRun, limit: TimeLimit) -> bool:
+    """Make a run unless another process makes it. Whether it is finished."""
+    with held(runs.out / ".claims" / f"{run.name}.lock") as mine:
+        if mine and runs.finished(run) is None:
+            runs.make(run, limit)
+        return mine
+
+
+def _check_versions(begun: Mapping[str, Mapping[str, Any]], out: Path) -> None:
+    """Raise `ValueError` if another version or commit of rfa began the folder, by results and run.json of its runs."""
+    (here,) = versions_of({"environment": environment()})
+    for name, made in begun.items():
+        if other := [version for version in versions_of(made) if version != here]:
+            raise ValueError(
+                f"out: {name} in {out} was made by rfa {other[0]}, this is {here}; expected the same, a new folder, or "
+                "--other-version: the results say what made them"
+            )

@@ -1,1 +1,0 @@
-"""Figures of measurements in one style, from result files."""

@@ -1,0 +1,222 @@
+"""`rfa forecast`: files, what is printed, and one line for each fault."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from training.runs import contents, messages
+
+from rfa.estimation import Level, RobustFilter
+from rfa_lab.cli.forecast import _digits
+
+GOOD = [(k, round(math.sin(k / 3) + 0.1 * math.cos(9 * k * k), 3), k % 7) for k in range(40)]
+LEVEL = ["--components", "level"]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def file(rows, header="t,a,b", name="x.csv"):
+        lines = [header, *(",".join(map(str, row)) for row in rows)]
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+        return name
+
+    return file
+
+
+def test_the_files_hold_the_filters_own_numbers(rfa, write, tmp_path):
+    rows = [(k, "" if k == 9 else 50.0 if k == 20 else a, b) for k, a, b in GOOD]
+    status, out, err = rfa(
+        "forecast", write(rows), "--time", "t", "--values", "a", "--horizon", "3", *LEVEL, "--out", "o"
+    )
+    assert (status, messages(err)) == (0, [])
+    files = ["cleaned.csv", "figure.png", "forecast.csv", "forecast.json"]
+    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == files
+    values = np.array([float(a or "nan") for _, a, _ in rows])
+    level = RobustFilter(Level()).fit(np.arange(40.0), values)
+    ahead = level.forecast([40.0, 41.0, 42.0])
+    with (tmp_path / "o" / "forecast.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [(row["time"], row["channel"]) for row in table] == [("40", "a"), ("41", "a"), ("42", "a")]
+    written = {
+        name: np.array([float(row[name]) for row in table]) for name in table[0] if name not in ("time", "channel")
+    }
+    np.testing.assert_allclose(written["mean"], ahead.mean, rtol=1e-9)  # printed to 16 digits
+    for level_of in (50, 90):  # wider or narrower than the model's, by its errors
+        lower, upper = written[f"lower_{level_of}"], written[f"upper_{level_of}"]
+        np.testing.assert_allclose(upper + lower, 2 * ahead.mean, rtol=1e-9)
+        model = np.subtract(*ahead.interval(level_of / 100)[::-1])
+        assert ((upper - lower > 0.5 * model) & (upper - lower < 2 * model)).all()
+    one = json.loads((tmp_path / "o" / "forecast.json").read_text())["channels"]["a"]
+    assert one["parameters"] == pytest.approx(level.parameters)
+    assert [(found["time"], found["value"]) for found in one["outliers"]] == [("20", 50.0)]
+    past = level.smooth()
+    assert one["outliers"][0]["weight"] == pytest.approx(past.weights[20])
+    cleaned = pd.read_csv(tmp_path / "o" / "cleaned.csv")
+    assert [*cleaned] == ["time", "channel", "reading", "estimate", "lower_90", "upper_90", "weight", "outlier"]
+    assert (cleaned["time"].tolist(), cleaned.index[cleaned["outlier"]].tolist()) == ([*range(40)], [20])
+    found = cleaned[["reading", "estimate", "lower_90", "upper_90", "weight"]].to_numpy()
+    lower, upper = past.interval(0.9)
+    np.testing.assert_allclose(found.T, [values, past.mean, lower, upper, past.weights], rtol=1e-6)
+    assert "outlier: a 50 at 20" in out
+    before = contents(tmp_path / "o")
+    status, _, err = rfa("forecast", "x.csv", "--time", "t", "--horizon", "3", *LEVEL, "--out", "o")
+    assert (status, len(messages(err)), contents(tmp_path / "o")) == (2, 1, before)
+    assert "--overwrite" in err
+
+
+def test_the_first_model_of_the_printed_list_is_the_chosen_one(rfa, write):
+    status, out, err = rfa("forecast", write(GOOD), "--time", "t", "--values", "a", "--horizon", "3", "--out", "o")
+    assert (status, messages(err)) == (0, [])
+    model = out.partition("model of a: ")[2].partition(" (chosen")[0]
+    assert f"with a season): {model} " in out
+    assert model.startswith("level + ar + cycle:1")  # 6 pi is 18.85
+
+
+def test_control_characters_of_names_do_not_reach_the_terminal(rfa, tmp_path):
+    """A column and a sensor whose names hold an escape sequence: one would set the terminal's title."""
+    rows = [f"{k},q\x1b[2J,{a}" for k, a, _ in GOOD]
+    rows[20] = "20,q\x1b[2J,50"
+    (tmp_path / "x.csv").write_text("\n".join(["t,s,a\x1b]0;mine\x07", *rows]) + "\n")
+    status, out, err = rfa("forecast", "x.csv", "--time", "t", "--sensor", "s", "--horizon", "3", *LEVEL, "--out", "o")
+    assert status == 0
+    assert [sign for sign in ("\x1b", "\x07") if sign in out + err] == []
+    assert "outlier: a ]0;mine 50 at 20" in out
+    assert "for readings of sensor q [2J" in out
+
+
+def test_two_sensors_and_dates(rfa, write, tmp_path):
+    rows = [(f"2024-01-{1 + k // 24:02} {k % 24:02}:00", "pq"[k % 3 == 0], a) for k, a, _ in GOOD for _ in range(1)]
+    rows = [(when, sensor, a) for when, _, a in rows for sensor in "pq"]
+    given = ["--time", "t", "--sensor", "s", "--horizon", "90min", "--step", "30min", "--not-robust"]
+    status, _, err = rfa("forecast", write(rows, "t,s,a"), *given, *LEVEL, "--out", "o")
+    assert (status, messages(err)) == (0, [])
+    found = json.loads((tmp_path / "o" / "forecast.json").read_text())
+    assert (found["unit"], found["step"], found["robust"]) == ("h", 0.5, False)
+    one = found["channels"]["a"]
+    assert one["times"] == ["2024-01-02 15:30:00", "2024-01-02 16:00:00", "2024-01-02 16:30:00"]
+    assert set(one["parameters"]) == {"sigma2.irregular.p", "sigma2.irregular.q", "sigma2.level"}
+
+
+def test_a_file_as_a_logger_writes_it(rfa, tmp_path):
+    """Every choice is a line, here and in forecast.json; the forecast is that of the plain file."""
+    plain = [(f"2020-{1 + k % 12:02}-01" if k < 12 else f"2021-{k - 11:02}-01", a, k % 3) for k, a, _ in GOOD[:20]]
+    plain[7] = (plain[7][0], "", plain[7][2])
+    (tmp_path / "plain.csv").write_text("\n".join(["t,a,b", *(",".join(map(str, row)) for row in plain)]) + "\n")
+    rows = [f"{t.replace('-', '')[:6]};{str(a).replace('.', ',') or '-999'};{b};" for t, a, b in plain]
+    rows = [*rows[5:], *rows[:6]]
+    (tmp_path / "logger.csv").write_bytes("\r\n".join(["t;a;b;°C", "", *rows]).encode("cp1252"))
+    given = ["--time", "t", "--horizon", "3M", *LEVEL]
+    status, _, err = rfa("forecast", "plain.csv", *given, "--out", "p")
+    assert (status, messages(err)) == (0, [])
+    status, out, err = rfa("forecast", "logger.csv", *given, "--missing", "-999", "9999", "--out", "l")
+    assert (status, messages(err)) == (0, [])
+    first, second = (json.loads((tmp_path / name / "forecast.json").read_text()) for name in "pl")
+    assert second["channels"] == first["channels"]
+    assert first["channels"]["a"]["times"] == ["2021-09-01", "2021-10-01", "2021-11-01"]
+    assert first["notes"][0] == "steps: 1M of the calendar (--step chooses another)"
+    starts = ["encoding: cp1252", "separator: ';'", "numbers: ", "times: 't' was read as dates, YYYYMM"]
+    starts += ["rows: sorted", "rows: 1 of a time", "values: '°C' left out", "steps: 1M"]
+    assert [note.startswith(start) for note, start in zip(second["notes"][:8], starts, strict=True)] == [True] * 8
+    assert [f"note: {note}" in out for note in second["notes"][:8]] == [True] * 8
+
+
+def test_angles_are_filtered_without_their_jumps(rfa, tmp_path):
+    """The forecast is that of the angles unwrapped, in the range of the readings; without the option it is said."""
+    angles = np.array([178 + 0.1 * k + 0.01 * (7 * k % 5) for k in range(40)])
+    angles[30] += 90.0  # a wrong reading
+    for name, values in (("plain", angles), ("turned", (angles + 180) % 360 - 180)):
+        (tmp_path / name).write_text("t,x\n" + "".join(f"{k},{x:.2f}\n" for k, x in enumerate(values)))
+    given = ["--time", "t", "--horizon", "5", "--components", "trend"]
+    assert rfa("forecast", "plain", *given, "--out", "p")[0] == 0
+    assert (
+        "x: values jump by nearly 360, as angles do (in 1 of 39 steps)"
+        in rfa("forecast", "turned", *given, "--out", "j")[1]
+    )
+    status, out, _ = rfa("forecast", "turned", *given, "--angle", "360", "--out", "a")
+    assert (status, "jump" in out, "outlier: x -89 at 30, expected -178.9" in out) == (0, False, True)
+    plain, found = (pd.read_csv(tmp_path / name / "forecast.csv").iloc[:, 2:] for name in "pa")
+    np.testing.assert_allclose(found, plain - 360, atol=1e-6)
+    plain, found = (pd.read_csv(tmp_path / name / "cleaned.csv") for name in "pa")
+    assert found["estimate"].between(-180, 180).all()
+    np.testing.assert_allclose(np.exp(1j * np.radians(found["estimate"] - plain["estimate"])), 1, atol=1e-6)
+    np.testing.assert_allclose(found["reading"], (plain["reading"] + 180) % 360 - 180, atol=1e-9)
+    np.testing.assert_allclose(found["upper_90"] - found["lower_90"], plain["upper_90"] - plain["lower_90"], atol=1e-6)
+
+
+def test_a_file_may_stand_after_the_columns_of_the_time(rfa, tmp_path):
+    rows = [f"2024-01-{1 + k // 24:02},{k % 24:02}:00,{a}" for k, a, _ in GOOD]
+    (tmp_path / "x.csv").write_text("\n".join(["Date,Time,a", *rows]) + "\n")
+    given = ["--horizon", "2h", *LEVEL, "--out", "o"]
+    assert rfa("forecast", "--time", "Date", "Time", "x.csv", *given)[0] == 0
+    content = json.loads((tmp_path / "o" / "forecast.json").read_text())
+    assert (content["time"], content["last"]) == (["Date", "Time"], "2024-01-02 15:00:00")
+
+
+DATES = [(f"2024-01-{1 + k // 24:02} {k % 24:02}:00", a, b) for k, a, b in GOOD]
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "says"),
+    [
+        ([(0, 1, 2), (0, 2, 2)], {}, "--duplicates mean, first or last"),
+        (GOOD[:3], {}, "values: got \"3 readings in 'a'\", expected at least 4"),
+        (
+            [(k, k % 3, 1) for k in range(9)],
+            {"--positive": []},
+            "positive: got \"0 in row 2 of 'a'\", expected values ab",
+        ),
+        (
+            [(k, 1 - k % 3, 1) for k in range(9)],
+            {"--counts": []},
+            "counts: got \"-1 in row 4 of 'a'\", expected values of",
+        ),
+        (
+            [(k, k, 1 if k < 3 else "") for k in range(9)],
+            {"--values": ["a", "b"]},
+            "in 'b'\", expected at least 4; --values",
+        ),
+        (GOOD, {"--horizon": ["1e300"]}, "horizon: got '1e300, 1e+300 steps of 1', expected at most 100000; --step"),
+        (GOOD, {"--components": ["level", "level"]}, "components: got 'level level', expected each component once"),
+        (GOOD, {"--date-format": ["DD.MM.YYYY"]}, "date-format: got 'DD.MM.YYYY', expected a format of dates"),
+        (GOOD, {"--horizon": ["0.5"]}, "horizon: got '0.5', expected at least one step, 1"),
+        (GOOD, {"--step": ["1e-9"]}, "expected at most 100000"),
+        (DATES, {"--horizon": ["5h"], "--components": ["season:7D"]}, "at most the span of the series, 39 h"),
+        (GOOD, {"--components": ["season:40"]}, "components: got 'season:40'"),
+        (GOOD, {"--components": ["level", "trend"]}, "model: got"),
+        (GOOD, {"--out": ["mine"]}, "out: mine has other files, thesis.tex"),
+        (GOOD, {"--out": ["x.csv"]}, "out: x.csv is a file"),
+        (
+            GOOD,
+            {"--angle": ["360"], "--values": ["a", "b"], "--counts": []},
+            "angle: got '--angle with --positive or --counts'",
+        ),
+        (
+            [(k, 100 * k, 1) for k in range(9)],
+            {"--angle": ["360"]},
+            "angle: got \"0 to 800 in 'a'\", expected values from 0",
+        ),
+        (GOOD, {"--angle": ["0"]}, "angle: got 0.0, expected a whole turn, such as 360"),
+    ],
+)
+def test_each_fault_is_one_line_and_nothing_is_written(rfa, write, tmp_path, rows, changes, says):
+    write(rows)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("precious")
+    options = {"--time": ["t"], "--values": ["a"], "--horizon": ["3"], "--out": ["o"], **changes}
+    before = contents(tmp_path)
+    arguments = [word for name, given in options.items() for word in (name, *given)]
+    status, out, err = rfa("forecast", "x.csv", *arguments)
+    assert (status, out, len(messages(err))) == (2, "", 1), err
+    assert says in err
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("mean", "width", "shown"), [(10.0, 2.0, "10"), (1e9 + 12.25, 4.0, "1000000012.2"), (0.0, 1.0, "0")]
+)
+def test_a_band_on_a_high_level_is_shown(mean, width, shown):
+    """A meter's total: its last digits are the forecast."""
+    assert f"{mean:.{_digits(mean, width)}g}" == shown
