@@ -139,24 +139,24 @@ def _located(
         if rotate_values:
             value_frame = rotated(value_frame, frequency, positions.key_times, inverse=True)
         states, nonfinite = zip(*map(finite, (query_frame, key_frame, value_frame)), strict=True)
-        if not noise:
-            found, sums = _without_noise(states, nonfinite, given.to(dtype), positions, options)
-            found = rotated(found, frequency, positions.query_times) if rotate_values else found
-            found = found.to(query.dtype)
-            return (found, sums.expand(*found.shape[:3], channels // 2)) if return_log_precision else found
-        by_mode = tuple(x.unflatten(-1, (2, channels // 2)).permute(0, 1, 4, 2, 3) for x in states)
+        if noise:
+            by_mode = tuple(x.unflatten(-1, (2, channels // 2)).permute(0, 1, 4, 2, 3) for x in states)
 
-        def dense_rows(rows: slice) -> DenseRows:
-            rows_alone = (by_mode[0][..., rows, :], *by_mode[1:])
-            unknown = (nonfinite[0][..., rows], *nonfinite[1:])
-            return _rows(rows_alone, unknown, given.to(dtype), positions.rows(rows), options)
+            def dense_rows(rows: slice) -> DenseRows:
+                rows_alone = (by_mode[0][..., rows, :], *by_mode[1:])
+                unknown = (nonfinite[0][..., rows], *nonfinite[1:])
+                return _rows(rows_alone, unknown, given.to(dtype), positions.rows(rows), options)
 
-        blocks = row_blocks(batch, heads * channels // 2, queries, key.shape[2])
-        estimate, log_sums = masked_softmax(blocks, dense_rows, return_log_precision)
+            blocks = row_blocks(batch, heads * channels // 2, queries, key.shape[2])
+            estimate, log_sums = masked_softmax(blocks, dense_rows, return_log_precision)
+        else:
+            estimate, log_sums = _without_noise(states, nonfinite, given.to(dtype), positions, options)
         if rotate_values:
             estimate = rotated(estimate, frequency, positions.query_times)
     estimate = estimate.to(query.dtype)
-    return estimate if log_sums is None else (estimate, log_sums.mT)
+    if not return_log_precision:
+        return estimate
+    return estimate, log_sums.mT.expand(batch, heads, queries, channels // 2)  # type: ignore[union-attr]
 
 
 def _rows(
@@ -205,7 +205,7 @@ def _without_noise(
     positions: Positions,
     options: Options,
 ) -> tuple[Tensor, Tensor]:
-    """The estimates, and log sums `(batch, heads, queries, 1)`, where Sigma is sigma_0^2 for each mode and lag.
+    """The estimates, and log sums `(batch, heads, 1, queries)`, where Sigma is sigma_0^2 for each mode and lag.
 
     A block of rows has its frame at its first query's time. Earlier keys decay until then and queries from then on, so
     that nothing grows; the lags within a block are formed one by one. Autograd computes each block once more.
@@ -254,7 +254,7 @@ def _without_noise(
         for start, part in enumerate(query.split(_FRAME, dim=2))
     ]
     estimates, sums = zip(*parts, strict=True)
-    return torch.cat(estimates, dim=2), torch.cat(sums, dim=2)
+    return torch.cat(estimates, dim=2), torch.cat(sums, dim=2).mT
 
 
 class TensorFilterAttention(Attention):
