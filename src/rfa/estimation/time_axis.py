@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -68,8 +68,7 @@ class TimeAxis:
             kinds = [f"dates {'without' if zone is None else 'with'} a time zone" for zone in (_zone(times), self.zone)]
             kinds = ["lengths of time" if length else kind for length, kind in zip(lengths, kinds, strict=True)]
             require(kinds[0] == kinds[1], name, kinds[0], f"{kinds[1]}, as the times of the series")
-            dates, origin = self._shown(dates), self._shown(np.array([self.origin]))
-            found = (dates - origin) / np.timedelta64(1, "ns") / (1e9 * SECONDS[self.unit])
+            found = (self._shown(dates) - self._start) / np.timedelta64(1, "ns") / (1e9 * SECONDS[self.unit])
         require(found.ndim == 1, name, f"shape {found.shape}", "one time for each reading, (T,)")
         require_each(np.isfinite(found), name, "NaN or infinite times", found, "finite times")
         require_each(np.abs(found) <= _LARGEST, name, f"times beyond {_LARGEST:g}", found, "smaller ones")
@@ -78,7 +77,7 @@ class TimeAxis:
     def dates(self, numbers: np.ndarray) -> np.ndarray:
         """Numbers as dates, in UTC where they have a zone."""
         step = np.round(numbers * SECONDS[self.unit] * (1e9 / self.tick)).astype("int64") * self.tick
-        found = self._shown(np.array([self.origin])) + step.astype("timedelta64[ns]")
+        found = self._start + step.astype("timedelta64[ns]")
         if not self._on_clock:
             return found
         import pandas as pd
@@ -90,6 +89,11 @@ class TimeAxis:
     def _on_clock(self) -> bool:
         """Whether numbers are of the clock of a place, so that its days have 24 hours."""
         return has_clock(self.zone) and self.tick > 1 and installed("pandas")
+
+    @cached_property
+    def _start(self) -> np.ndarray:
+        """The origin as the numbers count dates, `(1,)`."""
+        return self._shown(np.array([self.origin]))
 
     def _shown(self, dates: np.ndarray) -> np.ndarray:
         """Dates in UTC as the numbers count them."""
@@ -187,8 +191,11 @@ def has_clock(zone: Any) -> bool:
 def wall_clock(dates: Any) -> Any:
     """Dates of pandas with a zone as its clocks show them: days have 24 hours, so seasons of the day keep their phase.
 
-    The hour that clocks show twice in autumn is passed at double speed, so that times stay in order.
+    The hour that clocks show twice in autumn is passed at double speed, so that times stay in order. Dates without the
+    zone of a place, and lengths of time, are returned as they are.
     """
+    if not has_clock(getattr(dates, "tz", None)):
+        return dates
     shown, moments = dates.tz_localize(None).as_unit("us"), dates.tz_convert("UTC").tz_localize(None).as_unit("us")
     for start, clock, length in _double_hours(dates.tz, shown):
         inside = (moments >= start) & (moments < start + 2 * length)
@@ -313,6 +320,8 @@ def _check_calendars(dates: list[Any]) -> None:
 def _are_lengths(times: Any) -> bool:
     """Whether times are lengths of time."""
     index = _pandas_index(times)
+    if hasattr(index, "freq"):
+        return index.dtype.kind == "m"
     given = as_array(times if index is None else index)
     first = next((each for each in given.flat if each == each), None) if given.dtype == object else None
     return given.dtype.kind == "m" or isinstance(first, timedelta)

@@ -70,6 +70,8 @@ _HOUR_24 = r"^(.*[T ])24(:00(?::00(?:[.,]0+)?)?)((?: ?UTC|Z|[+-]\d\d:?\d\d)?)$"
 def day_ends(column: "pd.Series[Any]") -> tuple["pd.Series[Any]", "pd.Series[Any]"]:
     """The times with 24:00 as 00:00, and which ones were: they are the next day's."""
     late = column.str.fullmatch(_HOUR_24).fillna(False).astype(bool)
+    if not late.any():
+        return column, late
     return column.where(~late, column.str.replace(_HOUR_24, r"\g<1>00\2\3", regex=True)), late
 
 
@@ -81,11 +83,16 @@ _WITH_UNIT = rf"((?:{_CURRENCY})?)\s*([+-]?[\d.,' \u00a0\u202f\u2019]*\d[.,]?(?:
 def without_unit(column: "pd.Series[Any]", missing: Sequence[str], notes: list[str]) -> "pd.Series[Any]":
     """The cells without the unit that all of their numbers have; as they are where some have another one, or none."""
     cells = column.str.strip()
-    parts = cells[cells.notna() & ~cells.isin(missing)].str.extract(rf"^{_WITH_UNIT}$")
+    cells = cells[cells.notna() & ~cells.isin(missing)]
+    first = next((found for cell in cells if (found := re.search(rf"^{_WITH_UNIT}$", cell))), None)
+    if first is None or not first[1] + first[3]:
+        return column
+    parts = cells.str.extract(rf"^{_WITH_UNIT}$")
     parts = parts[parts[1].notna()]
     units = parts[[0, 2]].drop_duplicates()
-    if len(units) != 1 or not (unit := "".join(units.iloc[0])):
+    if len(units) != 1:
         return column
+    unit = "".join(units.iloc[0])
     notes.append(f"values: the unit {unit!r} in the cells of {column.name!r} was left out")
     return column.where(~column.index.isin(parts.index), parts[1].reindex(column.index))
 
@@ -105,7 +112,7 @@ def _shape(column: "pd.Series[Any]") -> "pd.Series[Any]":
 def times_of_rows(
     stamps: "pd.Series[Any]", path: Path, decimal: str, form: Any, by: "pd.Series[Any] | None"
 ) -> tuple["pd.Series[Any]", str]:
-    """The times of the rows that have one, and what they were taken for. `by` has the sensor or series of each.
+    """The times of the rows that have one, and what they were taken for. `by` has the sensor of each.
 
     Where bad rows are left out, those with the most common shape are read first, then others that can be read beside.
     """
@@ -127,28 +134,29 @@ def times_of_rows(
         fault, known = error, stamps.index[:0]
     if not form.skip_bad_rows and len(fault.rows) <= len(stamps) / 2:
         raise ValueError(f"{fault}; {SKIP}")
-    shapes = _shape(stamps.dropna())
+    found, shapes = None, _shape(stamps.dropna())
     for shape in shapes.value_counts().index:
         more = shapes.index[shapes == shape]
         while len(more):
             try:
-                read(stamps[known.union(more)])
-                known, more = known.union(more), more[:0]
+                found = read(stamps[known.union(more)])
+                known = known.union(more)
+                break
             except WrongTimes as error:  # some rows of this shape, such as 0000-00-00, or all of them
                 more = more.difference(error.rows if more.isin(error.rows).any() else more)
     if form.skip_bad_rows:
-        if len(known):
-            return read(stamps[known])
-        raise fault
+        if found is None:
+            raise fault
+        return found
     if fault.rows[0] in known:  # it is another row that makes this one none
         row, usual = stamps.index.difference(known)[0], stamps[known[0]]
         raise ValueError(f"time: got {stamps[row]!r} in row {row} of {path}, expected one like {usual!r}; {SKIP}")
     raise ValueError(f"{fault}; {SKIP}")
 
 
-def decimal_of(cells: pd.DataFrame, table_format: Any, notes: list[str]) -> str:
+def decimal_of(cells: dict[str, "pd.Series[Any]"], table_format: Any, notes: list[str]) -> str:
     """A comma where no number has a point, and the commas of some cannot be thousands; otherwise a point."""
-    written = pd.concat([cells[name] for name in cells]).dropna()
+    written = pd.concat([*cells.values()]).dropna()
     commas = written[written.str.contains(",", regex=False)]
     known = table_format.thousands is not None or not len(commas) or bool(written.str.contains(r"\d\.\d").any())
     if known or not commas.str.strip().str.fullmatch(r"[+-]?\d*,\d+([eE][+-]?\d+)?").all():

@@ -12,7 +12,7 @@ import pandas as pd
 from pandas.tseries.api import guess_datetime_format
 
 from rfa.checks import require
-from rfa.estimation.time_axis import has_clock, wall_clock
+from rfa.estimation.time_axis import wall_clock
 
 # units of the times of dated series, the coarsest first
 UNITS = {name: pd.Timedelta(1, unit=name) for name in ("D", "h", "min", "s")}
@@ -59,7 +59,7 @@ def read_times(
 
     Dates are those of ISO 8601, digits such as 20240131 or 202401, and epoch stamps from 1973 to 2099. Others are read
     by the only format that fits all of them. The line is "" where times are plain. The column has the cells as they
-    are written, its index the rows' numbers. `by` names the series of each row: clocks show an hour twice in each.
+    are written, its index the rows' numbers. `by` names the sensor of each row: clocks show an hour twice in each.
 
     Raises:
         ValueError: for times that are missing, infinite, or neither numbers nor dates.
@@ -221,16 +221,22 @@ def _with_day(date_format: str | None) -> tuple[str, str | None]:
 
 def _first_days(column: "pd.Series[Any]") -> "pd.Series[Any]":
     """Weeks, months, quarters and halves of years, such as 2024-W05, 2024M03 or 1994-S1, by their first days."""
+    if not re.match(r"\d{4}[- ]?[MQSHW]\d", column.iloc[0]):
+        return column
+
+    def of_weeks(year: Any, week: Any, day: Any) -> Any:
+        dates = pd.to_datetime(year + "-" + week + "-" + day, format="%G-%V-%u", errors="coerce")
+        return dates.dt.strftime("%Y-%m-%d").fillna(column)
+
     parts = column.str.extract(r"^(\d{4})[- ]?([MQSHW])(\d{1,2})$")
     if parts.isna().any(axis=None):
         days = column.str.extract(r"^(\d{4})-?W(\d{2})-?([1-7])$")
         if days.isna().any(axis=None):
             return column
-        return pd.to_datetime(days.agg("-".join, axis=1), format="%G-%V-%u", errors="coerce").dt.strftime("%Y-%m-%d")
+        return of_weeks(days[0], days[1], days[2])
     if (parts[1] == "W").all():
-        weeks = parts[0] + "-" + parts[2] + "-1"
-        return pd.to_datetime(weeks, format="%G-%V-%u", errors="coerce").dt.strftime("%Y-%m-%d").fillna(column)
-    length = parts[1].map({"M": 1, "Q": 3, "S": 6, "H": 6, "W": np.nan})
+        return of_weeks(parts[0], parts[2], "1")
+    length = parts[1].map({"M": 1, "Q": 3, "S": 6, "H": 6})
     months = length * (parts[2].astype(int) - 1) + 1
     if not months.between(1, 12).all():
         return column
@@ -331,10 +337,8 @@ def numbers_of(times: "pd.Series[Any]") -> tuple[np.ndarray, str, Any]:
     unit = next((name for name, length in UNITS.items() if length <= typical), "s")
     whole = times.dt.as_unit("ms")
     origin = origin.as_unit("ms") if unit != "s" and bool((whole == times).all()) else origin
-    if times.dtype.kind == "M" and has_clock(times.dt.tz):
-        shown = wall_clock(pd.DatetimeIndex(times))
-        return ((shown - shown[0]) / UNITS[unit]).to_numpy(np.float64), unit, origin
-    return ((times - times.iloc[0]) / UNITS[unit]).to_numpy(np.float64), unit, origin
+    shown = wall_clock(pd.Index(times))
+    return ((shown - shown[0]) / UNITS[unit]).to_numpy(np.float64), unit, origin
 
 
 def rounded(seconds: Any, unit: str) -> Any:

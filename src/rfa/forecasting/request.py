@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from rfa.checks import require
 from rfa.environment import environment
-from rfa.estimation.time_axis import calendar_step, has_clock, wall_clock
+from rfa.estimation.time_axis import calendar_step, has_clock
 from rfa.estimation.time_grid import time_grid
 from rfa.files import sha256, whole_name, write_text_whole
 
@@ -48,7 +48,8 @@ class ForecastRequest:
         time: its column of times, or several: date and time, or year, month, day, hour, minute, second.
         values: its columns of channels; by default all others.
         horizon: how far ahead, such as `24h` or `12M`; a number where the times are numbers.
-        step: between forecasts, such as `30min` or `1MS`; by default the calendar's step or the median gap.
+        step: between forecasts, such as `30min` or `1MS`; by default the calendar's step, the step of
+            the grid on which the times lie, or the median gap.
         sensor: a column that names the sensor of each row.
         table_format: how the file is written.
         components: of the filter, as for `components_of`; by default the data choose.
@@ -225,8 +226,7 @@ def _usual_step(table: SeriesTable) -> tuple[float, float, float, str]:
     if table.origin is None:
         grid = time_grid(times)
     else:
-        dates = table.dates(times)
-        dates = wall_clock(dates) if has_clock(getattr(dates, "tz", None)) else dates
+        dates = table.shown(times)
         times = (dates - dates[0].floor("s")).total_seconds().to_numpy(np.float64)
         grid = time_grid(times, tick=60.0 if not (times % 60).any() else None, cut=True)
     if grid is None:
@@ -239,23 +239,13 @@ def _usual_step(table: SeriesTable) -> tuple[float, float, float, str]:
     return step, least, last + (grid.last - float(times[-1])) / unit, f"{note} (--step chooses another)"
 
 
-def names_in(out: Path, own: set[str]) -> set[str]:
-    """The names in a folder that may not exist yet, its lock apart.
-
-    Raises:
-        ValueError: for a file, or a folder with other names than its own.
-    """
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"out: {out} is a file, expected a folder")
-    there = {whole_name(path) for path in out.iterdir()} - {".lock"} if out.exists() else set()
-    if foreign := sorted(there - own):
-        raise ValueError(f"out: {out} has other files, {', '.join(foreign)[:80]}, expected an empty folder")
-    return there
-
-
 def check_out(out: Path, overwrite: bool) -> None:
     """Raise `ValueError` unless the folder is free, or holds a forecast that may be replaced."""
-    there = names_in(out, {*FILES})
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out: {out} is a file, expected a folder")
+    there = {whole_name(path) for path in out.iterdir()} if out.exists() else set()
+    if foreign := sorted(there - {*FILES}):
+        raise ValueError(f"out: {out} has other files, {', '.join(foreign)[:80]}, expected an empty folder")
     if there and not overwrite:
         held = ", ".join(sorted(there))
         raise ValueError(f"out: {out} has {held} already, expected an empty folder, or --overwrite")

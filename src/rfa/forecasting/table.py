@@ -148,18 +148,18 @@ class SeriesTable(NamedTuple):
 
     def dates(self, times: Float[np.ndarray, " n"]) -> Any:
         """Times of a dated series as dates, in the zone of the file; lengths of time as those."""
+        shown, zone = self.shown(times), getattr(self.origin, "tz", None)
+        return moments_of_clock(shown, zone) if has_clock(zone) else shown
+
+    def shown(self, times: Float[np.ndarray, " n"]) -> Any:
+        """The same as the clocks of a place show them, without its zone; see `wall_clock`."""
         assert self.origin is not None
         lengths = rounded(np.asarray(times) * UNITS[self.unit].total_seconds(), self.origin.unit)
-        zone = getattr(self.origin, "tz", None)
-        if not has_clock(zone):
-            return self.origin + lengths
-        return moments_of_clock(wall_clock(pd.DatetimeIndex([self.origin]))[0] + lengths, zone)
+        return wall_clock(pd.Index([self.origin]))[0] + lengths
 
     def since_origin(self, dates: Any) -> np.ndarray:
         """Dates as times of the series."""
-        shown = [pd.DatetimeIndex(each) for each in (dates, [self.origin])]
-        if has_clock(shown[1].tz):
-            shown = [wall_clock(each) for each in shown]
+        shown = [wall_clock(pd.DatetimeIndex(each)) for each in (dates, [self.origin])]
         return ((shown[0] - shown[1][0]) / UNITS[self.unit]).to_numpy(np.float64)
 
     def label(self, time: float) -> str:
@@ -214,24 +214,23 @@ def read_series(
         ValueError: for a file that cannot be read, an unknown column, no rows, times that are missing, neither numbers
             nor dates, or not in an order that `table_format` allows, values that are no finite numbers, or no reading.
     """
-    label = ("sensor", sensor)
-    file = _read_file(Path(path), time, values, label, table_format)
-    found = _without_unseen([_series(file, file.rows)], file.path)[0]
+    file = _read_file(Path(path), time, values, sensor, table_format)
+    found = _without_unseen(_series(file), file.path)
     return found._replace(notes=(*found.notes, *_apart(found)))
 
 
-_TIME, _LABEL = 0, 1  # columns of a file's rows; those of channels have their names, which are texts
+_TIME, _SENSOR = 0, 1  # columns of a file's rows; those of channels have their names, which are texts
 
 
 class _File(NamedTuple):
-    """A file that was read: times, labels (if there are some) and float64 values; the index has the lines."""
+    """A file that was read: times, sensors (if there are some) and float64 values; the index has the lines."""
 
     path: Path
     rows: pd.DataFrame
     channels: tuple[str, ...]
     written: "pd.Series[Any]"  # times as they stand there
     cells: pd.DataFrame  # of the columns that are no times, as they stand there
-    label: tuple[str, str | None]  # "sensor" or "series", or "" where neither is taken, and its column
+    sensor: str | None  # the column that names the sensor of each row
     notes: tuple[str, ...]
     table_format: TableFormat
 
@@ -240,17 +239,17 @@ def _read_file(
     path: Path,
     time: str | Sequence[str],
     values: list[str] | None,
-    label: tuple[str, str | None],
+    sensor: str | None,
     table_format: TableFormat | None,
 ) -> _File:
-    """Read a file, and understand its times and values. `label` is as in `_File`."""
+    """Read a file, and understand its times and values."""
     form = table_format or TableFormat()
     times = [name.strip() for name in ([time] if isinstance(time, str) else time)]
     require(0 < len(times) == len({*times}), "time", times, "one column of times, or several, each once")
-    label = label[0], label[1] and label[1].strip()
+    sensor = sensor and sensor.strip()
     text, notes = read_text(path, form.encoding)
     header = read_header(path, text, times, form, notes)
-    columns = _columns(path, header.names, times, values, label, notes)
+    columns = _columns(path, header.names, times, values, sensor, notes)
     table, bad = read_cells(path, header, form)
     total, table = table, table.loc[~bad, ~table.columns.duplicated()]
     stamps = joined_times(table, times, form.date_format, notes)
@@ -259,15 +258,15 @@ def _read_file(
         ways = "--no-header names its columns 1, 2, ... (with --skip-rows 1 where it is one)"
         raise ValueError(f"file: got {given!r} in the first row of {path}, expected a header: {ways}")
     cells = {name: without_unit(table[name], form.missing, notes) for name in columns}
-    decimal = form.decimal or decimal_of(pd.DataFrame(cells), form, notes)
-    found, note = times_of_rows(stamps, path, decimal, form, None if label[1] is None else table[label[1]])
+    decimal = form.decimal or decimal_of(cells, form, notes)
+    found, note = times_of_rows(stamps, path, decimal, form, None if sensor is None else table[sensor])
     parts: dict[Any, Any] = {_TIME: found}
-    if label[1] is not None:
-        missing = table[label[1]].isna()
+    if sensor is not None:
+        missing = table[sensor].isna()
         if missing.any() and not form.skip_bad_rows:
-            said = f"row {first_row(missing)} of {path} has none, expected a name in each; {SKIP}"
-            raise ValueError(f"{label[0]}: {said}")
-        parts[_LABEL] = table[label[1]].dropna()
+            row = first_row(missing)
+            raise ValueError(f"sensor: row {row} of {path} has none, expected a name in each; {SKIP}")
+        parts[_SENSOR] = table[sensor].dropna()
     parts |= {name: read_numbers(column[found.index], path, decimal, form) for name, column in cells.items()}
     rows = pd.concat(parts, axis=1, join="inner")
     if out := len(total) - len(rows):
@@ -277,7 +276,7 @@ def _read_file(
     if not len(rows):
         raise ValueError(f"file: {path} has no row without a fault (--skip-bad-rows), expected at least one")
     notes += [note] if note else []
-    return _File(path, rows, tuple(columns), stamps, table.drop(columns=times), label, tuple(notes), form)
+    return _File(path, rows, tuple(columns), stamps, table.drop(columns=times), sensor, tuple(notes), form)
 
 
 def _columns(
@@ -285,34 +284,34 @@ def _columns(
     names: list[str],
     times: list[str],
     values: list[str] | None,
-    label: tuple[str, str | None],
+    sensor: str | None,
     notes: list[str],
 ) -> list[str]:
     """The columns of the channels: those that are asked for, or all others with a name."""
-    others = [name for name in names if name not in (*times, label[1])]
+    others = [name for name in names if name not in (*times, sensor)]
     columns = [name for name in others if not name.startswith(UNNAMED)] if values is None else [*map(str.strip, values)]
-    for argument, name in [label, *(("values", column) for column in columns)]:
+    for argument, name in [("sensor", sensor), *(("values", column) for column in columns)]:
         if name is not None and name not in names:
             raise ValueError(f"{argument}: got {name!r}, expected a column of {path}: {', '.join(names)}")
-    for name in (*times, label[1], *columns):
+    for name in (*times, sensor, *columns):
         if names.count(str(name)) > 1:
             ways = "--values names others, --no-header with --skip-rows calls all of them 1, 2, ..."
             raise ValueError(f"file: {path} has two columns {name!r}, expected each name once; {ways}")
-    if {*times, label[1]} & {*columns} or not columns or len({*columns}) < len(columns):
+    if {*times, sensor} & {*columns} or not columns or len({*columns}) < len(columns):
         raise ValueError(f"values: got {columns}, expected columns other than those of times and labels, each once")
     if values is None and (unnamed := [name for name in others if name not in columns]):
         notes.append(f"values: {', '.join(map(repr, unnamed))} left out, without a name (--values takes it)")
     return columns
 
 
-def _series(file: _File, rows: pd.DataFrame, name: str = "") -> SeriesTable:
-    """The series of some rows of a file. The name stands before what is said of them alone."""
-    rows, changes = _in_order(file, rows)
+def _series(file: _File) -> SeriesTable:
+    """The rows of a file as a series."""
+    rows, changes = _in_order(file, file.rows)
     times, unit, origin = numbers_of(rows[_TIME])
     values = rows[list(file.channels)].to_numpy(np.float64)
-    labels, lines = tuple(rows[_LABEL]) if file.label[0] != "series" and _LABEL in rows else (), tuple(rows.index)
-    notes = (*file.notes, *(name + note for note in changes))
-    return SeriesTable(torch.tensor(times), torch.tensor(values), file.channels, unit, origin, labels, lines, notes)
+    sensor, lines = tuple(rows[_SENSOR]) if _SENSOR in rows else (), tuple(rows.index)
+    notes = (*file.notes, *changes)
+    return SeriesTable(torch.tensor(times), torch.tensor(values), file.channels, unit, origin, sensor, lines, notes)
 
 
 def _in_order(file: _File, rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -326,7 +325,7 @@ def _in_order(file: _File, rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]
             raise ValueError(f"time: got {given} (row {row} of {file.path}), expected times in order (or --sort)")
         notes.append(f"rows: sorted by time; the first out of order is row {row} (--no-sort refuses them)")
         rows = rows.sort_values(_TIME, kind="stable")
-    keys = [_TIME, _LABEL] if _LABEL in rows else [_TIME]
+    keys = [_TIME, _SENSOR] if _SENSOR in rows else [_TIME]
     doubled = rows.duplicated(keys, keep=False)
     if not doubled.any():
         return rows, notes
@@ -354,7 +353,7 @@ def _in_order(file: _File, rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]
 def _names_apart(file: _File, rows: pd.DataFrame) -> str | None:
     """A column of names, of which each has a time once; None where there is none."""
     for name, cells in file.cells.loc[rows.index].items():
-        few = name != file.label[1] and cells.notna().all() and 1 < cells.nunique() <= len(cells) / 2
+        few = name != file.sensor and cells.notna().all() and 1 < cells.nunique() <= len(cells) / 2
         if few and not pd.concat([rows[_TIME], cells], axis=1).duplicated().any():
             return str(name)
     return None
@@ -362,21 +361,16 @@ def _names_apart(file: _File, rows: pd.DataFrame) -> str | None:
 
 def _ways_apart(file: _File, rows: pd.DataFrame, time: Any) -> str:
     """What to do where rows with one time differ."""
-    kind, label = file.label
     merge = "--duplicates mean, first or last merges readings of one series"
     if rows[_TIME].dtype.kind == "M" and time.tzinfo is None and time.hour < 4:
         merge += ", or --zone tells the double hour of autumn apart"
-    if label is not None:
-        return f"{merge}, or keep one row of a {kind} at a time"
+    if file.sensor is not None:
+        return f"{merge}, or keep one row of a sensor at a time"
     name = _names_apart(file, rows)
     where = f"column {name!r} has {file.cells[name].nunique()} names; " if name is not None else ""
-    each = "several series: forecast each by itself, from a file with its rows alone"
-    ways = {
-        "series": f"--series {name or 'COLUMN'} names the series of each row",
-        "sensor": f"sensors of one quantity: --sensor {name or 'COLUMN'}; {each}",
-        "": each,
-    }
-    return f"{where}{ways[kind]}; {merge}; --time takes several columns, such as --time Date Time"
+    ways = f"sensors of one quantity: --sensor {name or 'COLUMN'}; "
+    ways += "several series: forecast each by itself, from a file with its rows alone"
+    return f"{where}{ways}; {merge}; --time takes several columns, such as --time Date Time"
 
 
 _FAR = 5.0  # deviations of the difference between two sensors that are said
@@ -403,15 +397,14 @@ def _apart(table: SeriesTable) -> list[str]:
     return notes
 
 
-def _without_unseen(series: list[SeriesTable], path: Path) -> list[SeriesTable]:
-    """The series without channels that have no reading in any of them."""
-    channels = series[0].channels
-    seen = torch.stack([~one.values.isnan().all(0) for one in series]).any(0)
-    unseen = [name for name, there in zip(channels, seen.tolist(), strict=True) if not there]
-    if len(unseen) == len(channels):
+def _without_unseen(table: SeriesTable, path: Path) -> SeriesTable:
+    """The series without channels that have no reading."""
+    seen = ~table.values.isnan().all(0)
+    unseen = [name for name, there in zip(table.channels, seen.tolist(), strict=True) if not there]
+    if len(unseen) == len(table.channels):
         raise ValueError(f"values: {unseen[0]!r} has no reading in {path}, expected at least one")
     if not unseen:
-        return series
-    kept = tuple(name for name in channels if name not in unseen)
+        return table
+    kept = tuple(name for name in table.channels if name not in unseen)
     note = f"values: {', '.join(map(repr, unseen))} left out, without a reading"
-    return [one._replace(values=one.values[:, seen], channels=kept, notes=(*one.notes, note)) for one in series]
+    return table._replace(values=table.values[:, seen], channels=kept, notes=(*table.notes, note))

@@ -91,6 +91,7 @@ def test_dates(written, dates, format, unit, times):
         ("time,a\n0,1\n", {"encoding": "utf-16"}, r"^file: .* its text is not in utf-16 \(--encoding\)"),
         ("time,a\n9007199254740993,1\n", {"time_unit": "number"}, r"^time: got .* expected a number up to 2\*\*53"),
         ("time,a\n03.04.2024,1\n", {}, r"^time: .* expected --date-format: %d.%m.%Y and %m.%d.%Y fit all rows"),
+        ("time,a\n2024-W60-1,1\n2024-W01-2,2\n", {}, r"^time: got '2024-W60-1' in row 2 .* expected"),
         ("time,a\n13 o'clock,1\n", {}, r"^time: .* in row 2 .* a date like 2024-01-31 12:00; --date-format reads"),
         (
             "time,a,a\n0,1,2\n",
