@@ -18,7 +18,7 @@ def imports() -> nx.DiGraph:
     """An edge from each folder of a package, or file at its top, to each that it imports."""
     tops = [path for package in ("rfa", "rfa_lab") for path in (SOURCE / package).iterdir()]
     folders = {f"{path.parent.name}.{path.stem}" for path in tops if not path.stem.startswith("__")}
-    folders -= {"rfa.version", "rfa.former_paths"}
+    folders -= {"rfa.version"}
     graph = nx.DiGraph()
     for path in SOURCE.rglob("*.py"):
         importer = ".".join(path.relative_to(SOURCE).with_suffix("").parts[:2])

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import platformdirs
@@ -114,5 +114,5 @@ def rocm(monkeypatch):
     for name, answer in {"is_available": True, "device_count": 1, "get_device_name": "AMD Instinct MI300X"}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(backends, "_missing", backends._missing.__wrapped__)  # they remember this machine's answers
-    monkeypatch.setattr(backends, "_warn_once", cache(backends._warn_once.__wrapped__))
+    monkeypatch.setattr(backends, "_missing", backends._missing.__wrapped__)  # it remembers this machine's answers
+    monkeypatch.setattr(backends, "_warned", set())

@@ -29,7 +29,8 @@ from rfa.ops.positions import Positions, checked_positions
 from rfa.ops.problem import Options, Parameters, Weight, validate
 from rfa.ops.transforms import without_autocast
 
-_PER_MODE = ("decay", "frequency", "process_noise", "key_noise", "query_noise")
+_NOISES = ("process_noise", "key_noise")  # both, or neither in the zero-noise form
+_PER_MODE = ("decay", "frequency", *_NOISES, "query_noise")
 _OF_HEADS = ("noise_floor", "robustness", "inverse_temperature")
 _FRAME = 32  # rows that share a frame, in the zero-noise form
 
@@ -74,7 +75,7 @@ def tensor_filter_attention(
     computed in blocks of bounded memory.
 
     Without `process_noise` and `key_noise` it is the zero-noise form (appendix B.2.3), of which xPos is a limit. Sigma
-    is constant there. So a head has one matrix of weights, and memory is `O(N^2 + N d)`.
+    is constant there, so a head has one matrix of weights. It is formed for 32 rows at a time: memory is `O(N d)`.
 
     Args:
         query, key, value: `(batch, heads, length, 2 d)`; real parts first, then imaginary parts. Values have as many
@@ -99,12 +100,10 @@ def tensor_filter_attention(
 
     Source: appendix B.1, with the robust weight and temperature of section 3.2, so that agreeing modes give that one.
     """
-    noise = bool(parameters.keys() & {"process_noise", "key_noise"})
-    if not noise and "decay" in parameters:
-        parameters |= dict.fromkeys(("process_noise", "key_noise"), torch.zeros_like(parameters["decay"]))
-    if parameters.keys() != {*_PER_MODE, *_OF_HEADS}:
-        raise TypeError(f"parameters: got {sorted(parameters)}, expected {sorted((*_PER_MODE, *_OF_HEADS))}")
-    given = Parameters(**parameters)  # type: ignore[arg-type]
+    expected = {*_PER_MODE, *_OF_HEADS}
+    if parameters.keys() not in (expected, expected - {*_NOISES}):
+        raise TypeError(f"parameters: got {sorted(parameters)}, expected {sorted(expected)}")
+    given, noise = _with_noises(parameters)
     options = Options(causal, weight, rotate_values, "lyapunov", True, False, return_log_precision)
     anywhere = options._replace(rotate_values=False)  # the width of the values is checked below, for another reason
     validate(query, key, value, given, anywhere, _PER_MODE)
@@ -115,6 +114,13 @@ def tensor_filter_attention(
             f"value: got {value.shape[-1]} channels, expected {channels}, the query's: each mode has weights of its own"
         )
     return _located(positions, query, key, value, given, options, noise)
+
+
+def _with_noises(given: dict[str, Tensor]) -> tuple[Parameters, bool]:
+    """The parameters, with zeros for both noises where they are not given, and whether they are."""
+    noise = _NOISES[0] in given
+    zeros = {} if noise else dict.fromkeys(_NOISES, torch.zeros_like(given["decay"]))
+    return Parameters(**given, **zeros), noise  # type: ignore[arg-type]
 
 
 def _located(
@@ -154,9 +160,9 @@ def _located(
         if rotate_values:
             estimate = rotated(estimate, frequency, positions.query_times)
     estimate = estimate.to(query.dtype)
-    if not return_log_precision:
+    if log_sums is None:
         return estimate
-    return estimate, log_sums.mT.expand(batch, heads, queries, channels // 2)  # type: ignore[union-attr]
+    return estimate, log_sums.mT.expand(batch, heads, queries, channels // 2)
 
 
 def _rows(
@@ -204,8 +210,8 @@ def _without_noise(
     parameters: Parameters,
     positions: Positions,
     options: Options,
-) -> tuple[Tensor, Tensor]:
-    """The estimates, and log sums `(batch, heads, 1, queries)`, where Sigma is sigma_0^2 for each mode and lag.
+) -> tuple[Tensor, Tensor | None]:
+    """The estimates, and log sums `(batch, heads, 1, queries)` if asked for, where every Sigma is sigma_0^2.
 
     A block of rows has its frame at its first query's time. Earlier keys decay until then and queries from then on, so
     that nothing grows; the lags within a block are formed one by one. Autograd computes each block once more.
@@ -219,48 +225,47 @@ def _without_noise(
     scale, rate = ((x.repeat(1, 1, 2)) for x in (total.rsqrt(), parameters.decay[:, None]))  # of each channel
     query, key = query * scale, key * scale
 
-    def block(query: Tensor, key: Tensor, value: Tensor, rate: Tensor, start: int) -> tuple[Tensor, ...]:
-        part = positions.rows(slice(start, start + query.shape[2]))
+    def block(query: Tensor, key: Tensor, value: Tensor, rate: Tensor, start: int) -> tuple[Tensor, Tensor | None]:
+        rows = slice(start, start + query.shape[2])
+        part = positions.rows(rows)
         visible, now, then = part.visible(options.causal), part.query_times, part.key_times
         first = now.amin(-1, keepdim=True)
         earlier, near = visible & (then <= first)[:, None], visible & (then > first)[:, None]
         after, before = (x.to(dtype)[:, None, :, None] for x in (now - first, (first - then).clamp(min=0)))
-        ahead, since = torch.exp(-rate * after), torch.exp(-rate * before)
+        ahead, since = decay_kernel(rate, after), decay_kernel(rate, before)
         moved = since * key
         distance = query.square().sum(-1, keepdim=True) + ahead.square() @ moved.square().mT
         distance = (distance - 2 * (ahead * query) @ moved.mT).clamp(min=0.0)
         index = near.flatten(0, 1).any(0).nonzero()[:, 0]  # keys with lags of their own
-        lag = (now[..., None] - then[:, None, index]).abs().masked_fill(~near[..., index], 0.0)
-        decay = torch.exp(-rate[..., None, :] * lag.to(dtype)[:, None, ..., None])
+        lag = part.keys(index).lags(near[..., index], dtype)
+        decay = decay_kernel(rate[..., None, :], lag[..., None])
         apart = (query[..., None, :] - decay * key[:, :, None, index]).square().sum(-1)
         alone = torch.zeros_like(distance).index_copy(-1, index, apart)
         distance = torch.where(near[:, None], alone, distance)
         weighed = evidence(distance, (robustness * modes,), options.weight)
         score = log_weights(-torch.log(positive(floor)), weighed, robustness, beta, options.weight)
-        empty = ~visible.any(-1)[:, None, :, None]
-        score = score.masked_fill(~visible[:, None] & ~empty, -torch.inf)
-        weights = score.softmax(-1)
-        found = ahead * ((weights * earlier[:, None]) @ (since * value))
-        found = found + torch.einsum(
-            "bhqk,bhqkc,bhkc->bhqc", (weights * near[:, None])[..., index], decay, value[:, :, index]
-        )
-        sums = score.logsumexp(-1, keepdim=True).masked_fill(empty, -torch.inf)
-        unknown = (nonfinite[0][..., start : start + query.shape[2]] | sees_any(visible, nonfinite[1]))[..., None]
-        found = found.masked_fill(unknown | sees_any(visible, nonfinite[2])[..., None], torch.nan)
-        return found.masked_fill(empty, 0.0), sums.masked_fill(unknown & ~empty, torch.nan)
+
+        def average(weights: Tensor) -> Tensor:
+            moved_values = ahead * ((weights * earlier[:, None]) @ (since * value))
+            of_near = (weights * near[:, None])[..., index]
+            return moved_values + torch.einsum("bhqk,bhqkc,bhkc->bhqc", of_near, decay, value[:, :, index])
+
+        unknown = nonfinite[0][..., rows] | sees_any(visible, nonfinite[1])
+        found = DenseRows(score, visible, average, unknown, sees_any(visible, nonfinite[2]))
+        return masked_softmax([rows], lambda _: found, options.log_precision)
 
     parts = [
-        checkpoint(block, part, key, value, rate, start * _FRAME, use_reentrant=False)
+        checkpoint(block, part, key, value, rate, start * _FRAME, use_reentrant=False, preserve_rng_state=False)
         for start, part in enumerate(query.split(_FRAME, dim=2))
     ]
     estimates, sums = zip(*parts, strict=True)
-    return torch.cat(estimates, dim=2), torch.cat(sums, dim=2).mT
+    return torch.cat(estimates, dim=2), torch.cat(sums, dim=-1)[:, :, None] if options.log_precision else None
 
 
 class TensorFilterAttention(Attention):
     """The anisotropic operator between projections: each mode learns noises of its own (appendix B.1).
 
-    Memory is `O(N^2 d)`, as of `tensor_filter_attention`; `O(N^2 + N d)` with `noise=False`, the zero-noise form of
+    Memory is `O(N^2 d)`, as of `tensor_filter_attention`; `O(N d)` with `noise=False`, the zero-noise form of
     appendix B.2.3. There is no cache and no fused kernel.
 
     Args:
@@ -303,7 +308,7 @@ class TensorFilterAttention(Attention):
         each = torch.ones(num_heads, dtype=frequency.dtype, device=frequency.device)
         for name, value in (("robustness", ROBUSTNESS), ("inverse_temperature", INVERSE_TEMPERATURE)):
             self.weighing.hold(name, value * each)
-        self.noise, self.options = noise, Options(self.causal, weight, rotate_values, "lyapunov", True, False, False)
+        self.options = Options(self.causal, weight, rotate_values, "lyapunov", True, False, False)
 
     def estimate(
         self,
@@ -317,9 +322,8 @@ class TensorFilterAttention(Attention):
         """The operator under the layer's dynamics."""
         given = {name: x.reshape(self.num_heads, -1) for name, x in self.mode_dynamics().items()}
         given |= {"noise_floor": given["noise_floor"][:, 0], **self.weighing.positive(query.dtype)}
-        for name in ("process_noise", "key_noise"):
-            given.setdefault(name, torch.zeros_like(given["decay"]))
-        return _located(positions, query, key, value, Parameters(**given), self.options, self.noise)  # type: ignore[no-any-return]
+        parameters, noise = _with_noises(given)
+        return _located(positions, query, key, value, parameters, self.options, noise)  # type: ignore[no-any-return]
 
     def estimate_with_cache(
         self, query: HeadStates, key: HeadStates, value: HeadStates, cached: FilterLayer, *, positions: Positions

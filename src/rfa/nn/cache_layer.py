@@ -327,8 +327,7 @@ class FilterLayer(CacheLayerMixin):
         if common != dtype and not torch.is_autocast_enabled(keys.device.type):
             return dtype  # `check_fit` refuses it
         if keys.dtype != common:
-            for buffer in (self._keys, self._values, self._key_norms, *self._marks.values()):
-                buffer.change(lambda x: x.to(torch.promote_types(x.dtype, common)))
+            self._change(lambda x: x.to(torch.promote_types(x.dtype, common)))
             self.decoding = DecodingCache(uncertified=self.decoding.uncertified, key_norm=self.key_norms)
         return common
 
@@ -463,12 +462,15 @@ class FilterLayer(CacheLayerMixin):
         if self.keys is not None:
             self._select(torch.arange(self.keys.shape[0], device=indices.device)[indices])
 
+    def _change(self, function: Callable[[Tensor], Tensor]) -> None:
+        for buffer in (self._keys, self._values, self._key_norms, *self._marks.values()):
+            buffer.change(function)
+
     def _select(self, rows: Tensor) -> None:
         def take(x: Tensor) -> Tensor:
             return x.index_select(0, rows.to(x.device))
 
-        for buffer in (self._keys, self._values, self._key_norms, *self._marks.values()):
-            buffer.change(take)
+        self._change(take)
         counts = self.decoding.uncertified
         self.decoding.uncertified = None if counts is None else take(counts)
 

@@ -160,9 +160,17 @@ class RobustFilterAttention(Attention):
         dynamics = self.dynamics()
         if self.aggregation == "routing":
             parameters = gaussian_parameters(**dynamics)
-            options: dict[str, Any] = {"causal": self.causal, "rotate_values": self.rotate_values}
-            options["log_source"] = self.log_source
-            return located_posterior_routing(positions, query, key, value, own, parameters, **options)
+            return located_posterior_routing(
+                positions,
+                query,
+                key,
+                value,
+                own,
+                parameters,
+                causal=self.causal,
+                rotate_values=self.rotate_values,
+                log_source=self.log_source,
+            )
         problem = Problem(Parameters(**dynamics), positions, self._options())
         result = located_filter_attention(query, key, value, problem, backend=self.backend)
         return result if isinstance(result, Tensor) else self.stepped(own, *result, dynamics["query_noise"])

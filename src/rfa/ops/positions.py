@@ -54,6 +54,10 @@ class Positions:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Positions":
         """The same on another device: where accelerate spreads a model, it calls this between two devices."""
         moved = tree_map_only(Tensor, lambda x: x.to(device, non_blocking=non_blocking), self.__dict__)
+        if moved["key_times"] is self.key_times:
+            return self
+        if self.query_times is self.key_times:  # one tensor, which stays one
+            moved["query_times"] = moved["key_times"]
         return Positions(**moved)
 
     def once(self, name: str, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -110,7 +114,7 @@ class Positions:
         clock = None if self.clock is None else (self.clock[0], self.clock[1][..., rows])
         return self.replace(query_times=self.query_times[:, rows], query_groups=groups, clock=clock, orders=None)
 
-    def keys(self, keys: slice) -> "Positions":
+    def keys(self, keys: slice | Tensor) -> "Positions":
         """The same for some of the keys."""
         groups = None if self.key_groups is None else self.key_groups[:, keys]
         clock = None if self.clock is None else (self.clock[0][..., keys], self.clock[1])
