@@ -48,14 +48,14 @@ test-all: lint typecheck  ## the same with every test and every combination of o
 	@RFA_TESTS=all $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # One thread: what darts loads has an OpenMP of its own, and two of them wait for each other.
-# Without the kernels, which need a newer interpreter of triton, and the peers of the speed, which differ by torch.
+# Without the kernels, which need a newer interpreter of triton, and the bench, whose peers differ by torch.
 test-oldest:  ## the tests with the oldest versions of packaging/oldest.txt, in .venv-oldest; PYTHON must be 3.11
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
 		|| { echo "test-oldest: $(PYTHON) is no Python 3.11; choose one: make test-oldest PYTHON=python3.11" >&2; exit 1; }
 	@$(PYTHON) -m venv $(OLDEST)
 	@$(OLDEST)/bin/python -m pip install -qq --no-compile -r packaging/oldest.txt --editable '.[all,onnx,sktime,darts]'
 	@OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest tests/rfa tests/lab tests/test_cli.py tests/test_import.py \
-		--ignore tests/rfa/ops/triton --ignore tests/lab/bench
+		--ignore tests/rfa/ops/triton --ignore tests/lab/test_bench.py
 
 lint: setup  ## ruff: rules and format
 	@$(BIN)/ruff check .

@@ -11,7 +11,7 @@ class Stage(NamedTuple):
     """A part of a call that does several things one after the other.
 
     Args:
-        name: of the part: "text" while text is read, "training", a protocol, a probe, the title of a benchmark.
+        name: of the part: "text" while text is read, "training", a protocol of evaluation.
         run: name of the recipe's run that the part belongs to; empty if it belongs to all runs.
         metrics: the latest metrics during "training", as `TrainingProgress` gets them.
     """

@@ -23,28 +23,23 @@ def one_line(text: str) -> str:
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
-def _flags_without_type(params: list[Any]) -> list[Any]:
-    """Parameters of which flags do not show `<bool>` in the help."""
-    for param in params:
-        param.metavar = "" if getattr(param, "is_flag", False) else param.metavar
-    return params
-
-
-class LongNames(TyperGroup):
-    """Commands of which some have names of two words, such as `forecast train`."""
+class _PlainFlags:
+    """A command, or commands, of which flags do not show `<bool>` in the help."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its options."""
-        return _flags_without_type(super().get_params(ctx))
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            param.metavar = "" if getattr(param, "is_flag", False) else param.metavar
+        return params
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Take the first two words for a name where they are one."""
-        both = " ".join(args[:2])
-        return super().resolve_command(ctx, [both, *args[2:]] if both in self.commands else args)
+
+class Commands(_PlainFlags, TyperGroup):
+    """The commands."""
 
 
 app = typer.Typer(
-    cls=LongNames,
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     epilog="Start with: rfa demo",
@@ -80,12 +75,8 @@ _VALUES: dict[str, Callable[[str], bool]] = {  # what goes on with a list; else 
 }
 
 
-class ManyValues(TyperCommand):
+class ManyValues(_PlainFlags, TyperCommand):
     """A command whose options that are lists take several values in a row."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Its options."""
-        return _flags_without_type(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read `--lengths 512 1024` as `--lengths 512 --lengths 1024`."""

@@ -17,7 +17,6 @@ from rfa.progress import Stage
 _STAGES = {
     "text": "reading text",
     "trial_steps": "trying each model",
-    "evaluation": "evaluating",
     "by_position": "by position",
 }
 LINE_SECONDS = 10.0  # at least, between lines of progress if there is no terminal

@@ -14,19 +14,6 @@ from .console import progress_bars, stage_words
 
 _LISTED = 10  # outliers of a channel that are printed
 _COMPARED = 4  # models whose errors are printed
-TimeOption = Annotated[
-    list[str],
-    typer.Option(help="The column of times; or those of date and time, or year, month, day, hour.", metavar="A B ..."),
-]
-ValuesOption = Annotated[
-    list[str] | None, typer.Option(help="The columns to forecast; all others by default.", metavar="A B ...")
-]
-HorizonOption = Annotated[
-    str,
-    typer.Option(
-        help="How far ahead to forecast: 30min, PT1.5H, 7D, 12M or 5B; a number where times are numbers.", metavar="H"
-    ),
-]
 
 
 def _of_table(*names: str, says: str, metavar: str | None = None) -> Any:
@@ -35,44 +22,29 @@ def _of_table(*names: str, says: str, metavar: str | None = None) -> Any:
     return typer.Option(*names, help=says, metavar=metavar, rich_help_panel=panel)
 
 
-_UNITS = _of_table(says="Unit of epoch stamps; number for plain numbers.", metavar="s|ms|us|ns|number")
-_MARKS = _of_table(says="Marks of missing readings, such as -999 9999.", metavar="MARK ...")
-_EQUAL_TIMES = _of_table(says="What becomes of rows of one time that differ.", metavar="mean|first|last|refuse")
-_NO_HEADER = _of_table("--no-header", says="The first row has readings; the columns are named 1, 2, ...")
-_BAD_ROWS = _of_table("--skip-bad-rows", says="Leave out, and count, rows without a time or with text for numbers.")
-FormatOption = Annotated[str | None, _of_table(says="Format of dates, such as %d.%m.%Y.", metavar="FORMAT")]
-TimeUnitOption = Annotated[str | None, _UNITS]
-ZoneOption = Annotated[
-    str | None, _of_table(says="The place whose clock dates show, such as Europe/Berlin.", metavar="ZONE")
-]
-EpochOption = Annotated[
-    str | None, _of_table(says="The date of stamp 0: 1980-01-06 of GPS, 1904-01-01, 1989-12-31 of FIT.", metavar="DATE")
-]
-SeparatorOption = Annotated[str | None, _of_table(says="What separates cells: a sign, tab or space.", metavar="SIGN")]
-DecimalOption = Annotated[str | None, _of_table(says="Sign before the decimals of numbers.", metavar="SIGN")]
-ThousandsOption = Annotated[str | None, _of_table(says="Sign between thousands.", metavar="SIGN")]
-EncodingOption = Annotated[str | None, _of_table(says="Encoding of the text, such as cp1252.", metavar="NAME")]
-MissingOption = Annotated[list[str] | None, _MARKS]
-DuplicatesOption = Annotated[str | None, _EQUAL_TIMES]
-SortOption = Annotated[
-    bool, _of_table("--sort/--no-sort", says="Put rows in order of time, or refuse those that are not.")
-]
-SkipRowsOption = Annotated[int, _of_table(says="Lines to leave out before the header.", metavar="N")]
-CommentOption = Annotated[str | None, _of_table(says="Sign that begins a comment, such as #.", metavar="SIGN")]
-SkipBadRowsOption = Annotated[bool, _BAD_ROWS]
-NoHeaderOption = Annotated[bool, _NO_HEADER]
-
-
 @app.command("forecast", cls=ManyValues)
 def forecast(
     ctx: typer.Context,
     file: Annotated[Path, typer.Argument(help="CSV file to forecast.", metavar="FILE.csv")],
-    time: TimeOption,
-    horizon: HorizonOption,
+    time: Annotated[
+        list[str],
+        typer.Option(
+            help="The column of times; or those of date and time, or year, month, day, hour.", metavar="A B ..."
+        ),
+    ],
+    horizon: Annotated[
+        str,
+        typer.Option(
+            help="How far ahead to forecast: 30min, PT1.5H, 7D, 12M or 5B; a number where times are numbers.",
+            metavar="H",
+        ),
+    ],
     out: Annotated[
         Path, typer.Option(help="Folder for forecast.csv, cleaned.csv, forecast.json, figure.png.", metavar="DIR")
     ],
-    values: ValuesOption = None,
+    values: Annotated[
+        list[str] | None, typer.Option(help="The columns to forecast; all others by default.", metavar="A B ...")
+    ] = None,
     step: Annotated[
         str | None,
         typer.Option(help="Time between forecasts: 30min, 1MS, 1QE, B; the usual gap by default.", metavar="S"),
@@ -96,21 +68,40 @@ def forecast(
     sensor: Annotated[
         str | None, typer.Option(help="A column that names the sensor of each row.", metavar="COLUMN")
     ] = None,
-    date_format: FormatOption = None,
-    time_unit: TimeUnitOption = None,
-    zone: ZoneOption = None,
-    epoch: EpochOption = None,
-    separator: SeparatorOption = None,
-    decimal: DecimalOption = None,
-    thousands: ThousandsOption = None,
-    encoding: EncodingOption = None,
-    missing: MissingOption = None,
-    duplicates: DuplicatesOption = None,
-    sort: SortOption = True,
-    skip_rows: SkipRowsOption = 0,
-    comment: CommentOption = None,
-    skip_bad_rows: SkipBadRowsOption = False,
-    no_header: NoHeaderOption = False,
+    date_format: Annotated[str | None, _of_table(says="Format of dates, such as %d.%m.%Y.", metavar="FORMAT")] = None,
+    time_unit: Annotated[
+        str | None, _of_table(says="Unit of epoch stamps; number for plain numbers.", metavar="s|ms|us|ns|number")
+    ] = None,
+    zone: Annotated[
+        str | None, _of_table(says="The place whose clock dates show, such as Europe/Berlin.", metavar="ZONE")
+    ] = None,
+    epoch: Annotated[
+        str | None,
+        _of_table(says="The date of stamp 0: 1980-01-06 of GPS, 1904-01-01, 1989-12-31 of FIT.", metavar="DATE"),
+    ] = None,
+    separator: Annotated[
+        str | None, _of_table(says="What separates cells: a sign, tab or space.", metavar="SIGN")
+    ] = None,
+    decimal: Annotated[str | None, _of_table(says="Sign before the decimals of numbers.", metavar="SIGN")] = None,
+    thousands: Annotated[str | None, _of_table(says="Sign between thousands.", metavar="SIGN")] = None,
+    encoding: Annotated[str | None, _of_table(says="Encoding of the text, such as cp1252.", metavar="NAME")] = None,
+    missing: Annotated[
+        list[str] | None, _of_table(says="Marks of missing readings, such as -999 9999.", metavar="MARK ...")
+    ] = None,
+    duplicates: Annotated[
+        str | None, _of_table(says="What becomes of rows of one time that differ.", metavar="mean|first|last|refuse")
+    ] = None,
+    sort: Annotated[
+        bool, _of_table("--sort/--no-sort", says="Put rows in order of time, or refuse those that are not.")
+    ] = True,
+    skip_rows: Annotated[int, _of_table(says="Lines to leave out before the header.", metavar="N")] = 0,
+    comment: Annotated[str | None, _of_table(says="Sign that begins a comment, such as #.", metavar="SIGN")] = None,
+    skip_bad_rows: Annotated[
+        bool, _of_table("--skip-bad-rows", says="Leave out, and count, rows without a time or with text for numbers.")
+    ] = False,
+    no_header: Annotated[
+        bool, _of_table("--no-header", says="The first row has readings; the columns are named 1, 2, ...")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a forecast that is there.")] = False,
 ) -> None:
     """Forecast the columns of a CSV file with 50 and 90 % intervals, and list the outliers of the past.

@@ -4,21 +4,17 @@ from rfa.checks import needs
 
 needs("transformers")
 
-from rfa.files import cache_folder
-
 from .corpora import Corpus, is_path, load_corpus, load_documents
 from .documents import Document, check_text, fingerprint, text_document
 from .splits import check_split
 from .stream import PreparedData, TokenBlocks, document_of_token, evenly_spaced, prepare, token_stream
-from .tokenization import END_OF_TEXT, check_tokenizer, load_tokenizer
+from .tokenization import check_tokenizer, load_tokenizer
 
 __all__ = [
-    "END_OF_TEXT",
     "Corpus",
     "Document",
     "PreparedData",
     "TokenBlocks",
-    "cache_folder",
     "check_split",
     "check_text",
     "check_tokenizer",

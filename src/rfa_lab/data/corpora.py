@@ -240,8 +240,13 @@ class Found(NamedTuple):
     there: bool
     said: str
 
+    @property
+    def here(self) -> bool:
+        """Whether a run can begin without the network."""
+        return self.there and _FETCHED not in self.said
 
-FETCHED = "not here yet, it is fetched when the first run begins (this needs the network)"
+
+_FETCHED = "not here yet, it is fetched when the first run begins (this needs the network)"
 
 
 def find_text(spec: str) -> Found:
@@ -257,7 +262,7 @@ def find_text(spec: str) -> Found:
         cache = Path(os.environ.get("HF_DATASETS_CACHE", Path(huggingface_hub.constants.HF_HOME, "datasets")))
         wanted = _letters(HUB_DATASETS[spec].repository)
         cached = cache.is_dir() and any(_letters(path.name) == wanted for path in cache.iterdir() if path.is_dir())
-        return Found(True, f"in {cache}" if cached else FETCHED)
+        return Found(True, f"in {cache}" if cached else _FETCHED)
     if (Path(spec) / "train").is_dir():
         return _folder(Path(spec))
     return Found(Path(spec).exists(), spec if Path(spec).exists() else f"{spec} does not exist")
@@ -276,7 +281,7 @@ def _gutenberg(spec: str) -> Found:
         return Found(all(there), f"{sum(there)} of {len(listed)} books in {folder}")
     numbers = [book.number for book in listed if book.number]
     cached = sum((cache_folder() / "gutenberg" / f"{number}.txt").is_file() for number in numbers)
-    rest = "" if cached == len(numbers) else f"; the others: {FETCHED}"
+    rest = "" if cached == len(numbers) else f"; the others: {_FETCHED}"
     return Found(True, f"{cached} of {len(numbers)} books in the cache{rest}")
 
 
@@ -293,4 +298,4 @@ def find_tokenizer(spec: str) -> Found:
         missing = [name for name in GPT2_FOLDER_FILES if not Path(folder, name).is_file()]
         return Found(not missing, f"{folder} lacks {', '.join(missing)}" if missing else folder)
     found = [huggingface_hub.try_to_load_from_cache(GPT2_REPOSITORY, name) for name in GPT2_FILES]
-    return Found(True, "in the cache" if all(isinstance(path, str) for path in found) else FETCHED)
+    return Found(True, "in the cache" if all(isinstance(path, str) for path in found) else _FETCHED)

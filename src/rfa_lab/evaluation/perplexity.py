@@ -241,28 +241,7 @@ def perplexities(
     Raises:
         ValueError: for an unknown protocol or a length that does not fit.
     """
-
-    def score(chosen: Sequence[Window]) -> Iterator[np.ndarray]:
-        for input_ids, targets in batches(stream, chosen, batch_tokens(model.device), model.device):
-            yield token_losses(model, input_ids, targets).double().cpu().numpy()
-
-    return score_windows(score, len(stream), lengths, protocol, scored=scored, observe=observe, progress=progress)
-
-
-Score = Callable[[Sequence[Window]], Iterator[np.ndarray]]  # the losses of windows in order, `(windows, targets)` each
-
-
-def score_windows(
-    score: Score,
-    tokens: int,
-    lengths: Sequence[int],
-    protocol: str = "blocks",
-    *,
-    scored: int | None = None,
-    observe: Observe | None = None,
-    progress: Progress | None = None,
-) -> list[dict[str, Any]]:
-    """`perplexities` of anything that gives the losses of windows. `tokens` is the length of the stream."""
+    tokens = len(stream)
     lengths = sorted(set(lengths))
     if not lengths:
         raise ValueError("lengths: got none, expected at least one")
@@ -276,7 +255,8 @@ def score_windows(
     for length in lengths:
         sums: list[float] = []
         counts: list[int] = []
-        for losses in score(chosen[length]):
+        for input_ids, wanted in batches(stream, chosen[length], batch_tokens(model.device), model.device):
+            losses = token_losses(model, input_ids, wanted).double().cpu().numpy()
             targets = losses.shape[1]
             if observe is not None:
                 stops = [window.stop for window in chosen[length][len(sums) : len(sums) + len(losses)]]

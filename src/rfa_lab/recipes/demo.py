@@ -10,14 +10,13 @@ from rfa.checks import require
 from rfa.forecasting.style import save
 from rfa.progress import Stage, StageProgress
 from rfa_lab.evaluation import full_evaluation
-from rfa_lab.record import run_rows, write_rows
 from rfa_lab.report.figures import demo_figure
 from rfa_lab.training import RunFolder, TrainingSpec, train
 from rfa_lab.training import resume as resume_run
 from rfa_lab.training.callbacks import read_metrics
 
 from .recipe import PlannedRun
-from .result import measurements, run_settings
+from .result import measurements, run_settings, write_result
 
 MODELS = ("rfa", "b1-rope", "b2-alibi", "m2-sc-rfa")
 LENGTHS = (1, 2, 4, 8)  # times the training length
@@ -83,12 +82,10 @@ def run_demo(
             record = train(spec, folder.path, overwrite=overwrite, **bars)
         asked: dict[str, Any] = {"lengths": lengths, "protocols": {"blocks": TEST_TOKENS}}
         evaluated = full_evaluation(folder.path, **asked, progress=evaluating)
-        measured = measurements(evaluated, read_metrics(folder))
-        settings = run_settings("demo", PlannedRun(spec), record, asked, evaluated)
-        write_rows(out / "results" / f"{name}.parquet", run_rows(name, name, name, spec.seed, settings, measured))
-        curves[name] = [
-            (line["tokens"], line["valid_perplexity"]) for line in read_metrics(folder) if "valid_perplexity" in line
-        ]
+        run, lines = PlannedRun(spec), read_metrics(folder)
+        settings = run_settings("demo", run, record, asked, evaluated)
+        write_result(out / "results" / f"{name}.parquet", run, settings, measurements(evaluated, lines))
+        curves[name] = [(line["tokens"], line["valid_perplexity"]) for line in lines if "valid_perplexity" in line]
         rows[name] = {row["length"]: row["perplexity"] for row in evaluated["evaluations"]["blocks"]["rows"]}
         save(demo_figure(curves, rows, SPEC["length"]), out / "figure.png")
         made = record["result"]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rfa.checks import require
 from rfa_lab.data import is_path, prepare
-from rfa_lab.data.corpora import FETCHED, find_text, find_tokenizer
+from rfa_lab.data.corpora import find_text, find_tokenizer
 from rfa_lab.training import training_speed
 
 from .rates import DIVERGED
@@ -78,9 +78,8 @@ def counted(recipe: Recipe) -> Recipe:
     spec = recipe.resolved(recipe.runs[0])
     if recipe.train_tokens is not None or all(run.spec.max_steps is not None for run in recipe.runs):
         return recipe
-    here = (is_path(spec.data) or spec.data == "stdlib") and find_text(spec.data).there
-    tokenizer = find_tokenizer(spec.tokenizer)
-    if not (here and tokenizer.there and tokenizer.said != FETCHED):
+    of_this_machine = is_path(spec.data) or spec.data == "stdlib"
+    if not (of_this_machine and find_text(spec.data).here and find_tokenizer(spec.tokenizer).here):
         return recipe
     text = prepare(spec.data, spec.tokenizer, spec.split_by)
     return recipe.model_copy(update={"train_tokens": len(text.streams["train"])})

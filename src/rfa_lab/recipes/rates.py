@@ -61,17 +61,18 @@ def trials_by_run(recipe: Recipe) -> dict[str, dict[float, PlannedRun]]:
     for runs in models.values():
         full = max(runs, key=lambda run: run.spec.max_steps or math.inf)
         rates = possible_rates(full.rates) if len(full.rates) > 1 else ()
-        trials |= {run.name: {rate: _trial(full, rate) for rate in rates} for run in runs}
+        of_model = {rate: _trial(full, rate) for rate in rates}
+        trials |= {run.name: of_model for run in runs}
     return trials
 
 
 def _trial(run: PlannedRun, rate: float) -> PlannedRun:
-    spec = replace(run.spec, learning_rate=rate)
+    spec, budget = run.spec, dict[str, Any]()
     if spec.max_steps is not None:
-        spec = replace(spec, max_steps=max(1, spec.max_steps // _TRIAL_PART))
+        budget["max_steps"] = max(1, spec.max_steps // _TRIAL_PART)
     else:
-        spec = replace(spec, epochs=spec.epochs / _TRIAL_PART)
-    return replace(run, spec=spec, trial=True)
+        budget["epochs"] = spec.epochs / _TRIAL_PART
+    return replace(run, spec=replace(spec, learning_rate=rate, **budget), trial=True)
 
 
 def _model(run: PlannedRun) -> str:

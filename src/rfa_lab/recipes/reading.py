@@ -19,7 +19,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
-    PrivateAttr,
     ValidationError,
     create_model,
     model_validator,
@@ -27,7 +26,6 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 T = TypeVar("T")
-R = TypeVar("R", bound="BaseRecipe")
 
 
 class RecipeError(ValueError):
@@ -79,22 +77,12 @@ _Loader.add_implicit_resolver(  # YAML 1.1 requires a point and a sign in such n
 )
 
 
-def read_recipe(path: Path, kind: type[R], data: str | None) -> R:
-    """As `load_recipe`."""
+def read_yaml(path: Path) -> Any:
+    """What a file of YAML holds. Raises `RecipeError` for another file."""
     try:
-        given = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an invalid date or number
         raise RecipeError(path, [f"no YAML: {error}"]) from error
-    try:
-        recipe = kind.model_validate(given if data is None else kind.with_data(given, data))
-    except ValidationError as error:
-        places: dict[str, str] = {}  # a fault that occurs in several places is reported once, at the first
-        for fault in faults_of(error):
-            where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in fault.get("loc", ()))
-            places.setdefault(str(fault["type"]), where.removeprefix(".") or "recipe")
-        raise RecipeError(path, [f"{where}: {said}" for said, where in places.items()]) from None
-    recipe._path = path
-    return recipe
 
 
 # Faults, which pydantic collects
@@ -186,7 +174,7 @@ def checked_fields(kind: type, *without: str) -> Callable[[Any], dict[str, Any]]
     return check
 
 
-# What the kinds of recipes have in common
+# Values and names in recipes
 
 
 def different(values: Sequence[Any]) -> Any:
@@ -221,29 +209,6 @@ Rates = Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(min_length=1)
 Lengths = Annotated[
     list[Annotated[int, Field(ge=2)]], Field(min_length=1), AfterValidator(different), AfterValidator(sorted)
 ]
-
-
-class BaseRecipe(Section):
-    """What all recipes have.
-
-    Args:
-        name: a short name, which becomes part of file names.
-        title: a title for readers.
-    """
-
-    name: Name
-    title: str = Field(default_factory=lambda given: given.get("name", ""))
-    _path: Path = PrivateAttr(Path())
-
-    @property
-    def path(self) -> Path:
-        """The recipe's file."""
-        return self._path
-
-    @classmethod
-    def with_data(cls, given: Any, data: str) -> Any:
-        """What the file holds, with other data."""
-        raise NotImplementedError
 
 
 def file_name(label: str) -> str:

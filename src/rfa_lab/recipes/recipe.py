@@ -5,7 +5,16 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from rfa.models import PRESETS
 from rfa_lab.data import is_path
@@ -13,18 +22,21 @@ from rfa_lab.evaluation import PROTOCOLS
 from rfa_lab.training import TrainingSpec
 
 from .reading import (
-    BaseRecipe,
     Label,
     Lengths,
+    Name,
     Rates,
+    RecipeError,
     Section,
     Seeds,
     check_each,
     check_names,
     checked_fields,
     different,
+    faults_of,
     file_name,
     one_of,
+    read_yaml,
 )
 
 
@@ -123,10 +135,12 @@ def _check_training(training: dict[str, Any]) -> dict[str, Any]:
     return training
 
 
-class Recipe(BaseRecipe):
+class Recipe(Section):
     """A recipe that was read and checked.
 
     Args:
+        name: a short name, which becomes part of file names.
+        title: a title for readers.
         training: fields of `TrainingSpec` that all runs share.
         rates: learning rates that each model tries, to take the best.
         runs: in the order in which they are made.
@@ -136,6 +150,8 @@ class Recipe(BaseRecipe):
             is read; None if it is not known.
     """
 
+    name: Name
+    title: str = Field(default_factory=lambda given: given.get("name", ""))
     training: Annotated[
         dict[str, Any],
         BeforeValidator(checked_fields(TrainingSpec, "preset", "seed")),
@@ -146,6 +162,12 @@ class Recipe(BaseRecipe):
     evaluation: EvaluationPlan
     keep_models: bool = False
     train_tokens: Annotated[int, Field(ge=1)] | None = None
+    _path: Path = PrivateAttr(Path())
+
+    @property
+    def path(self) -> Path:
+        """The recipe's file."""
+        return self._path
 
     @field_validator("rates")
     @classmethod
@@ -198,3 +220,28 @@ class Recipe(BaseRecipe):
         if form == "gpt2" and vocabulary:
             spec = replace(spec, tokenizer=f"gpt2:{(folder / vocabulary).resolve()}")
         return replace(spec, data=str((folder / spec.data).resolve())) if is_path(spec.data) else spec
+
+
+def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
+    """Read a recipe and check all of it.
+
+    Args:
+        path: of a YAML file, as in `recipes/`.
+        data: a corpus, file or folder that replaces the recipe's.
+
+    Raises:
+        RecipeError: with all faults of the recipe.
+        OSError: if it cannot be read.
+    """
+    path = Path(path)
+    given = read_yaml(path)
+    try:
+        recipe = Recipe.model_validate(given if data is None else Recipe.with_data(given, data))
+    except ValidationError as error:
+        places: dict[str, str] = {}  # a fault that occurs in several places is reported once, at the first
+        for fault in faults_of(error):
+            where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in fault.get("loc", ()))
+            places.setdefault(str(fault["type"]), where.removeprefix(".") or "recipe")
+        raise RecipeError(path, [f"{where}: {said}" for said, where in places.items()]) from None
+    recipe._path = path
+    return recipe

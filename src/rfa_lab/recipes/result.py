@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rfa_lab.record import run_rows, write_rows
+
 from .recipe import PlannedRun
 
 _POINTS = 16  # maximum number of stored steps of each head's parameters
@@ -64,6 +66,13 @@ def measurements(
     for name in ("kept", "mean_lag", "beyond_training") if evaluated["attention_summary"] else ():
         found[f"maps {name}"] = {k: head[name] for k, head in enumerate(evaluated["attention_summary"]["heads"])}
     return found
+
+
+def write_result(
+    path: Path, run: PlannedRun, settings: dict[str, Any], measured: Mapping[str, Mapping[Any, float | None]]
+) -> None:
+    """Write the rows of a run, which has the file's name."""
+    write_rows(path, run_rows(path.stem, run.label, run.spec.preset, run.spec.seed, settings, measured))
 
 
 def versions_of(*made: Mapping[str, Any]) -> list[str]:

@@ -27,14 +27,14 @@ from rfa.files import held, write_text_whole
 from rfa.progress import Stage, StageProgress
 from rfa_lab import evaluation
 from rfa_lab.data import prepare
-from rfa_lab.record import PLANNED, read_rows, run_rows, write_rows
+from rfa_lab.record import PLANNED, read_rows
 from rfa_lab.training import TRAINED_ON, OutOfTime, RunFolder, Stopped, resume, train, trial_step
 from rfa_lab.training.callbacks import Diverged, read_metrics
 
 from .rates import DIVERGED, needed_rates, possible_rates, trial_loss, trials_by_run, with_best_rate
 from .reading import RecipeError
 from .recipe import PlannedRun, Recipe
-from .result import measurements, run_settings, versions_of
+from .result import measurements, run_settings, versions_of, write_result
 
 # The time given to a call
 
@@ -171,16 +171,15 @@ class Runs:
 
     # Before the waiting runs
 
-    def check(self, waiting: Sequence[PlannedRun], limit: TimeLimit) -> None:
+    def check(self, waiting: Sequence[PlannedRun], begun: Mapping[str, Mapping[str, Any]], limit: TimeLimit) -> None:
         """Raise `RecipeError` for a text that is too short, or a model that cannot make a step on this machine.
 
-        Raises `ValueError` if a run that was begun has another text.
+        Raises `ValueError` if a run that was begun, by its result or its record, has another text.
         """
         spec, plan = self.recipe.resolved(waiting[0]), self.recipe.evaluation
         text = prepare(spec.data, spec.tokenizer, spec.split_by, progress=partial(limit.report, Stage("text")))
         read = text.fingerprint_of(*TRAINED_ON), text.fingerprints["test"]
-        begun = {name: record for run in waiting for name, record in self.begun(run).items()}
-        for name, made in {**self.results(), **begun}.items():
+        for name, made in begun.items():
             if (made["data"]["fingerprint"], made["data"]["test_fingerprint"]) != read:
                 raise ValueError(
                     f"data: {name} was made on another text than {spec.data} holds now, expected a new --out"
@@ -246,8 +245,7 @@ class Runs:
             settings["trials"] = {f"{rate:g}": loss if math.isfinite(loss) else None for rate, loss in losses.items()}
             settings["versions"] = versions_of(*(made for _, made in tried), record, {"environment": environment()})
             measured = measurements(evaluated, read_metrics(folder))
-            rows = run_rows(run.name, run.label, run.spec.preset, run.spec.seed, settings, measured)
-            write_rows(self.path(run), rows)
+            write_result(self.path(run), run, settings, measured)
         if run.trial or not self.recipe.keep_models:
             delete_weights(folder)
 
@@ -364,8 +362,8 @@ def run_recipe(
     runs = Runs(recipe, Path(out))
     chosen, results = runs.selected(only), runs.results()
     waiting = [run for run in chosen if run.name not in results]
+    begun = {name: found for run in waiting for name, found in runs.begun(run).items()}
     if waiting and not other_version:
-        begun = {name: found for run in waiting for name, found in runs.begun(run).items()}
         _check_versions({**results, **begun}, runs.out)
     outcome, limit = Outcome(), TimeLimit(seconds, progress)
     try:
@@ -374,7 +372,7 @@ def run_recipe(
             for each in (*trained, *((run,) if run.name in results and not recipe.keep_models else ())):
                 delete_weights(runs.folder(each))
         if waiting:
-            runs.check(waiting, limit)
+            runs.check(waiting, {**results, **begun}, limit)
         planned = {"name": recipe.name, "title": recipe.title, "runs": [run.name for run in recipe.runs]}
         write_text_whole(runs.out / PLANNED, json.dumps(planned, indent=1) + "\n")
         waiting = _make_waiting(runs, waiting, len(chosen), limit, outcome.failed, failure)
@@ -403,8 +401,8 @@ def _make_waiting(
             limit.where = f"before {run.name}"
             limit.report(Stage("runs"), total - len(waiting) + states.count("done"), total)
             try:
-                states.append(_advance(runs, run, limit, failed))
-            except (Stopped, TimeIsUp, OutOfTime, OSError, torch.AcceleratorError):
+                states.append(_advance(runs, run, limit))
+            except (Stopped, TimeIsUp, OSError, torch.AcceleratorError):
                 raise
             except Exception as error:  # of any type: the other runs may still succeed
                 if os.environ.get("RFA_DEBUG"):
@@ -424,9 +422,7 @@ def _make_waiting(
     return waiting
 
 
-def _advance(
-    runs: Runs, run: PlannedRun, limit: TimeLimit, failed: dict[str, str]
-) -> Literal["done", "claimed", "trials are made elsewhere"]:
+def _advance(runs: Runs, run: PlannedRun, limit: TimeLimit) -> Literal["done", "claimed", "trials are made elsewhere"]:
     """Make the trials that a run needs and no other process makes, then the run itself.
 
     While it waits for another process it holds no lock, so no two processes wait for each other.

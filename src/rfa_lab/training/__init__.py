@@ -8,7 +8,7 @@ from .callbacks import OutOfTime, Stopped
 from .run_folder import RunFolder
 from .spec import TrainingSpec
 from .train import TRAINED_ON, resume, train
-from .trainer import seen_blocks, training_speed, trial_step
+from .trainer import training_speed, trial_step
 
 __all__ = [
     "TRAINED_ON",
@@ -17,7 +17,6 @@ __all__ = [
     "Stopped",
     "TrainingSpec",
     "resume",
-    "seen_blocks",
     "train",
     "training_speed",
     "trial_step",

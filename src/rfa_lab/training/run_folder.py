@@ -14,7 +14,7 @@ JSON, safetensors, and tensors and numbers of PyTorch (`weights_only`).
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
@@ -90,19 +90,6 @@ def check_record(record: Any) -> None:
     json.dumps(record, ensure_ascii=False).encode()  # raises for half of a surrogate pair, which UTF-8 cannot hold
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing to a folder. Raises `ValueError` if another process holds the lock."""
-    with held(folder / _LOCK) as mine:
-        if not mine:
-            raise ValueError(f"out: {folder} is in use by another process, expected one at a time")
-        try:
-            yield
-        finally:
-            with suppress(OSError):
-                (folder / _LOCK).unlink()
-
-
 def newest_checkpoint(folder: Path) -> Path | None:
     """The newest whole checkpoint; None if there is none at all. Raises `ValueError` if each of them lacks a file."""
     found = checkpoints_in(folder)
@@ -166,9 +153,18 @@ class RunFolder:
             else:
                 path.unlink(missing_ok=True)
 
-    def lock(self) -> AbstractContextManager[None]:
-        """Keep other processes from writing to the run, as `locked`."""
-        return locked(self.path)
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from writing to the run. Raises `ValueError` if another process holds the lock."""
+        lock = self.path / _LOCK
+        with held(lock) as mine:
+            if not mine:
+                raise ValueError(f"out: {self.path} is in use by another process, expected one at a time")
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    lock.unlink()
 
     def _is_run(self) -> bool:
         try:

@@ -8,17 +8,14 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import PartialState
-from torch.nn import functional
 from torch.utils.data import Dataset, Subset
-from transformers import EvalPrediction, PreTrainedTokenizerFast, TrainingArguments, set_seed
+from transformers import PreTrainedTokenizerFast, TrainingArguments, set_seed
 
 from rfa.environment import environment
 from rfa.files import FULL, named_errors, write_whole
 from rfa.models import RFAConfig, RFAForCausalLM
-from rfa.models.decoder import NOT_SCORED
 from rfa.models.saved_files import checkpoints_in, missing_files, quiet_transformers, write_digests
 from rfa.ops import choose_backend
 from rfa.progress import Progress, TrainingProgress
@@ -28,13 +25,7 @@ from .callbacks import MetricsLogger, StopOnSignal
 from .processes import check_launch, lost_process_as_connection_error
 from .run_folder import RunFolder
 from .spec import TrainingSpec
-from .trainer import (
-    ClipDynamics,
-    ProtocolTrainer,
-    tensor_float_32,
-    trainer_arguments,
-    trial_step,
-)
+from .trainer import ClipDynamics, ProtocolTrainer, tensor_float_32, trial_step
 
 TRAINED_ON = ("train", "valid")  # the splits that a run reads, and that its data fingerprint covers
 
@@ -147,8 +138,8 @@ def resume(
 
 def _arguments(run: RunFolder, spec: TrainingSpec) -> TrainingArguments:
     """The Trainer's arguments. This sets up the processes of a distributed run."""
-    arguments = trainer_arguments(
-        run.checkpoints,
+    arguments = TrainingArguments(
+        output_dir=str(run.checkpoints),
         per_device_train_batch_size=spec.batch_size,
         per_device_eval_batch_size=spec.batch_size,
         gradient_accumulation_steps=spec.accumulate,
@@ -161,6 +152,17 @@ def _arguments(run: RunFolder, spec: TrainingSpec) -> TrainingArguments:
         save_steps=1,
         logging_steps=spec.log_steps,
         ddp_find_unused_parameters=False,
+        max_grad_norm=1.0,
+        eval_strategy="steps",
+        save_strategy="steps",
+        logging_nan_inf_filter=False,
+        prediction_loss_only=True,
+        dataloader_drop_last=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        remove_unused_columns=False,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=not torch.accelerator.is_available(),
     )
     check_launch(arguments.world_size)
     arguments._n_gpu = min(arguments.n_gpu, 1)  # several devices through `accelerate launch`, not DataParallel
@@ -225,33 +227,6 @@ def _write_new_run(run: RunFolder, record: dict[str, Any], data: PreparedData) -
         raise
 
 
-class TextTrainer(ProtocolTrainer):
-    """The protocol's Trainer for language models. The validation loss is the mean over all tokens that are scored.
-
-    The last batches of several processes are filled up with blocks of the first. The Trainer leaves out what it gathers
-    of these, but could not take them out of the mean of a batch. So each block has a value of its own.
-    """
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.compute_metrics = _token_mean
-
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """No loss of the batch, but for each block the sum of its tokens' losses, and how many they are."""
-        inputs = self._prepare_inputs(inputs)
-        targets = functional.pad(inputs.pop("labels")[:, 1:], (0, 1), value=NOT_SCORED)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            logits = model(**inputs).logits.float().flatten(0, 1)
-            losses = functional.cross_entropy(logits, targets.flatten(), ignore_index=NOT_SCORED, reduction="none")
-        return None, losses.view_as(targets).sum(1), (targets != NOT_SCORED).sum(1)
-
-
-def _token_mean(of_blocks: EvalPrediction) -> dict[str, float]:
-    """The loss over all scored tokens, of each block's summed loss and its number of them."""
-    sums, counts = of_blocks.predictions, of_blocks.label_ids
-    return {"loss": float(np.sum(sums, dtype=np.float64) / np.sum(counts))}
-
-
 def _train(
     run: RunFolder,
     spec: TrainingSpec,
@@ -276,7 +251,7 @@ def _train(
     choose_backend(model.config.attention.backend, arguments.device)
     logger = MetricsLogger(run, model, tokens_at, progress)
     with quiet_transformers(), tensor_float_32(), StopOnSignal(until) as stop, logger:
-        trainer = TextTrainer(
+        trainer = ProtocolTrainer(
             model,
             arguments,
             train_dataset=train_blocks,

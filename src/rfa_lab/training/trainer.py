@@ -16,16 +16,15 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from accelerate.data_loader import SeedableRandomSampler
-from jaxtyping import Int
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import EvalPrediction, Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from rfa.files import named_errors
 from rfa.models import RFAForCausalLM
-from rfa.models.decoder import RFAPreTrainedModel
+from rfa.models.decoder import NOT_SCORED, RFAPreTrainedModel
 from rfa.models.saved_files import checkpoints_in, quiet_transformers, read_model, read_state, write_digests
 
 from .callbacks import StopOnSignal
@@ -69,16 +68,10 @@ class ClipDynamics(TrainerCallback):
     """The second, stricter clip of the SDE's gradients, after the Trainer's own clip of all gradients."""
 
     def on_pre_optimizer_step(self, args, state, control, *, optimizer=None, **kwargs):
-        """Clip the gradient norm of the group named "dynamics"."""
-        if optimizer is not None:
-            clip_dynamics(optimizer)
-
-
-def clip_dynamics(optimizer: torch.optim.Optimizer) -> None:
-    """Clip the gradient norm of the group named "dynamics", as in the paper's training (appendix F)."""
-    for group in optimizer.param_groups:
-        if group.get("name") == "dynamics":
-            nn.utils.clip_grad_norm_(group["params"], DYNAMICS_CLIP)
+        """Clip the gradient norm of the group named "dynamics", as in the paper's training (appendix F)."""
+        for group in () if optimizer is None else optimizer.param_groups:
+            if group.get("name") == "dynamics":
+                nn.utils.clip_grad_norm_(group["params"], DYNAMICS_CLIP)
 
 
 @contextmanager
@@ -96,56 +89,28 @@ def tensor_float_32() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def seen_blocks(spec: TrainingSpec, total: int) -> Int[np.ndarray, " seen"]:
-    """The training blocks that a run of one process reads, each once, in the order in which it first reads them.
-
-    A pass reads the blocks in the order that the run's seed draws. It leaves out those that fill no batch.
-
-    Args:
-        spec: of the run.
-        total: number of blocks of the training split.
-    """
-    batches = total // spec.batch_size
-    steps_a_pass = math.ceil(batches / spec.accumulate)
-    steps = spec.max_steps or math.ceil(spec.epochs * steps_a_pass)
-    first_pass = SeedableRandomSampler(range(total), data_seed=spec.seed)
-    seen = np.fromiter(first_pass, dtype=np.int64, count=total)
-    # a later pass leaves out others, so that two passes read all blocks, or nearly all
-    return seen if steps > steps_a_pass else seen[: min(steps * spec.accumulate, batches) * spec.batch_size]
-
-
 _CHECKPOINTS = 2  # that stay on disk
 
 
-def trainer_arguments(checkpoints: Path, **given: Any) -> TrainingArguments:
-    """The Trainer's arguments that all runs share, and those given."""
-    return TrainingArguments(
-        output_dir=str(checkpoints),
-        max_grad_norm=1.0,
-        eval_strategy="steps",
-        save_strategy="steps",
-        logging_nan_inf_filter=False,
-        prediction_loss_only=True,
-        dataloader_drop_last=True,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        remove_unused_columns=False,
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=not torch.accelerator.is_available(),
-        **given,
-    )
+def _token_mean(of_blocks: EvalPrediction) -> dict[str, float]:
+    """The loss over all scored tokens, of each block's summed loss and its number of them."""
+    sums, counts = of_blocks.predictions, of_blocks.label_ids
+    return {"loss": float(np.sum(sums, dtype=np.float64) / np.sum(counts))}
 
 
 class ProtocolTrainer(Trainer):
-    """The Trainer with the protocol's optimiser, schedule and saving.
+    """The Trainer with the protocol's optimiser, schedule, saving and validation.
 
-    Steps, devices, precision and resuming are transformers' own.
+    Steps, devices, precision and resuming are transformers' own. The validation loss is the mean over all tokens that
+    are scored. The last batches of several processes are filled up with blocks of the first. The Trainer leaves out
+    what it gathers of these, but could not take them out of the mean of a batch. So each block has a value of its own.
     """
 
     def __init__(self, *args, one_group: bool = False, keep_best: bool = False, **kwargs):
         self._one_group, self._keep_best = one_group, keep_best
         super().__init__(*args, **kwargs)
         self.remove_callback(PrinterCallback)
+        self.compute_metrics = _token_mean
 
     def create_optimizer(self, model=None):
         """Adam with two parameter groups, or with one."""
@@ -168,6 +133,15 @@ class ProtocolTrainer(Trainer):
             return super().get_eval_dataloader(eval_dataset)
         finally:
             self.args.dataloader_drop_last = True
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """No loss of the batch, but for each block the sum of its tokens' losses, and how many they are."""
+        inputs = self._prepare_inputs(inputs)
+        targets = functional.pad(inputs.pop("labels")[:, 1:], (0, 1), value=NOT_SCORED)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            logits = model(**inputs).logits.float().flatten(0, 1)
+            losses = functional.cross_entropy(logits, targets.flatten(), ignore_index=NOT_SCORED, reduction="none")
+        return None, losses.view_as(targets).sum(1), (targets != NOT_SCORED).sum(1)
 
     def train_from_newest_checkpoint(self, stop: StopOnSignal) -> None:
         """Train from the newest checkpoint, or from the start if there is none, and validate after the last step.

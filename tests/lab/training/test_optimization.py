@@ -1,5 +1,6 @@
 """Parameter groups, schedule and clips of the paper's training (F), and a whole run against a bare PyTorch loop."""
 
+import math
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -7,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from accelerate.data_loader import SeedableRandomSampler
 from cover import cover, some
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -15,7 +17,7 @@ from rfa_lab.data import TokenBlocks, prepare
 from rfa_lab.training import TrainingSpec, train
 from rfa_lab.training.callbacks import read_metrics
 from rfa_lab.training.run_folder import RunFolder
-from rfa_lab.training.trainer import make_optimizer, one_cycle, seen_blocks
+from rfa_lab.training.trainer import make_optimizer, one_cycle
 from training.runs import MODEL, tiny_spec
 
 FILTERS = {
@@ -167,6 +169,24 @@ def bare_loop(spec, order, data, steps):
         if step < spec.max_steps - 1:
             schedule.step()
     return losses, net
+
+
+def seen_blocks(spec, total):
+    """The training blocks that a run of one process reads, each once, in the order in which it first reads them.
+
+    A pass reads the blocks in the order that the run's seed draws. It leaves out those that fill no batch.
+
+    Args:
+        spec: of the run.
+        total: number of blocks of the training split.
+    """
+    batches = total // spec.batch_size
+    steps_a_pass = math.ceil(batches / spec.accumulate)
+    steps = spec.max_steps or math.ceil(spec.epochs * steps_a_pass)
+    first_pass = SeedableRandomSampler(range(total), data_seed=spec.seed)
+    seen = np.fromiter(first_pass, dtype=np.int64, count=total)
+    # a later pass leaves out others, so that two passes read all blocks, or nearly all
+    return seen if steps > steps_a_pass else seen[: min(steps * spec.accumulate, batches) * spec.batch_size]
 
 
 def test_which_blocks_a_run_reads(corpus):
