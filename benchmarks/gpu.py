@@ -11,7 +11,8 @@ with `warm` it calls everything once, which fills the caches of compiled kernels
 On a machine that is lent by the tool `run`, which has no package registry: prepare here, in the root of the checkout,
 
     echo /.gpu_run/ >> .git/info/exclude; rm -rf .gpu_run
-    python -m pip download -q --no-deps -d .gpu_run platformdirs jaxtyping wadler-lindig
+    python -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 \
+        -d .gpu_run platformdirs jaxtyping wadler-lindig hypothesis beartype
 
 and call `run` with carry [".gpu_run"], timeout_s 595 and the command
 
@@ -294,7 +295,7 @@ def captured(step: Call) -> Call:
     with torch.cuda.graph(graph):
         loss = step()
 
-    def replay() -> Tensor:
+    def replay(step: Call = step) -> Tensor:  # keeps what the graph reads: the model and its tokens
         graph.replay()
         return loss
 
