@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from training.runs import contents, messages
 
+from rfa.cli.forecast import _digits
 from rfa.estimation import Level, RobustFilter
-from rfa_lab.cli.forecast import _digits
 
 GOOD = [(k, round(math.sin(k / 3) + 0.1 * math.cos(9 * k * k), 3), k % 7) for k in range(40)]
 LEVEL = ["--components", "level"]

@@ -1,9 +1,5 @@
 """The cells of a CSV file, as texts: its encoding, its header, its separator, and the lines on which its rows begin."""
 
-from rfa.checks import needs
-
-needs("pandas")
-
 import io
 import re
 import warnings

@@ -1,9 +1,5 @@
 """Columns of texts as times and as numbers: times in several columns, decimal signs, units, and bad rows."""
 
-from rfa.checks import needs
-
-needs("pandas")
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

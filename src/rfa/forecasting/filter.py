@@ -1,7 +1,6 @@
 """Forecasts by filters: one for each channel, its components and its scale given or chosen, and its outliers."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,7 @@ from rfa.progress import Stage, StageProgress
 
 from .choice import Choice, choose
 from .components import components_of
-from .request import (
-    LEVELS,
-    ChannelForecast,
-    Forecaster,
-    ForecastRequest,
-    check_out,
-    read_request,
-    write_forecast,
-)
+from .request import LEVELS, ChannelForecast, ForecastRequest
 from .rolling import Channel, FittedChannel, PastErrors
 from .scale import COUNTS, SCALES, allowed_scales, supported_growth
 from .table import SeriesTable
@@ -31,33 +22,36 @@ _FITTED = 1000  # readings, the last ones, to which parameters are fitted
 _MANY, _TOO_MANY = 0.05, 0.2  # shares of the readings that are refused: it is said; they are no outliers
 
 
-def forecast_by_filter(request: ForecastRequest, progress: StageProgress | None = None) -> Forecaster:
+def forecast_channels(
+    request: ForecastRequest,
+    table: SeriesTable,
+    query_times: Float[np.ndarray, " steps"],
+    progress: StageProgress | None = None,
+) -> list[ChannelForecast]:
     """Forecasts by a `RobustFilter` for each channel.
 
     Its parameters are fitted to the last 1,000 readings, or to two of the longest period. Estimates and outliers of
-    the past are the smoother's, over the whole series. Bands are those of `PastErrors`.
+    the past are the smoother's, over the whole series. Bands are those of `PastErrors`. Angles are without jumps, as
+    `continuous_angles` makes them; `ChannelForecast.turned` brings them back.
+
+    Args:
+        request: what to forecast.
+        table, query_times: as `read_request` returns them.
+        progress: called with the stage, the amount done and the total.
+
+    Raises:
+        ValueError: for what cannot be forecast.
     """
-
-    def forecast(table: SeriesTable, query_times: Float[np.ndarray, " steps"]) -> list[ChannelForecast]:
-        if request.components is not None:
-            components_of(request.components, table)  # errors come before the first fit
-        for name, readings in zip(table.channels, (~table.values.isnan()).sum(0).tolist(), strict=True):
-            require(
-                readings >= _FEWEST,
-                "values",
-                f"{readings} readings in {name!r}",
-                f"at least {_FEWEST}; --values names other columns",
-            )
-        scales = [
-            ["linear"] if request.angle else allowed_scales(name, values, request.positive, request.counts, table.lines)
-            for name, values in zip(table.channels, table.values.numpy().T, strict=True)
-        ]
-        return [
-            _forecast_channel(request, table, query_times, place, scales[place], progress)
-            for place in range(len(table.channels))
-        ]
-
-    return forecast
+    if request.components is not None:
+        components_of(request.components, table)  # errors come before the first fit
+    scales = list[list[str]]()
+    for name, values in zip(table.channels, table.values.T, strict=True):
+        readings = int((~np.isnan(values)).sum())
+        ways = f"at least {_FEWEST}; --values names other columns"
+        require(readings >= _FEWEST, "values", f"{readings} readings in {name!r}", ways)
+        angle, of = request.angle, (name, values, request.positive, request.counts, table.lines)
+        scales.append(["linear"] if angle else allowed_scales(*of))
+    return [_forecast_channel(request, table, query_times, k, one, progress) for k, one in enumerate(scales)]
 
 
 def _forecast_channel(
@@ -68,14 +62,14 @@ def _forecast_channel(
     scales: list[str],
     progress: StageProgress | None,
 ) -> ChannelForecast:
-    name, values = table.channels[place], table.values[:, place].numpy()
+    name, values = table.channels[place], table.values[:, place]
 
     def say(stage: str, done: int, total: int) -> None:
         if progress is not None:
             progress(Stage(stage, name), done, total)
 
     table, values, _ = Channel(table, values, (values, values)).with_readings()
-    times, seen = table.times.numpy(), np.flatnonzero(~np.isnan(values))
+    times, seen = table.times, np.flatnonzero(~np.isnan(values))
     tail = int(seen[-min(_FITTED, len(seen))])
 
     def channel(scale: str, first: int = 0) -> Channel:
@@ -185,27 +179,3 @@ def _with_all_sensors(parameters: dict[str, float], sensors: Sequence[str]) -> d
     """With the median noise for sensors that the parameters lack."""
     common = float(np.median([value for name, value in parameters.items() if name.startswith("sigma2.irregular.")]))
     return {f"sigma2.irregular.{sensor}": common for sensor in sensors} | parameters
-
-
-def forecast_file(
-    request: ForecastRequest, out: str | Path, *, overwrite: bool = False, progress: StageProgress | None = None
-) -> dict[str, Any]:
-    """Forecast a CSV file, and write `forecast.csv`, `cleaned.csv`, `forecast.json` and `figure.png`.
-
-    Args:
-        request: what to forecast.
-        out: the folder.
-        overwrite: replace a forecast that is there.
-        progress: called with the stage, the amount done and the total.
-
-    Returns:
-        The content of `forecast.json`.
-
-    Raises:
-        ValueError: naming the argument, for bad data or a folder with other files.
-        OSError: if a file cannot be written.
-    """
-    out = Path(out)
-    check_out(out, overwrite)
-    table, query_times = read_request(request)
-    return write_forecast(request, forecast_by_filter(request, progress), out, table, query_times)

@@ -30,7 +30,7 @@ class Channel(NamedTuple):
     @property
     def times(self) -> Float[np.ndarray, " T"]:
         """Of the rows."""
-        return self.table.times.numpy()
+        return self.table.times
 
     @property
     def sensor(self) -> list[str] | None:

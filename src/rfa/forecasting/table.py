@@ -1,9 +1,5 @@
 """Series in CSV files: times of any unit or dates, several channels, gaps, and clear words about what is wrong."""
 
-from rfa.checks import needs
-
-needs("pandas")
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from rfa.checks import require
 from rfa.estimation.time_axis import has_clock, moments_of_clock, wall_clock
@@ -102,8 +96,8 @@ class SeriesTable(NamedTuple):
         notes: what was told from the file, and what was changed, a line each.
     """
 
-    times: Float[Tensor, " T"]
-    values: Float[Tensor, "T channels"]
+    times: Float[np.ndarray, " T"]
+    values: Float[np.ndarray, "T channels"]
     channels: tuple[str, ...]
     unit: str = ""
     origin: pd.Timestamp | pd.Timedelta | None = None
@@ -114,8 +108,8 @@ class SeriesTable(NamedTuple):
     @property
     def gap(self) -> float:
         """The median time between rows with a reading; 1 where fewer than two times have one."""
-        steps = self.times[~self.values.isnan().all(1)].diff()
-        return float(steps[steps > 0].quantile(0.5)) if (steps > 0).any() else 1.0
+        steps = np.diff(self.times[~np.isnan(self.values).all(axis=1)])
+        return float(np.median(steps[steps > 0])) if (steps > 0).any() else 1.0
 
     def duration(self, name: str, given: str) -> float:
         """A length of time such as `24h`, `7D`, `12M` or `3.5`, in the unit of the times; of the calendar its mean.
@@ -311,7 +305,7 @@ def _series(file: _File) -> SeriesTable:
     values = rows[list(file.channels)].to_numpy(np.float64)
     sensor, lines = tuple(rows[_SENSOR]) if _SENSOR in rows else (), tuple(rows.index)
     notes = (*file.notes, *changes)
-    return SeriesTable(torch.tensor(times), torch.tensor(values), file.channels, unit, origin, sensor, lines, notes)
+    return SeriesTable(times, values, file.channels, unit, origin, sensor, lines, notes)
 
 
 def _in_order(file: _File, rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -382,8 +376,8 @@ def _apart(table: SeriesTable) -> list[str]:
 
     The difference is the median one at its times, their noise the typical deviation from it.
     """
-    notes, times = [], table.times.numpy()
-    for name, values in zip(table.channels, table.values.numpy().T if table.sensor else (), strict=False):
+    notes, times = [], table.times
+    for name, values in zip(table.channels, table.values.T if table.sensor else (), strict=False):
         by_sensor = pd.Series(values, times).dropna().groupby(np.asarray(table.sensor)[~np.isnan(values)])
         usual = by_sensor.get_group(by_sensor.size().idxmax()).rename(by_sensor.size().idxmax())
         for label, readings in by_sensor:
@@ -399,7 +393,7 @@ def _apart(table: SeriesTable) -> list[str]:
 
 def _without_unseen(table: SeriesTable, path: Path) -> SeriesTable:
     """The series without channels that have no reading."""
-    seen = ~table.values.isnan().all(0)
+    seen = ~np.isnan(table.values).all(axis=0)
     unseen = [name for name, there in zip(table.channels, seen.tolist(), strict=True) if not there]
     if len(unseen) == len(table.channels):
         raise ValueError(f"values: {unseen[0]!r} has no reading in {path}, expected at least one")

@@ -3,20 +3,19 @@
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from cover import slow
 
 from rfa.estimation import RobustFilter, Season, Trend
 from rfa.forecasting.components import components_of
-from rfa.forecasting.filter import forecast_file
+from rfa.forecasting.output import forecast_file
 from rfa.forecasting.request import ForecastRequest, read_request
 from rfa.forecasting.table import SeriesTable, TableFormat
 
 
 def table(times, values, unit="", channels=None):
-    values = torch.as_tensor(values, dtype=torch.float64).reshape(len(times), -1)
+    values = np.asarray(values, dtype=np.float64).reshape(len(times), -1)
     channels = channels or tuple(f"x{k}" for k in range(values.shape[1]))
-    return SeriesTable(torch.as_tensor(times, dtype=torch.float64), values, channels, unit)
+    return SeriesTable(np.asarray(times, dtype=np.float64), values, channels, unit)
 
 
 @pytest.mark.parametrize("missing", [[], [50, 90]])

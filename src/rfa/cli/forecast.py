@@ -9,8 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from .app import ManyValues, app, check_out, console, interruptible, one_line, say
-from .console import progress_bars, stage_words
+from .app import ManyValues, app, check_out, console, interruptible, one_line, progress_bars, say
 
 _LISTED = 10  # outliers of a channel that are printed
 _COMPARED = 4  # models whose errors are printed
@@ -108,18 +107,19 @@ def forecast(
 
     An empty cell is a missing reading. Times may have any gaps.
     """
-    from rfa.forecasting.filter import forecast_file
+    from rfa.forecasting.output import forecast_file
     from rfa.forecasting.request import ForecastRequest
+    from rfa.forecasting.table import TableFormat
 
     check_out(out)
     request = ForecastRequest(
         file=file,
-        time=_time(time),
+        time=time[0] if len(time) == 1 else tuple(time),
         values=values,
         horizon=horizon,
         step=step,
         sensor=sensor,
-        table_format=_table_format(ctx),
+        table_format=TableFormat(**{each.name: ctx.params[each.name] for each in fields(TableFormat)}),
         components=components,
         robust=not not_robust,
         positive=positive,
@@ -131,21 +131,9 @@ def forecast(
             request,
             out,
             overwrite=overwrite,
-            progress=lambda stage, *far: bar(one_line(stage_words(stage)), *far),
+            progress=lambda stage, *far: bar(one_line(f"{stage.run}: {stage.name}"), *far),
         )
     _print_forecast(content, out)
-
-
-def _time(columns: list[str]) -> Any:
-    """The column of times, or the columns."""
-    return columns[0] if len(columns) == 1 else tuple(columns)
-
-
-def _table_format(ctx: typer.Context) -> Any:
-    """How the files are written, by the options of a command."""
-    from rfa.forecasting.table import TableFormat
-
-    return TableFormat(**{field.name: ctx.params[field.name] for field in fields(TableFormat)})
 
 
 def _say(text: str) -> None:
