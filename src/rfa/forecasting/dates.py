@@ -47,19 +47,14 @@ class WrongTimes(ValueError):
 
 
 def read_times(
-    column: "pd.Series[Any]",
-    path: Path,
-    date_format: str | None = None,
-    time_unit: str | None = None,
-    zone: str | None = None,
-    epoch: str | None = None,
-    by: "pd.Series[Any] | None" = None,
+    column: "pd.Series[Any]", path: Path, form: Any, by: "pd.Series[Any] | None" = None
 ) -> tuple["pd.Series[Any]", str]:
     """The times of a column, as float64, dates or lengths of time, and in a line what they were taken for.
 
     Dates are those of ISO 8601, digits such as 20240131 or 202401, and epoch stamps from 1973 to 2099. Others are read
     by the only format that fits all of them. The line is "" where times are plain. The column has the cells as they
-    are written, its index the rows' numbers. `by` names the sensor of each row: clocks show an hour twice in each.
+    are written, its index the rows' numbers. `form` is the `TableFormat`. `by` names the sensor of each row: clocks
+    show an hour twice in each.
 
     Raises:
         ValueError: for times that are missing, infinite, or neither numbers nor dates.
@@ -69,13 +64,13 @@ def read_times(
         raise WrongTimes(said, column.index[column.isna()])
     column = column.str.strip()
     numbers = pd.to_numeric(column, errors="coerce")
-    if date_format is None and (time_unit in EPOCHS or epoch is not None):
-        dates = _of_epoch(column, numbers, path, time_unit or "s", epoch)
-        return (dates if zone is None else dates.dt.tz_convert(zone)), ""
-    if date_format is None:
-        times, note = _times_of_cells(column, numbers, path, time_unit)
+    zone, note = form.zone, ""
+    if form.date_format is not None:
+        times, note = _by_format(column, path, form.date_format, f"a date like {form.date_format}")
+    elif form.time_unit in EPOCHS or form.epoch is not None:
+        times = _of_epoch(column, numbers, path, form.time_unit or "s", form.epoch)
     else:
-        times, note = _by_format(column, path, date_format, f"a date like {date_format}")
+        times, note = _times_of_cells(column, numbers, path, form.time_unit)
     if zone is None:
         return times, note
     if times.dtype.kind != "M":

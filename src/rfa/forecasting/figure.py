@@ -32,31 +32,8 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F
 MUTED = "0.55"  # grey, for baselines
 SMALLEST = 7  # points
 _PRINT = 300  # dots per inch
+_STYLE = Path(__file__).with_name("figure.mplstyle")
 _SHOWN_HORIZONS, _SHOWN_READINGS = 6.0, 60  # of the past in the figure, at least
-_STYLE: dict[Any, Any] = {
-    "font.size": 7.5,
-    "axes.titlesize": 8,
-    "axes.labelsize": 7.5,
-    "xtick.labelsize": SMALLEST,
-    "ytick.labelsize": SMALLEST,
-    "legend.fontsize": SMALLEST,
-    "legend.frameon": False,
-    "legend.handlelength": 2.2,
-    "legend.labelspacing": 0.3,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.5,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 3.5,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "figure.constrained_layout.use": True,
-}
-
 _Arguments = ParamSpec("_Arguments")
 
 
@@ -65,7 +42,7 @@ def styled(draw: Callable[_Arguments, Figure]) -> Callable[_Arguments, Figure]:
 
     @functools.wraps(draw)
     def drawing(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Figure:
-        with plt.rc_context(_STYLE):
+        with plt.rc_context(fname=_STYLE):
             figure = draw(*args, **kwargs)
             for axes in figure.axes:  # ticks are made later, when the caller's style is in force again
                 axes.tick_params(which="both", labelsize=SMALLEST)
@@ -101,8 +78,7 @@ def save(figure: Figure, *paths: Path, dots: int = _PRINT) -> None:
 @styled
 def forecast_figure(found: Sequence[ChannelForecast], table: SeriesTable, query_times: np.ndarray) -> Figure:
     """The forecast of each channel after its recent past. Outliers beyond the axes stand at their edge."""
-    size = (PAGE, 0.4 + 2.0 * len(found))
-    figure, rows = plt.subplots(len(found), 1, figsize=size, sharex=True, squeeze=False)
+    figure, rows = plt.subplots(len(found), figsize=(PAGE, 0.4 + 2.0 * len(found)), sharex=True, squeeze=False)
     for axes, one in zip(rows[:, 0], found, strict=True):
         _draw_channel(axes, one, table, query_times)
     bottom = rows[-1, 0]
@@ -116,9 +92,8 @@ def forecast_figure(found: Sequence[ChannelForecast], table: SeriesTable, query_
 
 def _draw_channel(axes: Axes, one: ChannelForecast, table: SeriesTable, query_times: np.ndarray) -> None:
     times, values = table.times, table.values[:, table.channels.index(one.name)]
-    shown = min(
-        times[-1] - _SHOWN_HORIZONS * (query_times[-1] - times[-1]), times[max(0, len(times) - _SHOWN_READINGS)]
-    )
+    last, fewest = times[-1], times[max(0, len(times) - _SHOWN_READINGS)]
+    shown = min(last - _SHOWN_HORIZONS * (query_times[-1] - last), fewest)
     times, values = times[times >= shown], values[times >= shown]
     past = one.past[one.past["time"] >= shown]
     at, wrong = past.loc[past["outlier"], ["time", "reading"]].to_numpy().T

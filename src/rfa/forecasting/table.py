@@ -13,8 +13,21 @@ from jaxtyping import Float
 from rfa.checks import require
 from rfa.estimation.time_axis import has_clock, moments_of_clock, wall_clock
 
-from .cells import SEPARATORS, SKIP, UNNAMED, read_cells, read_header, read_text
-from .columns import SIGNS, decimal_of, is_reading, joined_times, read_numbers, times_of_rows, without_unit
+from .cells import (
+    SEPARATORS,
+    SIGNS,
+    SKIP,
+    UNNAMED,
+    decimal_of,
+    is_reading,
+    joined_times,
+    read_cells,
+    read_header,
+    read_numbers,
+    read_text,
+    times_of_rows,
+    without_unit,
+)
 from .dates import EPOCHS, UNITS, calendar_offset, check_dates, first_row, length_of_time, numbers_of, rounded
 
 _DUPLICATES = ("refuse", "mean", "first", "last")
@@ -208,9 +221,19 @@ def read_series(
         ValueError: for a file that cannot be read, an unknown column, no rows, times that are missing, neither numbers
             nor dates, or not in an order that `table_format` allows, values that are no finite numbers, or no reading.
     """
-    file = _read_file(Path(path), time, values, sensor, table_format)
-    found = _without_unseen(_series(file), file.path)
-    return found._replace(notes=(*found.notes, *_apart(found)))
+    file = _read_file(Path(path), time, values, sensor, table_format or TableFormat())
+    rows, changes = _in_order(file)
+    unseen = [name for name in file.channels if rows[name].isna().all()]
+    if len(unseen) == len(file.channels):
+        raise ValueError(f"values: {unseen[0]!r} has no reading in {path}, expected at least one")
+    if unseen:
+        changes.append(f"values: {', '.join(map(repr, unseen))} left out, without a reading")
+    channels = tuple(name for name in file.channels if name not in unseen)
+    times, unit, origin = numbers_of(rows[_TIME])
+    readings, sensors = rows[list(channels)].to_numpy(np.float64), tuple(rows[_SENSOR]) if _SENSOR in rows else ()
+    notes = (*file.notes, *changes)
+    table = SeriesTable(times, readings, channels, unit, origin, sensors, tuple(rows.index), notes)
+    return table._replace(notes=(*notes, *_distant_sensors(table)))
 
 
 _TIME, _SENSOR = 0, 1  # columns of a file's rows; those of channels have their names, which are texts
@@ -230,14 +253,9 @@ class _File(NamedTuple):
 
 
 def _read_file(
-    path: Path,
-    time: str | Sequence[str],
-    values: list[str] | None,
-    sensor: str | None,
-    table_format: TableFormat | None,
+    path: Path, time: str | Sequence[str], values: list[str] | None, sensor: str | None, form: TableFormat
 ) -> _File:
     """Read a file, and understand its times and values."""
-    form = table_format or TableFormat()
     times = [name.strip() for name in ([time] if isinstance(time, str) else time)]
     require(0 < len(times) == len({*times}), "time", times, "one column of times, or several, each once")
     sensor = sensor and sensor.strip()
@@ -274,12 +292,7 @@ def _read_file(
 
 
 def _columns(
-    path: Path,
-    names: list[str],
-    times: list[str],
-    values: list[str] | None,
-    sensor: str | None,
-    notes: list[str],
+    path: Path, names: list[str], times: list[str], values: list[str] | None, sensor: str | None, notes: list[str]
 ) -> list[str]:
     """The columns of the channels: those that are asked for, or all others with a name."""
     others = [name for name in names if name not in (*times, sensor)]
@@ -298,19 +311,9 @@ def _columns(
     return columns
 
 
-def _series(file: _File) -> SeriesTable:
-    """The rows of a file as a series."""
-    rows, changes = _in_order(file, file.rows)
-    times, unit, origin = numbers_of(rows[_TIME])
-    values = rows[list(file.channels)].to_numpy(np.float64)
-    sensor, lines = tuple(rows[_SENSOR]) if _SENSOR in rows else (), tuple(rows.index)
-    notes = (*file.notes, *changes)
-    return SeriesTable(times, values, file.channels, unit, origin, sensor, lines, notes)
-
-
-def _in_order(file: _File, rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+def _in_order(file: _File) -> tuple[pd.DataFrame, list[str]]:
     """Rows in order of time, one for each time (and sensor), and what was changed."""
-    notes, chosen = [], file.table_format
+    notes, chosen, rows = [], file.table_format, file.rows
     early = rows[_TIME].diff() < (0 if rows[_TIME].dtype.kind == "f" else pd.Timedelta(0))
     if early.any():
         row = first_row(early)
@@ -332,19 +335,19 @@ def _in_order(file: _File, rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]
         different = " with different values" if chosen.duplicates is None else ""
         raise ValueError(
             f"time: got {file.written.loc[both[1]]!r} twice{different} (rows {both[0]} and {both[1]} of {file.path}), "
-            f"expected each time once: {_ways_apart(file, rows, one[_TIME])}"
+            f"expected each time once: {_merge_hint(file, rows, one[_TIME])}"
         )
     how = chosen.duplicates or "first"
     merged = rows.groupby(keys, sort=False)[list(file.channels)].agg(how).reset_index()
     merged.index = rows.index[~rows.duplicated(keys)]
     words = f"by the {how} reading of each column" if apart.any() else "which do not contradict each other"
-    name = _names_apart(file, rows) if apart.any() else None
+    name = _distinguishing_column(file, rows) if apart.any() else None
     words += f"; column {name!r} tells them apart" if name is not None else ""
     fewer = len(rows) - len(merged)
     return merged, [*notes, f"rows: {fewer} of a time that another row has were merged, {words}"]
 
 
-def _names_apart(file: _File, rows: pd.DataFrame) -> str | None:
+def _distinguishing_column(file: _File, rows: pd.DataFrame) -> str | None:
     """A column of names, of which each has a time once; None where there is none."""
     for name, cells in file.cells.loc[rows.index].items():
         few = name != file.sensor and cells.notna().all() and 1 < cells.nunique() <= len(cells) / 2
@@ -353,25 +356,25 @@ def _names_apart(file: _File, rows: pd.DataFrame) -> str | None:
     return None
 
 
-def _ways_apart(file: _File, rows: pd.DataFrame, time: Any) -> str:
+def _merge_hint(file: _File, rows: pd.DataFrame, time: Any) -> str:
     """What to do where rows with one time differ."""
     merge = "--duplicates mean, first or last merges readings of one series"
     if rows[_TIME].dtype.kind == "M" and time.tzinfo is None and time.hour < 4:
         merge += ", or --zone tells the double hour of autumn apart"
     if file.sensor is not None:
         return f"{merge}, or keep one row of a sensor at a time"
-    name = _names_apart(file, rows)
+    name = _distinguishing_column(file, rows)
     where = f"column {name!r} has {file.cells[name].nunique()} names; " if name is not None else ""
     ways = f"sensors of one quantity: --sensor {name or 'COLUMN'}; "
     ways += "several series: forecast each by itself, from a file with its rows alone"
     return f"{where}{ways}; {merge}; --time takes several columns, such as --time Date Time"
 
 
-_FAR = 5.0  # deviations of the difference between two sensors that are said
-_TELLING = 4  # readings of a sensor, at least, that tell their noise
+_DISTANT = 5.0  # deviations of the difference between two sensors that are said
+_LEAST_READINGS = 4  # readings of a sensor, at least, that tell their noise
 
 
-def _apart(table: SeriesTable) -> list[str]:
+def _distant_sensors(table: SeriesTable) -> list[str]:
     """A note for each channel in which a sensor differs from the one with most readings by far more than their noise.
 
     The difference is the median one at its times, their noise the typical deviation from it.
@@ -384,21 +387,8 @@ def _apart(table: SeriesTable) -> list[str]:
             inside = readings.loc[usual.index[0] : usual.index[-1]]
             gap = inside - np.interp(inside.index, usual.index, usual)
             noise = 1.4826 * (gap - gap.median()).abs().median() + 1e-9 * usual.abs().max()
-            if len(gap) >= _TELLING and abs(gap.median()) > _FAR * noise:
+            if len(gap) >= _LEAST_READINGS and abs(gap.median()) > _DISTANT * noise:
                 said = f"sensor {label!r} is {gap.median():.4g} off {usual.name!r}, far more than their noise"
                 notes.append(f"{name}: {said}, {noise:.2g}; of several series forecast each from a file of its own")
                 break
     return notes
-
-
-def _without_unseen(table: SeriesTable, path: Path) -> SeriesTable:
-    """The series without channels that have no reading."""
-    seen = ~np.isnan(table.values).all(axis=0)
-    unseen = [name for name, there in zip(table.channels, seen.tolist(), strict=True) if not there]
-    if len(unseen) == len(table.channels):
-        raise ValueError(f"values: {unseen[0]!r} has no reading in {path}, expected at least one")
-    if not unseen:
-        return table
-    kept = tuple(name for name in table.channels if name not in unseen)
-    note = f"values: {', '.join(map(repr, unseen))} left out, without a reading"
-    return table._replace(values=table.values[:, seen], channels=kept, notes=(*table.notes, note))
