@@ -104,24 +104,6 @@ def test_version(rfa):
     assert rfa("--version") == (0, f"rfa {__version__}\n", "")
 
 
-def test_helps_are_whole_phrases():
-    """Of each option: a capital, no fragment such as "Of the sampling.", and no type of flags; `-h` shows it."""
-    group = typer.main.get_command(app)
-    context = group.make_context("rfa", [], resilient_parsing=True)
-    for command in (group, *group.commands.values()):
-        own = command.make_context("x", [], parent=context, resilient_parsing=True)
-        for param in command.get_params(own):
-            text = param.help
-            assert text[0].isupper(), (command.name, param.name, text)
-            assert text.split()[0] not in ("Of", "In", "For", "With", "Also", "Only", "Instead:"), (command.name, text)
-            assert text.endswith((".", "...")), (command.name, text)
-            assert not getattr(param, "is_flag", False) or param.display_type_rich(own) == "", (
-                command.name,
-                param.name,
-            )
-        assert own.help_option_names == ["-h", "--help"]
-
-
 def test_doctor(rfa):
     from rfa.models import PRESETS
 

@@ -15,10 +15,13 @@ _LISTED = 10  # outliers of a channel that are printed
 _COMPARED = 4  # models whose errors are printed
 
 
-def _of_table(*names: str, says: str, metavar: str | None = None) -> Any:
-    """An option that says how the file is written."""
-    panel = "How the file is written (told from it, and said, by default)"
+def _option(says: str, metavar: str | None = None, *names: str, panel: str | None = None) -> Any:
     return typer.Option(*names, help=says, metavar=metavar, rich_help_panel=panel)
+
+
+def _of_table(says: str, metavar: str | None = None, *names: str) -> Any:
+    """An option that says how the file is written."""
+    return _option(says, metavar, *names, panel="How the file is written (told from it, and said, by default)")
 
 
 @app.command("forecast", cls=ManyValues)
@@ -26,82 +29,55 @@ def forecast(
     ctx: typer.Context,
     file: Annotated[Path, typer.Argument(help="CSV file to forecast.", metavar="FILE.csv")],
     time: Annotated[
-        list[str],
-        typer.Option(
-            help="The column of times; or those of date and time, or year, month, day, hour.", metavar="A B ..."
-        ),
+        list[str], _option("The column of times; or several: date and time, or year, month ...", "A B ...")
     ],
     horizon: Annotated[
-        str,
-        typer.Option(
-            help="How far ahead to forecast: 30min, PT1.5H, 7D, 12M or 5B; a number where times are numbers.",
-            metavar="H",
-        ),
+        str, _option("How far ahead: 30min, PT1.5H, 7D, 12M or 5B; a number where times are numbers.", "H")
     ],
-    out: Annotated[
-        Path, typer.Option(help="Folder for forecast.csv, cleaned.csv, forecast.json, figure.png.", metavar="DIR")
-    ],
-    values: Annotated[
-        list[str] | None, typer.Option(help="The columns to forecast; all others by default.", metavar="A B ...")
-    ] = None,
+    out: Annotated[Path, _option("Folder for forecast.csv, cleaned.csv, forecast.json, figure.png.", "DIR")],
+    values: Annotated[list[str] | None, _option("The columns to forecast; all others by default.", "A B ...")] = None,
     step: Annotated[
-        str | None,
-        typer.Option(help="Time between forecasts: 30min, 1MS, 1QE, B; the usual gap by default.", metavar="S"),
+        str | None, _option("Time between forecasts: 30min, 1MS, 1QE, B; the usual gap by default.", "S")
     ] = None,
     components: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Parts of the filter: level, trend, damped-trend, ar, cycle, season:24h:3 (waves), season:7D:free; "
+        _option(
+            "Parts of the filter: level, trend, damped-trend, ar, cycle, season:24h:3 (waves), season:7D:free; "
             "those that would have forecast best by default.",
-            metavar="C ...",
+            "C ...",
         ),
     ] = None,
     not_robust: Annotated[
-        bool, typer.Option("--not-robust", help="Use the Kalman filter, which believes each reading.")
+        bool, _option("Use the Kalman filter, which believes each reading.", None, "--not-robust")
     ] = False,
-    positive: Annotated[bool, typer.Option("--positive", help="All values are above 0: no forecast is less.")] = False,
-    counts: Annotated[bool, typer.Option("--counts", help="No value is negative: no forecast is, either.")] = False,
+    positive: Annotated[bool, _option("All values are above 0: no forecast is less.", None, "--positive")] = False,
+    counts: Annotated[bool, _option("No value is negative: no forecast is, either.", None, "--counts")] = False,
     angle: Annotated[
-        float | None, typer.Option(help="A whole turn, such as 360, where all values are angles.", metavar="DEGREES")
+        float | None, _option("A whole turn, such as 360, where all values are angles.", "DEGREES")
     ] = None,
-    sensor: Annotated[
-        str | None, typer.Option(help="A column that names the sensor of each row.", metavar="COLUMN")
-    ] = None,
-    date_format: Annotated[str | None, _of_table(says="Format of dates, such as %d.%m.%Y.", metavar="FORMAT")] = None,
-    time_unit: Annotated[
-        str | None, _of_table(says="Unit of epoch stamps; number for plain numbers.", metavar="s|ms|us|ns|number")
-    ] = None,
-    zone: Annotated[
-        str | None, _of_table(says="The place whose clock dates show, such as Europe/Berlin.", metavar="ZONE")
-    ] = None,
+    sensor: Annotated[str | None, _option("A column that names the sensor of each row.", "COLUMN")] = None,
+    date_format: Annotated[str | None, _of_table("Format of dates, such as %d.%m.%Y.", "FORMAT")] = None,
+    time_unit: Annotated[str | None, _of_table("Unit of epoch stamps; or plain numbers.", "s|ms|us|ns|number")] = None,
+    zone: Annotated[str | None, _of_table("The place whose clock dates show: Europe/Berlin.", "ZONE")] = None,
     epoch: Annotated[
-        str | None,
-        _of_table(says="The date of stamp 0: 1980-01-06 of GPS, 1904-01-01, 1989-12-31 of FIT.", metavar="DATE"),
+        str | None, _of_table("The date of stamp 0: 1980-01-06 of GPS, 1989-12-31 of FIT.", "DATE")
     ] = None,
-    separator: Annotated[
-        str | None, _of_table(says="What separates cells: a sign, tab or space.", metavar="SIGN")
-    ] = None,
-    decimal: Annotated[str | None, _of_table(says="Sign before the decimals of numbers.", metavar="SIGN")] = None,
-    thousands: Annotated[str | None, _of_table(says="Sign between thousands.", metavar="SIGN")] = None,
-    encoding: Annotated[str | None, _of_table(says="Encoding of the text, such as cp1252.", metavar="NAME")] = None,
-    missing: Annotated[
-        list[str] | None, _of_table(says="Marks of missing readings, such as -999 9999.", metavar="MARK ...")
-    ] = None,
-    duplicates: Annotated[
-        str | None, _of_table(says="What becomes of rows of one time that differ.", metavar="mean|first|last|refuse")
-    ] = None,
-    sort: Annotated[
-        bool, _of_table("--sort/--no-sort", says="Put rows in order of time, or refuse those that are not.")
-    ] = True,
-    skip_rows: Annotated[int, _of_table(says="Lines to leave out before the header.", metavar="N")] = 0,
-    comment: Annotated[str | None, _of_table(says="Sign that begins a comment, such as #.", metavar="SIGN")] = None,
+    separator: Annotated[str | None, _of_table("What separates cells: a sign, tab or space.", "SIGN")] = None,
+    decimal: Annotated[str | None, _of_table("Sign before the decimals of numbers.", "SIGN")] = None,
+    thousands: Annotated[str | None, _of_table("Sign between thousands.", "SIGN")] = None,
+    encoding: Annotated[str | None, _of_table("Encoding of the text, such as cp1252.", "NAME")] = None,
+    missing: Annotated[list[str] | None, _of_table("Marks of missing readings, such as -999 9999.", "MARK ...")] = None,
+    duplicates: Annotated[str | None, _of_table("How rows of one time become one.", "mean|first|last|refuse")] = None,
+    sort: Annotated[bool, _of_table("Put rows in order of time, or refuse.", None, "--sort/--no-sort")] = True,
+    skip_rows: Annotated[int, _of_table("Lines to leave out before the header.", "N")] = 0,
+    comment: Annotated[str | None, _of_table("Sign that begins a comment, such as #.", "SIGN")] = None,
     skip_bad_rows: Annotated[
-        bool, _of_table("--skip-bad-rows", says="Leave out, and count, rows without a time or with text for numbers.")
+        bool, _of_table("Leave out, and count, rows with faults.", None, "--skip-bad-rows")
     ] = False,
     no_header: Annotated[
-        bool, _of_table("--no-header", says="The first row has readings; the columns are named 1, 2, ...")
+        bool, _of_table("The first row has readings; columns are 1, 2, ...", None, "--no-header")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a forecast that is there.")] = False,
+    overwrite: Annotated[bool, _option("Replace a forecast that is there.", None, "--overwrite")] = False,
 ) -> None:
     """Forecast the columns of a CSV file with 50 and 90 % intervals, and list the outliers of the past.
 

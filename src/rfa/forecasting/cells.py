@@ -17,17 +17,17 @@ from rfa.checks import require
 from .dates import WrongTimes, first_row, read_times
 
 SEPARATORS = {"tab": "\t", "\\t": "\t", "space": r"\s+"}
-_TOLD = (",", ";", "\t", "|", r"\s+")  # separators that the header tells
-_WITHOUT_HEADER = (";", "\t", "|", ",", r"\s+")  # the first one in the first row: a comma may be a decimal one
-_MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-_TOLD_BY = "; --separator tells where it ends"
-_SEARCHED = 200  # lines, for the header's
-_LONGER = 1000  # cells that a row may have beyond the header's
+_HEADER_SEPARATORS = (",", ";", "\t", "|", r"\s+")  # separators that the header tells
+_ROW_SEPARATORS = (";", "\t", "|", ",", r"\s+")  # the first one in the first row: a comma may be a decimal one
+_BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+_SEPARATOR_HINT = "; --separator tells where it ends"
+_SEARCHED_LINES = 200  # lines, for the header's
+_MAX_EXTRA_CELLS = 1000  # cells that a row may have beyond the header's
 SKIP = "--skip-bad-rows leaves such rows out"
 UNNAMED = "Unnamed: "  # and its number, a column without a name
 SIGNS = ".,'_ \u00a0\u202f\u2019"  # of thousands, spaces and a quote among them
 _LARGEST = 1e30  # larger ones are marks of missing readings, such as 9.97e36
-_HALF = 0.5  # of the readings of a column that may be bad rows: where it is more, the column is none
+_MAX_BAD_ROWS = 0.5  # of the readings of a column that may be bad rows: where it is more, the column is none
 _PARTS = "year", "month", "day", "hour", "minute", "second"
 _MIDNIGHT = r"[T ]0?0:00(:00)?(\.0+)?$"  # of a date that a spreadsheet has written
 _CENTURY = 69  # two digits of a year from which on they are of the 20th century, as in POSIX
@@ -42,7 +42,7 @@ def read_text(path: Path, encoding: str | None) -> tuple[str, list[str]]:
         raise ValueError(f"file: {path} does not exist, expected a CSV file") from None
     except (OSError, EOFError, ValueError) as error:
         raise ValueError(f"file: {path} cannot be read as CSV: {str(error).strip().splitlines()[0]}") from None
-    known = encoding or next((name for mark, name in _MARKS.items() if content.startswith(mark)), "utf-8")
+    known = encoding or next((name for mark, name in _BYTE_ORDER_MARKS.items() if content.startswith(mark)), "utf-8")
     tried = [known] if encoding or known != "utf-8" else ["utf-8", "cp1252"]
     for name in tried:
         try:
@@ -87,7 +87,7 @@ def read_header(path: Path, text: str, times: list[str], table_format: Any, note
     lines = ["" if sign and line.lstrip().startswith(sign) else line for line in lines]
     heads = [head for comment in comments for head in (comment, comment.lstrip(str(sign)))]
     numbered, rows = table_format.no_header, "\n".join(lines)
-    told = (SEPARATORS.get(given, given),) if given is not None else _WITHOUT_HEADER if numbered else _TOLD
+    told = (SEPARATORS.get(given, given),) if given is not None else _ROW_SEPARATORS if numbered else _HEADER_SEPARATORS
     for separator in told:
         first = _names(rows, separator, sign)
         if separator == r"\s+" and first and re.fullmatch(r"\W+", first[0]):
@@ -108,7 +108,7 @@ def read_header(path: Path, text: str, times: list[str], table_format: Any, note
         raise ValueError(f"file: {path} cannot be read as CSV: it has no rows, expected a header")
     names = [str(k + 1) for k in range(len(names))] if numbered else names
     if absent := [name for name in times if name not in names]:
-        hint = "" if numbered else _way(re.split(r"\r\n|\r|\n", text), table_format.skip_rows, names, times)
+        hint = "" if numbered else _header_hint(re.split(r"\r\n|\r|\n", text), table_format.skip_rows, names, times)
         raise ValueError(f"time: got {absent[0]!r}, expected a column of {path}: {', '.join(names)}{hint}")
     return Header(names, separator, lines, not numbered)
 
@@ -122,19 +122,25 @@ def _names(text: str, separator: str, comment: str | None = None) -> list[str]:
     return []
 
 
-def _way(lines: list[str], skipped: int, names: list[str], times: list[str]) -> str:
+def _header_hint(lines: list[str], skipped: int, names: list[str], times: list[str]) -> str:
     """A hint at the option that finds the header."""
-    for place, line in enumerate(lines[:_SEARCHED]):
+    for place, line in enumerate(lines[:_SEARCHED_LINES]):
         if not all(name in line for name in times):
             continue
-        if not line[0].isalnum() and any({*times} <= {*_names(line.lstrip(line[0]), sign)} for sign in _TOLD):
+        if not line[0].isalnum() and any(
+            {*times} <= {*_names(line.lstrip(line[0]), sign)} for sign in _HEADER_SEPARATORS
+        ):
             return f"; row {place + 1} has it behind a sign, --comment {line[0]!r} reads it"
-        if any({*times} <= {*_names(line, sign)} for sign in _TOLD):
+        if any({*times} <= {*_names(line, sign)} for sign in _HEADER_SEPARATORS):
             after = place != skipped and any(lines[:place])
-            return f"; row {place + 1} has it, --skip-rows {place} leaves out what stands before" if after else _TOLD_BY
+            return (
+                f"; row {place + 1} has it, --skip-rows {place} leaves out what stands before"
+                if after
+                else _SEPARATOR_HINT
+            )
     if pd.to_numeric(pd.Series(names, dtype=str), errors="coerce").notna().any():
         return "; in a file without a header --no-header names them 1, 2, ..."
-    return _TOLD_BY if len(names) == 1 else ""
+    return _SEPARATOR_HINT if len(names) == 1 else ""
 
 
 def read_cells(path: Path, header: Header, table_format: Any) -> tuple[pd.DataFrame, "pd.Series[Any]"]:
@@ -146,7 +152,7 @@ def read_cells(path: Path, header: Header, table_format: Any) -> tuple[pd.DataFr
     text, names, sign = "\n".join(header.lines), header.names, header.separator
     widest = max(len(line.split()) if sign == r"\s+" else line.count(sign) + 1 for line in header.lines)
     options: dict[str, Any] = {"dtype": str, "sep": sign, "comment": table_format.comment, "skipinitialspace": True}
-    options["names"] = range(max(len(names), min(widest, len(names) + _LONGER)))
+    options["names"] = range(max(len(names), min(widest, len(names) + _MAX_EXTRA_CELLS)))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # pandas would shift or cut off cells
@@ -247,11 +253,11 @@ def without_unit(column: "pd.Series[Any]", missing: Sequence[str], notes: list[s
 def is_reading(times: list[str], first: "pd.Series[Any]") -> bool:
     """Whether the names of the times are times themselves: numbers, or written as those of the first row."""
     names, cells = (pd.Series(each, dtype=str).fillna("") for each in (times, first[times].to_numpy()))
-    alike = (_shape(names).to_numpy() == _shape(cells).to_numpy()) & names.str.contains(r"\d").to_numpy()
+    alike = (_text_shape(names).to_numpy() == _text_shape(cells).to_numpy()) & names.str.contains(r"\d").to_numpy()
     return bool((alike | pd.to_numeric(names, errors="coerce").notna().to_numpy()).all())
 
 
-def _shape(column: "pd.Series[Any]") -> "pd.Series[Any]":
+def _text_shape(column: "pd.Series[Any]") -> "pd.Series[Any]":
     """Texts with one 9 for digits and one A for letters in a row."""
     return column.str.replace(r"\d+", "9", regex=True).str.replace(r"[^\W\d_]+", "A", regex=True)
 
@@ -281,7 +287,7 @@ def times_of_rows(
         fault, known = error, stamps.index[:0]
     if not form.skip_bad_rows and len(fault.rows) <= len(stamps) / 2:
         raise ValueError(f"{fault}; {SKIP}")
-    found, shapes = None, _shape(stamps.dropna())
+    found, shapes = None, _text_shape(stamps.dropna())
     for shape in shapes.value_counts().index:
         more = shapes.index[shapes == shape]
         while len(more):
@@ -332,7 +338,7 @@ def read_numbers(column: "pd.Series[Any]", path: Path, decimal: str, table_forma
     missing |= numbers.isin(pd.to_numeric(marks, errors="coerce").dropna())
     wrong = ~missing & (numbers.isna() | (numbers.abs() > _LARGEST))
     signs = wrong & column.str.fullmatch(rf"\s*[+-]?\d*([{SIGNS}]\d+)+\s*").fillna(False).astype(bool)
-    left_out = table_format.skip_bad_rows and wrong.sum() <= _HALF * (~missing).sum() and not signs.any()
+    left_out = table_format.skip_bad_rows and wrong.sum() <= _MAX_BAD_ROWS * (~missing).sum() and not signs.any()
     if wrong.any() and not left_out:
         row = first_row(signs if table_format.skip_bad_rows and signs.any() else wrong)
         expected = f"a number up to {_LARGEST:g}, or an empty cell where none was read"

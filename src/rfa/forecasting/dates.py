@@ -25,10 +25,10 @@ _SPELLINGS = {
     12: ("YYYYMMDDHHMM", "%Y%m%d%H%M"),
     14: ("YYYYMMDDHHMMSS", "%Y%m%d%H%M%S"),
 }
-_FIRST, _LAST = 1e17, 4.1e18  # epoch stamps that are recognised: 1973-03-03 to 2099-12-03, in nanoseconds
-_FEW = 0.5  # share of the times
+_FIRST_STAMP, _LAST_STAMP = 1e17, 4.1e18  # epoch stamps that are recognised: 1973-03-03 to 2099-12-03, in nanoseconds
+_MAX_FAULTS = 0.5  # share of the times
 _LARGEST = 1e100  # time: squares are computed
-_KEEP = "--time-unit number keeps numbers"
+_NUMBER_HINT = "--time-unit number keeps numbers"
 _WEEKS = r"\d{4}(0[1-9]|[1-4]\d|5[0-3])"
 _FIRST_DAYS = {"%V": ("-1", "-%u"), "%W": ("-1", "-%w"), "%U": ("-0", "-%w")}  # of weeks
 _CLOCK = r"[+-]?\d+:\d\d:\d\d(\.\d+)?"
@@ -91,16 +91,18 @@ def _times_of_cells(
             return spelled
         size = numbers.abs()
         for unit, length in EPOCHS.items():
-            if bool(size.between(_FIRST / length, _LAST / length).all()) and bool((numbers > 0).all()):
+            if bool(size.between(_FIRST_STAMP / length, _LAST_STAMP / length).all()) and bool((numbers > 0).all()):
                 note = f"times: {column.name!r} was read as epoch stamps in {unit}, UTC"
-                return _of_epoch(column, numbers, path, unit), f"{note} ({_KEEP}, --epoch names another date of 0)"
+                return _of_epoch(
+                    column, numbers, path, unit
+                ), f"{note} ({_NUMBER_HINT}, --epoch names another date of 0)"
         if digits.str.fullmatch(r"(1[89]|2[01])\d{4}").all() and digits.str.fullmatch(_WEEKS).all():
             note = f"times: {column.name!r} was read as numbers; --date-format %G%V: weeks"
-            return _plain(column, numbers, path), note
+            return _plain_numbers_of(column, numbers, path), note
     if time_unit is not None or not numbers.isna().any():
-        return _plain(column, numbers, path), ""
+        return _plain_numbers_of(column, numbers, path), ""
     expected = "a number, or a date like 2024-01-31 12:00; --date-format reads others, such as %d.%m.%Y"
-    if numbers.isna().mean() < _FEW:  # a row that is none of the series
+    if numbers.isna().mean() < _MAX_FAULTS:  # a row that is none of the series
         _check(column, numbers.isna(), path, expected)
     if column.str.contains("day").any() and column.str.fullmatch(_LENGTH).all():
         return _to_microseconds(pd.to_timedelta(column.str.replace(",", ""))), ""
@@ -111,7 +113,7 @@ def _times_of_cells(
         if dates.dtype.kind != "M" or dates.dt.tz is None or place is None:
             _check(column, column.notna(), path, expected)
         return dates.dt.tz_convert(place), ""
-    column = _first_days(column)
+    column = _first_days_of_periods(column)
     if column.str.contains(r"(?:UTC|GMT)$").all():
         column = column.str.replace(r" ?([+-]00:?00)? ?(UTC|GMT)$", "Z", regex=True)
     dates = pd.to_datetime(column, errors="coerce", format="ISO8601", utc=True)
@@ -126,7 +128,7 @@ def _times_of_cells(
     return dates, note
 
 
-def _plain(column: "pd.Series[Any]", numbers: "pd.Series[Any]", path: Path) -> "pd.Series[Any]":
+def _plain_numbers_of(column: "pd.Series[Any]", numbers: "pd.Series[Any]", path: Path) -> "pd.Series[Any]":
     """Numbers as float64, which must hold them."""
     _check(column, numbers.isna(), path, "a number (--time-unit number)")
     times = numbers.astype(np.float64)
@@ -170,12 +172,13 @@ def _of_digits(column: "pd.Series[Any]", path: Path) -> tuple["pd.Series[Any]", 
     if dates.isna().mean() > 0.5:
         return None
     weeks = "; --date-format %G%V: weeks" if size == 6 and column.str.fullmatch(_WEEKS).all() else ""
-    _check(column, dates.isna(), path, f"a date as {name}, as most rows have ({_KEEP}{weeks})")
-    return _to_microseconds(dates), f"times: {column.name!r} was read as dates, {name} ({_KEEP}{weeks})"
+    _check(column, dates.isna(), path, f"a date as {name}, as most rows have ({_NUMBER_HINT}{weeks})")
+    return _to_microseconds(dates), f"times: {column.name!r} was read as dates, {name} ({_NUMBER_HINT}{weeks})"
 
 
-def check_dates(date_format: str | None, time_unit: str | None, zone: str | None, epoch: str | None) -> None:
-    """Raise `ValueError` for what is no format of dates, no zone, or no date."""
+def check_dates(form: Any) -> None:
+    """Raise `ValueError` where a `TableFormat` has what is no format of dates, no unit, no zone, or no date."""
+    date_format, time_unit, zone, epoch = form.date_format, form.time_unit, form.zone, form.epoch
     expected = "a format of dates such as %d.%m.%Y or %Y-%m-%d %H:%M"
     require(date_format is None or "%" in date_format, "date-format", date_format, expected)
     try:
@@ -187,6 +190,9 @@ def check_dates(date_format: str | None, time_unit: str | None, zone: str | None
     require(epoch is None or time_unit != "number", "epoch", epoch, "it or --time-unit number")
     if epoch is not None:
         _epoch_date(epoch)
+    units = (*EPOCHS, "number")
+    require(time_unit in (None, *units), "time-unit", time_unit, f"one of {', '.join(units)}")
+    require(None in (date_format, time_unit), "date-format", date_format, "it or --time-unit")
 
 
 def _zone_of(name: str) -> ZoneInfo | None:
@@ -214,7 +220,7 @@ def _with_day(date_format: str | None) -> tuple[str, str | None]:
     return "", date_format
 
 
-def _first_days(column: "pd.Series[Any]") -> "pd.Series[Any]":
+def _first_days_of_periods(column: "pd.Series[Any]") -> "pd.Series[Any]":
     """Weeks, months, quarters and halves of years, such as 2024-W05, 2024M03 or 1994-S1, by their first days."""
     if not re.match(r"\d{4}[- ]?[MQSHW]\d", column.iloc[0]):
         return column
@@ -336,7 +342,7 @@ def numbers_of(times: "pd.Series[Any]") -> tuple[np.ndarray, str, Any]:
     return ((shown - shown[0]) / UNITS[unit]).to_numpy(np.float64), unit, origin
 
 
-def rounded(seconds: Any, unit: str) -> Any:
+def rounded_length(seconds: Any, unit: str) -> Any:
     """A length of time, rounded to "us" or "ns": pandas would cut it off."""
     return pd.to_timedelta(np.rint(np.multiply(seconds, 1e9 / EPOCHS[unit])).astype(np.int64), unit)
 

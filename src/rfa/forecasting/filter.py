@@ -17,9 +17,9 @@ from .rolling import Channel, FittedChannel, PastErrors
 from .scale import COUNTS, SCALES, allowed_scales, supported_growth
 from .table import SeriesTable
 
-_FEWEST = 4  # readings of a channel
-_FITTED = 1000  # readings, the last ones, to which parameters are fitted
-_MANY, _TOO_MANY = 0.05, 0.2  # shares of the readings that are refused: it is said; they are no outliers
+_MIN_READINGS = 4  # readings of a channel
+_FITTED_READINGS = 1000  # readings, the last ones, to which parameters are fitted
+_NOTED_REFUSED, _MAX_REFUSED = 0.05, 0.2  # shares of the readings that are refused: it is said; they are no outliers
 
 
 def forecast_channels(
@@ -32,7 +32,7 @@ def forecast_channels(
 
     Its parameters are fitted to the last 1,000 readings, or to two of the longest period. Estimates and outliers of
     the past are the smoother's, over the whole series. Bands are those of `PastErrors`. Angles are without jumps, as
-    `continuous_angles` makes them; `ChannelForecast.turned` brings them back.
+    `continuous_angles` makes them; `ChannelForecast.in_turns_of` brings them back.
 
     Args:
         request: what to forecast.
@@ -47,8 +47,8 @@ def forecast_channels(
     scales = list[list[str]]()
     for name, values in zip(table.channels, table.values.T, strict=True):
         readings = int((~np.isnan(values)).sum())
-        ways = f"at least {_FEWEST}; --values names other columns"
-        require(readings >= _FEWEST, "values", f"{readings} readings in {name!r}", ways)
+        ways = f"at least {_MIN_READINGS}; --values names other columns"
+        require(readings >= _MIN_READINGS, "values", f"{readings} readings in {name!r}", ways)
         angle, of = request.angle, (name, values, request.positive, request.counts, table.lines)
         scales.append(["linear"] if angle else allowed_scales(*of))
     return [_forecast_channel(request, table, query_times, k, one, progress) for k, one in enumerate(scales)]
@@ -65,7 +65,7 @@ def _forecast_channel(
     name, values = table.channels[place], table.values[:, place]
     table, values, _ = Channel(table, values, (values, values)).with_readings()
     times, seen = table.times, np.flatnonzero(~np.isnan(values))
-    tail = int(seen[-min(_FITTED, len(seen))])
+    tail = int(seen[-min(_FITTED_READINGS, len(seen))])
 
     def say(stage: str, done: int, total: int) -> None:
         if progress is not None:
@@ -108,10 +108,10 @@ def _fitted_forecast(
     readings, notes, robust = int((~np.isnan(recent.values)).sum()), list[str](), request.robust
     fitted = FittedChannel.of(recent, choice.words, robust)
     refused = float(np.sum(fitted.filter.filter().outliers)) / readings
-    if robust and refused > _TOO_MANY:
+    if robust and refused > _MAX_REFUSED:
         robust, fitted = False, FittedChannel.of(recent, choice.words, False)
         notes.append(f"{name}: {refused:.0%} of the readings would be refused, so all of them count fully")
-    elif refused > _MANY:
+    elif refused > _NOTED_REFUSED:
         notes.append(f"{name}: {refused:.0%} of the readings are refused; the bands count them")
     say("fitting", 1, 3)
     known, sensors = fitted.filter.parameters, sorted({*(whole.sensor or ())})

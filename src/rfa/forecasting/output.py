@@ -48,7 +48,7 @@ def forecast_file(
         table = given._replace(values=np.stack([continuous_angles(each, period) for each in given.values.T], axis=1))
     drawn = forecasts = forecast_channels(request, table, query_times, progress)
     if period is not None:
-        forecasts = [one.turned(each, period) for one, each in zip(drawn, given.values.T, strict=True)]
+        forecasts = [one.in_turns_of(each, period) for one, each in zip(drawn, given.values.T, strict=True)]
     bad = [one.name for one in forecasts if not all(np.isfinite(x).all() for x in (one.mean, *one.intervals[0.9]))]
     said, expected = f"numbers that are not finite for {bad}", "finite ones; are values or times too large?"
     require(not bad, "forecast", said, expected)

@@ -15,12 +15,12 @@ from rfa.checks import require
 from rfa.estimation.time_axis import calendar_step, has_clock
 from rfa.estimation.time_grid import time_grid
 
-from .dates import UNITS, calendar_offset, length_of_time, rounded
+from .dates import UNITS, calendar_offset, length_of_time, rounded_length
 from .scale import angles_from, jumps_of_angle
 from .table import SeriesTable, TableFormat, read_series
 
 LEVELS = (0.5, 0.9)
-_MOST_STEPS = 100_000
+_MAX_STEPS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class ChannelForecast:
     notes: list[str] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
 
-    def turned(self, values: Float[np.ndarray, " T"], period: float) -> "ChannelForecast":
+    def in_turns_of(self, values: Float[np.ndarray, " T"], period: float) -> "ChannelForecast":
         """The same of angles, in the turn of the readings. Ends of bands stay beside their mean, half a turn at most.
 
         Args:
@@ -113,38 +113,40 @@ def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarra
     """
     options: dict[str, Any] = {"sensor": request.sensor, "table_format": request.table_format}
     table = read_series(request.file, request.time, request.values, **options)
-    table = table._replace(notes=(*table.notes, *_angle_notes(table, request.angle)))
+    table = table.with_notes(*_angle_notes(table, request.angle))
     table = table.rows(slice(0, int(np.flatnonzero(~np.isnan(table.values).all(axis=1))[-1]) + 1))
-    horizon = table.duration("horizon", request.horizon)
+    horizon, last, note = table.duration("horizon", request.horizon), float(table.times[-1]), ""
     if request.step is None:
         step, least, last, note = _usual_step(table)
     else:
         step = least = table.duration("step", request.step)
-        last, note = float(table.times[-1]), ""
     if table.dated:
         end = _end(table, request.horizon)
-        if (dates := _calendar_dates(table, request, end, step)) is not None:
-            note = f"steps: {dates[0]} of the calendar" + ("" if request.step else " (--step chooses another)")
-            notes = (*table.notes, *([note] if dates[0] else []))
-            return table._replace(notes=notes), table.since_origin(dates[1])
+        name, dates = _calendar_dates(table, request, end, step)
+        if dates is not None:
+            note = f"steps: {name} of the calendar" + ("" if request.step else " (--step chooses another)")
+            return table.with_notes(note if name else ""), table.since_origin(dates)
         if calendar_offset(request.horizon) is not None:
-            horizon = float(table.since_origin([end])[0] - table.times[-1])
-    table = table._replace(notes=(*table.notes, *([note] if note else [])))
+            horizon = float(table.since_origin([end])[0] - last)
     count = horizon / step * (1 + 1e-6)  # steps are known to so much, or between two ends
     count = max(count, min(horizon / least, np.ceil(horizon / step)))
     name = f"{step:g} {table.unit}".rstrip()
-    require(count >= 1, "horizon", request.horizon, f"at least one step, {name}; --step chooses another")
-    given, most = f"{request.horizon}, {count:.6g} steps of {name}", f"at most {_MOST_STEPS}"
-    require(count < _MOST_STEPS + 1, "horizon", given, f"{most}; --step chooses longer ones")
-    return table, last + step * np.arange(1, int(count) + 1)
+    _check_steps(count, request.horizon, name)
+    return table.with_notes(note), last + step * np.arange(1, int(count) + 1)
+
+
+def _check_steps(count: float, horizon: str, step: str) -> None:
+    """Raise `ValueError` for a horizon without a step, or with too many."""
+    require(count >= 1, "horizon", horizon, f"at least one step, {step}; --step chooses another")
+    given, most = f"{horizon}, {count:.6g} steps of {step}", f"at most {_MAX_STEPS}; --step chooses longer ones"
+    require(count < _MAX_STEPS + 1, "horizon", given, most)
 
 
 def _angle_notes(table: SeriesTable, period: float | None) -> list[str]:
     """What is said of channels that jump as angles do; an error for channels that are none where they shall be."""
     notes = []
     for name, values in zip(table.channels, table.values.T, strict=True):
-        jumps = 0 if period is not None or table.sensor else jumps_of_angle(values)
-        if jumps:
+        if period is None and not table.sensor and (jumps := jumps_of_angle(values)):
             said = f"{name}: values jump by nearly 360, as angles do (in {jumps} of {len(values) - 1} steps)"
             notes.append(f"{said}; --angle 360 filters them without jumps, or forecast their sine and cosine")
         if period is not None:
@@ -172,28 +174,26 @@ def _offset(length: pd.Timedelta, given: str | None) -> Any:
 
 def _calendar_dates(
     table: SeriesTable, request: ForecastRequest, end: pd.Timestamp, step: float
-) -> tuple[str, list[Any]] | None:
-    """The next dates by a step of the calendar, or on the clocks of a zone, with its name if it is of the calendar.
+) -> tuple[str, list[Any] | None]:
+    """The next dates by a step of the calendar, or on the clocks of a zone, after its name if it is of the calendar.
 
     None where all steps have one length.
     """
-    dates = table.dates(table.times)
+    dates, name = table.dates(table.times), request.step or ""
     if request.step is None:
         offset = calendar_step(dates.tz_localize(None).to_numpy())
         name = "" if offset is None else f"{offset.kwds['months']}M" if "months" in offset.kwds else offset.freqstr
     else:
-        offset, name = (calendar_offset(request.step) or (None,))[0], request.step
+        offset = (calendar_offset(request.step) or (None,))[0]
     if offset is None and has_clock(dates.tz):
-        offset, name = _offset(rounded(step * UNITS[table.unit].total_seconds(), "us"), request.step), ""
+        offset, name = _offset(rounded_length(step * UNITS[table.unit].total_seconds(), "us"), request.step), ""
     if offset is None:
-        return None
+        return "", None
     # from the last date, so that 30 January is followed by 29 February and 30 March
     later = takewhile(lambda date: date <= end, (dates[-1] + offset * k for k in count(1)))
-    found = list(islice(later, _MOST_STEPS + 1))
-    said = name or f"{step:g} {table.unit}"
-    require(len(found) > 0, "horizon", request.horizon, f"at least one step, {said}; --step chooses another")
-    most = f"at most {_MOST_STEPS} steps of {said}; --step chooses longer ones"
-    require(len(found) <= _MOST_STEPS, "horizon", request.horizon, most)
+    found = list(islice(later, _MAX_STEPS + 1))
+    many = np.inf if len(found) > _MAX_STEPS else len(found)
+    _check_steps(many, request.horizon, name or f"{step:g} {table.unit}")
     return name, found
 
 
@@ -203,16 +203,15 @@ def _usual_step(table: SeriesTable) -> tuple[float, float, float, str]:
     Where there is no grid: the median gap. At last a note, where times are rounded.
     """
     times = np.unique(table.times)
-    last = float(times[-1])
+    last, unit = float(times[-1]), 1.0
     if table.origin is None:
         grid = time_grid(times)
     else:
-        dates = table.shown(times)
+        dates, unit = table.clock_times(times), UNITS[table.unit].total_seconds()
         times = (dates - dates[0].floor("s")).total_seconds().to_numpy(np.float64)
         grid = time_grid(times, tick=60.0 if not (times % 60).any() else None, cut=True)
     if grid is None:
         return table.gap, table.gap, last, ""
-    unit = 1.0 if table.origin is None else UNITS[table.unit].total_seconds()
     step, least = grid.step / unit, grid.least / unit
     if grid.rounding == 0:
         return step, least, last, ""

@@ -28,7 +28,7 @@ from .cells import (
     times_of_rows,
     without_unit,
 )
-from .dates import EPOCHS, UNITS, calendar_offset, check_dates, first_row, length_of_time, numbers_of, rounded
+from .dates import UNITS, calendar_offset, check_dates, first_row, length_of_time, numbers_of, rounded_length
 
 _DUPLICATES = ("refuse", "mean", "first", "last")
 
@@ -76,10 +76,7 @@ class TableFormat:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "missing", tuple(self.missing or ()))
-        check_dates(self.date_format, self.time_unit, self.zone, self.epoch)
-        units = (*EPOCHS, "number")
-        require(self.time_unit in (None, *units), "time-unit", self.time_unit, f"one of {', '.join(units)}")
-        require(None in (self.date_format, self.time_unit), "date-format", self.date_format, "it or --time-unit")
+        check_dates(self)
         separates = self.separator is None or self.separator in SEPARATORS or len(self.separator) == 1
         require(separates, "separator", self.separator, "a single character, tab or space")
         for name, signs in (("decimal", ".,"), ("thousands", SIGNS)):
@@ -155,13 +152,13 @@ class SeriesTable(NamedTuple):
 
     def dates(self, times: Float[np.ndarray, " n"]) -> Any:
         """Times of a dated series as dates, in the zone of the file; lengths of time as those."""
-        shown, zone = self.shown(times), getattr(self.origin, "tz", None)
+        shown, zone = self.clock_times(times), getattr(self.origin, "tz", None)
         return moments_of_clock(shown, zone) if has_clock(zone) else shown
 
-    def shown(self, times: Float[np.ndarray, " n"]) -> Any:
+    def clock_times(self, times: Float[np.ndarray, " n"]) -> Any:
         """The same as the clocks of a place show them, without its zone; see `wall_clock`."""
         assert self.origin is not None
-        lengths = rounded(np.asarray(times) * UNITS[self.unit].total_seconds(), self.origin.unit)
+        lengths = rounded_length(np.asarray(times) * UNITS[self.unit].total_seconds(), self.origin.unit)
         return wall_clock(pd.Index([self.origin]))[0] + lengths
 
     def since_origin(self, dates: Any) -> np.ndarray:
@@ -190,6 +187,10 @@ class SeriesTable(NamedTuple):
     def axis(self, times: Float[np.ndarray, " n"]) -> np.ndarray:
         """Times for the axis of a figure: dates, or numbers."""
         return np.asarray(times) if not self.dated else self.dates(times).tz_localize(None).to_numpy()
+
+    def with_notes(self, *notes: str) -> "SeriesTable":
+        """With further notes, but for empty ones."""
+        return self._replace(notes=(*self.notes, *filter(None, notes)))
 
     def rows(self, chosen: Any) -> "SeriesTable":
         """Some of its rows, by a slice or a mask."""
@@ -233,7 +234,7 @@ def read_series(
     readings, sensors = rows[list(channels)].to_numpy(np.float64), tuple(rows[_SENSOR]) if _SENSOR in rows else ()
     notes = (*file.notes, *changes)
     table = SeriesTable(times, readings, channels, unit, origin, sensors, tuple(rows.index), notes)
-    return table._replace(notes=(*notes, *_distant_sensors(table)))
+    return table.with_notes(*_distant_sensors(table))
 
 
 _TIME, _SENSOR = 0, 1  # columns of a file's rows; those of channels have their names, which are texts
@@ -375,10 +376,7 @@ _LEAST_READINGS = 4  # readings of a sensor, at least, that tell their noise
 
 
 def _distant_sensors(table: SeriesTable) -> list[str]:
-    """A note for each channel in which a sensor differs from the one with most readings by far more than their noise.
-
-    The difference is the median one at its times, their noise the typical deviation from it.
-    """
+    """A note for each channel in which a sensor is, in the median, far off the one with most readings."""
     notes, times = [], table.times
     for name, values in zip(table.channels, table.values.T if table.sensor else (), strict=False):
         by_sensor = pd.Series(values, times).dropna().groupby(np.asarray(table.sensor)[~np.isnan(values)])
