@@ -30,7 +30,7 @@ def environment() -> dict[str, Any]:
 
 @cache
 def _commit() -> str | None:
-    """The commit of the source that this process began with, as far as it is known: a later commit does not change it."""
+    """The commit of the source that this process began with: a later one does not change it."""
     folder = Path(package.__file__).parent
     return package.source_commit(folder) or package.source_digest(folder)
 

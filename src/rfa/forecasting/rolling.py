@@ -134,7 +134,7 @@ class PastErrors(NamedTuple):
 
     @classmethod
     def of(cls, fitted: FittedChannel, horizon: float, refused: Bool[np.ndarray, " T"]) -> "PastErrors":
-        """Errors of a model. Forecasts from refused readings do not count, and of those of them only the number does."""
+        """Errors of a model. Forecasts from refused readings do not count; of those of such readings the share does."""
         origins, times = Origins.of(fitted.channel, horizon), fitted.channel.times
         mean, variance = fitted.rolling(origins)
         errors = np.abs(fitted.channel.values[origins.targets] - mean) / np.sqrt(variance)
@@ -147,7 +147,7 @@ class PastErrors(NamedTuple):
     def half_widths(
         self, probability: float, lags: Float[np.ndarray, " steps"], deviation: Float[np.ndarray, " steps"]
     ) -> Float[np.ndarray, " steps"]:
-        """Half the width of the band that holds a reading with this probability, `(steps,)`, by the model's standard deviations.
+        """Half widths of the band that holds a reading with this probability, `(steps,)`, by the model's deviations.
 
         The quantile of the errors at lags within a quarter of the horizon, of a higher level where readings are
         refused. Where few errors are independent it is wider, as a normal band of a higher level is: the largest error
