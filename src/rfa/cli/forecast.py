@@ -28,17 +28,11 @@ def _of_table(says: str, metavar: str | None = None, *names: str) -> Any:
 def forecast(
     ctx: typer.Context,
     file: Annotated[Path, typer.Argument(help="CSV file to forecast.", metavar="FILE.csv")],
-    time: Annotated[
-        list[str], _option("The column of times; or several: date and time, or year, month ...", "A B ...")
-    ],
-    horizon: Annotated[
-        str, _option("How far ahead: 30min, PT1.5H, 7D, 12M or 5B; a number where times are numbers.", "H")
-    ],
+    time: Annotated[list[str], _option("The column of times; or those of date and time, or year, month", "A B ...")],
+    horizon: Annotated[str, _option("How far ahead: 30min, PT1.5H, 7D, 12M or 5B; or a plain number.", "H")],
     out: Annotated[Path, _option("Folder for forecast.csv, cleaned.csv, forecast.json, figure.png.", "DIR")],
     values: Annotated[list[str] | None, _option("The columns to forecast; all others by default.", "A B ...")] = None,
-    step: Annotated[
-        str | None, _option("Time between forecasts: 30min, 1MS, 1QE, B; the usual gap by default.", "S")
-    ] = None,
+    step: Annotated[str | None, _option("Time between forecasts: 30min, 1MS, 1QE, B; or as usual.", "S")] = None,
     components: Annotated[
         list[str] | None,
         _option(
@@ -48,20 +42,16 @@ def forecast(
         ),
     ] = None,
     not_robust: Annotated[
-        bool, _option("Use the Kalman filter, which believes each reading.", None, "--not-robust")
+        bool, _option("The Kalman filter, which believes each reading.", None, "--not-robust")
     ] = False,
     positive: Annotated[bool, _option("All values are above 0: no forecast is less.", None, "--positive")] = False,
     counts: Annotated[bool, _option("No value is negative: no forecast is, either.", None, "--counts")] = False,
-    angle: Annotated[
-        float | None, _option("A whole turn, such as 360, where all values are angles.", "DEGREES")
-    ] = None,
+    angle: Annotated[float | None, _option("A whole turn, such as 360, of values that are angles.", "DEGREES")] = None,
     sensor: Annotated[str | None, _option("A column that names the sensor of each row.", "COLUMN")] = None,
     date_format: Annotated[str | None, _of_table("Format of dates, such as %d.%m.%Y.", "FORMAT")] = None,
     time_unit: Annotated[str | None, _of_table("Unit of epoch stamps; or plain numbers.", "s|ms|us|ns|number")] = None,
     zone: Annotated[str | None, _of_table("The place whose clock dates show: Europe/Berlin.", "ZONE")] = None,
-    epoch: Annotated[
-        str | None, _of_table("The date of stamp 0: 1980-01-06 of GPS, 1989-12-31 of FIT.", "DATE")
-    ] = None,
+    epoch: Annotated[str | None, _of_table("The date of stamp 0, such as 1980-01-06 of GPS.", "DATE")] = None,
     separator: Annotated[str | None, _of_table("What separates cells: a sign, tab or space.", "SIGN")] = None,
     decimal: Annotated[str | None, _of_table("Sign before the decimals of numbers.", "SIGN")] = None,
     thousands: Annotated[str | None, _of_table("Sign between thousands.", "SIGN")] = None,
@@ -71,12 +61,8 @@ def forecast(
     sort: Annotated[bool, _of_table("Put rows in order of time, or refuse.", None, "--sort/--no-sort")] = True,
     skip_rows: Annotated[int, _of_table("Lines to leave out before the header.", "N")] = 0,
     comment: Annotated[str | None, _of_table("Sign that begins a comment, such as #.", "SIGN")] = None,
-    skip_bad_rows: Annotated[
-        bool, _of_table("Leave out, and count, rows with faults.", None, "--skip-bad-rows")
-    ] = False,
-    no_header: Annotated[
-        bool, _of_table("The first row has readings; columns are 1, 2, ...", None, "--no-header")
-    ] = False,
+    skip_bad_rows: Annotated[bool, _of_table("Leave out, and count, bad rows.", None, "--skip-bad-rows")] = False,
+    no_header: Annotated[bool, _of_table("The first row has readings; columns: 1, 2 ...", None, "--no-header")] = False,
     overwrite: Annotated[bool, _option("Replace a forecast that is there.", None, "--overwrite")] = False,
 ) -> None:
     """Forecast the columns of a CSV file with 50 and 90 % intervals, and list the outliers of the past.
@@ -103,12 +89,8 @@ def forecast(
         angle=angle,
     )
     with interruptible("start again with the same command"), progress_bars() as bar:
-        content = forecast_file(
-            request,
-            out,
-            overwrite=overwrite,
-            progress=lambda stage, *far: bar(one_line(f"{stage.run}: {stage.name}"), *far),
-        )
+        said: Any = lambda stage, *far: bar(one_line(f"{stage.run}: {stage.name}"), *far)  # noqa: E731
+        content = forecast_file(request, out, overwrite=overwrite, progress=said)
     _print_forecast(content, out)
 
 
@@ -154,10 +136,6 @@ def _print_forecast(content: dict[str, Any], out: Path) -> None:
         if len(one["outliers"]) > _LISTED:
             more = len(one["outliers"]) - _LISTED
             _say(f"{more} earlier outliers of {name} are in forecast.json")
-    for label, file in (
-        ("forecast", "forecast.csv"),
-        ("cleaned", "cleaned.csv"),
-        ("details", "forecast.json"),
-        ("figure", "figure.png"),
-    ):
+    names = {"forecast": "forecast.csv", "cleaned": "cleaned.csv", "details": "forecast.json", "figure": "figure.png"}
+    for label, file in names.items():
         say(f"{label + ':':10}{out / file}")

@@ -127,17 +127,12 @@ def _header_hint(lines: list[str], skipped: int, names: list[str], times: list[s
     for place, line in enumerate(lines[:_SEARCHED_LINES]):
         if not all(name in line for name in times):
             continue
-        if not line[0].isalnum() and any(
-            {*times} <= {*_names(line.lstrip(line[0]), sign)} for sign in _HEADER_SEPARATORS
-        ):
-            return f"; row {place + 1} has it behind a sign, --comment {line[0]!r} reads it"
+        bare, row = line.lstrip(line[0]), f"; row {place + 1} has it"
+        if not line[0].isalnum() and any({*times} <= {*_names(bare, sign)} for sign in _HEADER_SEPARATORS):
+            return f"{row} behind a sign, --comment {line[0]!r} reads it"
         if any({*times} <= {*_names(line, sign)} for sign in _HEADER_SEPARATORS):
             after = place != skipped and any(lines[:place])
-            return (
-                f"; row {place + 1} has it, --skip-rows {place} leaves out what stands before"
-                if after
-                else _SEPARATOR_HINT
-            )
+            return f"{row}, --skip-rows {place} leaves out what stands before" if after else _SEPARATOR_HINT
     if pd.to_numeric(pd.Series(names, dtype=str), errors="coerce").notna().any():
         return "; in a file without a header --no-header names them 1, 2, ..."
     return _SEPARATOR_HINT if len(names) == 1 else ""

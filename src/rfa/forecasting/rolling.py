@@ -159,12 +159,8 @@ class PastErrors(NamedTuple):
         normal = NormalDist().inv_cdf((1 + probability) / 2)
         if len(self.errors) < _MIN_ERRORS:
             return normal * deviation
-        wider = (
-            NormalDist().inv_cdf(
-                (1 + min(_MAX_PROBABILITY, probability * (1 + _FEW_ERRORS_CORRECTION / self.horizons))) / 2
-            )
-            / normal
-        )
+        higher = min(_MAX_PROBABILITY, probability * (1 + _FEW_ERRORS_CORRECTION / self.horizons))
+        wider = NormalDist().inv_cdf((1 + higher) / 2) / normal
         level = min(1.0, probability / (1 - self.refused))
         order = np.argsort(self.lags, kind="stable")
         known, errors = self.lags[order], self.errors[order]
