@@ -87,8 +87,8 @@ def _forecast_channel(
         tail = int(np.searchsorted(times, times[-1] - 2 * longest))
     say("fitting", 0, 3)
     try:
-        recent, whole = channel(choice.scale, tail), channel(choice.scale)
-        return _fitted_forecast(request, name, choice, recent, whole, query_times, say)
+        last, whole = channel(choice.scale, tail), channel(choice.scale)
+        return _fitted_forecast(request, name, choice, last, whole, query_times, say)
     except ValueError as error:
         raise ValueError(f"{error} (column {name!r})") from None
 
