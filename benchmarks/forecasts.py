@@ -30,7 +30,7 @@ from statsmodels.tsa.statespace.structural import UnobservedComponents
 
 from rfa.environment import environment
 from rfa.files import write_text_whole
-from rfa.forecasting.filter import forecast_by_filter
+from rfa.forecasting.filter import forecast_channels
 from rfa.forecasting.request import ForecastRequest, read_request
 
 ORIGINS = 6
@@ -175,8 +175,8 @@ def by_rfa(file: Path, series: Series) -> tuple[Forecast, dict[str, Any]]:
     request = ForecastRequest(file=file, time="time", horizon=horizon, step=step)
     table, query_times = read_request(request)
     assert len(query_times) == series.horizon, (len(query_times), series)
-    found = forecast_by_filter(request)(table, query_times)[0]
-    share = int(found.past["outlier"].sum()) / int((~table.values.isnan()).sum())
+    found = forecast_channels(request, table, query_times)[0]
+    share = int(found.past["outlier"].sum()) / int((~np.isnan(table.values)).sum())
     return (found.mean, *found.intervals[LEVEL]), {"components": found.details["components"], "outliers": share}
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
 from rfa.dynamics import decay_kernel, partitioned_frequencies, rope_frequencies, rotation, spectral_decay
-from rfa.forecasting.style import COLOURS, COLUMN, PAGE, letter, save, shades, styled
+from rfa_lab.style import COLOURS, COLUMN, PAGE, letter, save, shades, styled
 
 _TO_FRAME, _FROM_FRAME, _FRAME = COLOURS[0], COLOURS[3], COLOURS[2]
 

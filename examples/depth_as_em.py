@@ -16,7 +16,7 @@ from torch import Tensor
 
 import rfa
 from rfa.estimation import LinearSDE, robust_estimate
-from rfa.forecasting.style import COLOURS, save
+from rfa.forecasting.figure import COLOURS, save
 
 FIGURE = Path(__file__).parents[1] / "docs" / "depth-as-em.png"
 DECAY, FREQUENCY, PROCESS_NOISE, KEY_NOISE = 0.3, 2.0, 0.5, 0.5  # the last two are variances of complex numbers

@@ -17,7 +17,8 @@ import rfa
 SOURCE = Path(__file__).parents[1] / "src"
 LIBRARY = ["auto_classes", "files", "checks", "progress", "environment"]
 LIBRARY += ["dynamics", "ops", "nn", "appendix", "models", "parallel", "estimation", "forecasting", "integrations"]
-LAB = ["data", "training", "record", "evaluation", "export", "report", "recipes", "bench", "cli", "__main__"]
+LIBRARY += ["cli"]
+LAB = ["style", "data", "training", "record", "evaluation", "export", "report", "recipes", "bench", "cli", "__main__"]
 ORDER = {"rfa": LIBRARY, "rfa_lab": LAB}  # the lab imports all of the library, the library nothing of the lab
 LONGEST_FILE = 500
 

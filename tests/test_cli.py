@@ -12,9 +12,9 @@ from ops.cpu.compiled import python
 from training.runs import at_step, contents, ctrl_c, messages, tiny_spec, write_corpus
 
 from rfa import __version__
+from rfa.cli.app import app
 from rfa.ops.backends import BACKENDS, missing
 from rfa_lab import cli
-from rfa_lab.cli.app import app
 from rfa_lab.evaluation import evaluate
 from rfa_lab.training import RunFolder, Stopped, train
 
@@ -102,24 +102,6 @@ def test_generate(rfa, run):
 
 def test_version(rfa):
     assert rfa("--version") == (0, f"rfa {__version__}\n", "")
-
-
-def test_helps_are_whole_phrases():
-    """Of each option: a capital, no fragment such as "Of the sampling.", and no type of flags; `-h` shows it."""
-    group = typer.main.get_command(app)
-    context = group.make_context("rfa", [], resilient_parsing=True)
-    for command in (group, *group.commands.values()):
-        own = command.make_context("x", [], parent=context, resilient_parsing=True)
-        for param in command.get_params(own):
-            text = param.help
-            assert text[0].isupper(), (command.name, param.name, text)
-            assert text.split()[0] not in ("Of", "In", "For", "With", "Also", "Only", "Instead:"), (command.name, text)
-            assert text.endswith((".", "...")), (command.name, text)
-            assert not getattr(param, "is_flag", False) or param.display_type_rich(own) == "", (
-                command.name,
-                param.name,
-            )
-        assert own.help_option_names == ["-h", "--help"]
 
 
 def test_doctor(rfa):
@@ -279,6 +261,6 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(fails
 
 def test_each_option_that_names_an_output_is_checked():
     """Every command with `--out` stands in the list above."""
-    group = typer.main.get_command(cli.app.app)
+    group = typer.main.get_command(app)
     named = {name for name, one in group.commands.items() if any("--out" in each.opts for each in one.params)}
     assert named == {" ".join(each[: 1 + (each[1] == "train")]) for each in BELOW_A_FILE if each[-1] == "--out"}

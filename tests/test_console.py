@@ -6,8 +6,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from rfa_lab.cli import console
-from rfa_lab.cli.console import comparison_table, evaluation_table, progress_bars
+from rfa.cli import app
+from rfa.cli.app import progress_bars
+from rfa_lab.cli.console import comparison_table, evaluation_table
 
 
 def printed(table):
@@ -63,8 +64,8 @@ def test_progress_is_on_standard_error(capsys, monkeypatch):
 
 @pytest.mark.parametrize(("every", "lines"), [(0.0, ["a: 1/3", "b: 2/3", "b: 3/3"]), (10.0, ["a: 1/3"])])
 def test_a_pipe_has_a_line_now_and_then(capsys, monkeypatch, every, lines):
-    assert console.LINE_SECONDS >= 10
-    monkeypatch.setattr(console, "LINE_SECONDS", every)
+    assert app.LINE_SECONDS >= 10
+    monkeypatch.setattr(app, "LINE_SECONDS", every)
     with progress_bars() as bar:
         for step, description in enumerate("abb", 1):
             bar(description, step, 3)

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from training.runs import contents, messages
 
+from rfa.cli.forecast import _digits
 from rfa.estimation import Level, RobustFilter
-from rfa_lab.cli.forecast import _digits
 
 GOOD = [(k, round(math.sin(k / 3) + 0.1 * math.cos(9 * k * k), 3), k % 7) for k in range(40)]
 LEVEL = ["--components", "level"]
@@ -88,8 +88,7 @@ def test_control_characters_of_names_do_not_reach_the_terminal(rfa, tmp_path):
 
 
 def test_two_sensors_and_dates(rfa, write, tmp_path):
-    rows = [(f"2024-01-{1 + k // 24:02} {k % 24:02}:00", "pq"[k % 3 == 0], a) for k, a, _ in GOOD for _ in range(1)]
-    rows = [(when, sensor, a) for when, _, a in rows for sensor in "pq"]
+    rows = [(f"2024-01-{1 + k // 24:02} {k % 24:02}:00", sensor, a) for k, a, _ in GOOD for sensor in "pq"]
     given = ["--time", "t", "--sensor", "s", "--horizon", "90min", "--step", "30min", "--not-robust"]
     status, _, err = rfa("forecast", write(rows, "t,s,a"), *given, *LEVEL, "--out", "o")
     assert (status, messages(err)) == (0, [])
@@ -131,10 +130,8 @@ def test_angles_are_filtered_without_their_jumps(rfa, tmp_path):
         (tmp_path / name).write_text("t,x\n" + "".join(f"{k},{x:.2f}\n" for k, x in enumerate(values)))
     given = ["--time", "t", "--horizon", "5", "--components", "trend"]
     assert rfa("forecast", "plain", *given, "--out", "p")[0] == 0
-    assert (
-        "x: values jump by nearly 360, as angles do (in 1 of 39 steps)"
-        in rfa("forecast", "turned", *given, "--out", "j")[1]
-    )
+    said = "x: values jump by nearly 360, as angles do (in 1 of 39 steps)"
+    assert said in rfa("forecast", "turned", *given, "--out", "j")[1]
     status, out, _ = rfa("forecast", "turned", *given, "--angle", "360", "--out", "a")
     assert (status, "jump" in out, "outlier: x -89 at 30, expected -178.9" in out) == (0, False, True)
     plain, found = (pd.read_csv(tmp_path / name / "forecast.csv").iloc[:, 2:] for name in "pa")
@@ -163,21 +160,9 @@ DATES = [(f"2024-01-{1 + k // 24:02} {k % 24:02}:00", a, b) for k, a, b in GOOD]
     [
         ([(0, 1, 2), (0, 2, 2)], {}, "--duplicates mean, first or last"),
         (GOOD[:3], {}, "values: got \"3 readings in 'a'\", expected at least 4"),
-        (
-            [(k, k % 3, 1) for k in range(9)],
-            {"--positive": []},
-            "positive: got \"0 in row 2 of 'a'\", expected values ab",
-        ),
-        (
-            [(k, 1 - k % 3, 1) for k in range(9)],
-            {"--counts": []},
-            "counts: got \"-1 in row 4 of 'a'\", expected values of",
-        ),
-        (
-            [(k, k, 1 if k < 3 else "") for k in range(9)],
-            {"--values": ["a", "b"]},
-            "in 'b'\", expected at least 4; --values",
-        ),
+        ([(k, k % 3, 1) for k in range(9)], {"--positive": []}, "positive: got \"0 in row 2 of 'a'\", expected values"),
+        ([(k, 1 - k % 3, 1) for k in range(9)], {"--counts": []}, "counts: got \"-1 in row 4 of 'a'\", expected value"),
+        ([(k, k, 1 if k < 3 else "") for k in range(9)], {"--values": ["a", "b"]}, "in 'b'\", expected at least 4; --"),
         (GOOD, {"--horizon": ["1e300"]}, "horizon: got '1e300, 1e+300 steps of 1', expected at most 100000; --step"),
         (GOOD, {"--components": ["level", "level"]}, "components: got 'level level', expected each component once"),
         (GOOD, {"--date-format": ["DD.MM.YYYY"]}, "date-format: got 'DD.MM.YYYY', expected a format of dates"),
@@ -188,16 +173,8 @@ DATES = [(f"2024-01-{1 + k // 24:02} {k % 24:02}:00", a, b) for k, a, b in GOOD]
         (GOOD, {"--components": ["level", "trend"]}, "model: got"),
         (GOOD, {"--out": ["mine"]}, "out: mine has other files, thesis.tex"),
         (GOOD, {"--out": ["x.csv"]}, "out: x.csv is a file"),
-        (
-            GOOD,
-            {"--angle": ["360"], "--values": ["a", "b"], "--counts": []},
-            "angle: got '--angle with --positive or --counts'",
-        ),
-        (
-            [(k, 100 * k, 1) for k in range(9)],
-            {"--angle": ["360"]},
-            "angle: got \"0 to 800 in 'a'\", expected values from 0",
-        ),
+        (GOOD, {"--angle": ["360"], "--values": ["a", "b"], "--counts": []}, "angle: got '--angle with --positive or"),
+        ([(k, 100 * k, 1) for k in range(9)], {"--angle": ["360"]}, "angle: got \"0 to 800 in 'a'\", expected values"),
         (GOOD, {"--angle": ["0"]}, "angle: got 0.0, expected a whole turn, such as 360"),
     ],
 )

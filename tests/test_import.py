@@ -86,8 +86,23 @@ def test_what_a_light_install_names_it_can_load(absent):
         "print(set(dir(rfa)) >= set(rfa.__all__), {*rfa.__all__} <= {*globals()}, len(inspect.getmembers(rfa)) > 5)\n"
         "print(*(hasattr(rfa, name) for name in ('models', 'forecasting', 'nn')), len(rfa.__all__))"
     )
-    there = {(): "True True True 14", ("transformers",): "False False True 8", ("pandas",): "True False True 13"}
+    there = {(): "True True True 14", ("transformers",): "False True True 9", ("pandas",): "True False True 13"}
     assert lines(program) == ["True True True", there[absent]]
+
+
+def test_a_forecast_loads_no_transformers_and_no_figure_library(tmp_path):
+    """Nor does one whose figure is not drawn."""
+    heavy = (
+        "print(*sorted({'transformers', 'accelerate', 'tokenizers', 'matplotlib', 'rfa.models'} & {*sys.modules}))\n"
+    )
+    (tmp_path / "x.csv").write_text("t,a\n" + "".join(f"{k},{k % 5}\n" for k in range(30)))
+    program = f"import sys; from pathlib import Path; import rfa.forecasting; {heavy}" + (
+        "from rfa.forecasting.filter import forecast_channels\n"
+        "from rfa.forecasting.request import ForecastRequest, read_request\n"
+        "request = ForecastRequest(file=Path(sys.argv[1]), time='t', horizon='3', components=['level'])\n"
+        f"print(len(forecast_channels(request, *read_request(request))[0].mean)); {heavy}"
+    )
+    assert lines(program, tmp_path / "x.csv") == ["", "3", ""]
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_a_cell_prints_its_last_value_as_jupyter_does():
 @pytest.mark.parametrize(("chosen", "stays"), [({"MPLBACKEND": "svg"}, "svg"), ({}, "agg")])
 def test_figures_of_the_library_appear_in_a_notebook(chosen, stays):
     """Jupyter names its way to draw in MPLBACKEND. Where nothing is chosen, no window is opened."""
-    program = "import rfa.forecasting.style, matplotlib; print(matplotlib.get_backend())"
+    program = "import rfa.forecasting.figure, matplotlib; print(matplotlib.get_backend())"
     environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"} | chosen
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip().lower() == stays

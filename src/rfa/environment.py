@@ -8,10 +8,7 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
-import accelerate
-import tokenizers
 import torch
-import transformers
 
 from . import version as package
 
@@ -23,9 +20,7 @@ def environment() -> dict[str, Any]:
         "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "accelerate": accelerate.__version__,
-        "tokenizers": tokenizers.__version__,
+        **{name: _installed(name) for name in ("transformers", "accelerate", "tokenizers")},
         **_accelerated(),
         "machine": f"{cpu_name()}, {platform.machine()}, {os.cpu_count()} CPUs",
         "threads": torch.get_num_threads(),
@@ -35,7 +30,7 @@ def environment() -> dict[str, Any]:
 
 @cache
 def _commit() -> str | None:
-    """Of the source that this process began with, as far as it is known: a later commit does not change it."""
+    """The commit of the source that this process began with: a later one does not change it."""
     folder = Path(package.__file__).parent
     return package.source_commit(folder) or package.source_digest(folder)
 
@@ -50,13 +45,17 @@ def cpu_name() -> str:
     return named or platform.processor() or "unknown CPU"
 
 
+def _installed(library: str) -> str | None:
+    """The version of a library, which is not imported for it; None where it is not installed."""
+    try:
+        return installed_version(library)
+    except PackageNotFoundError:
+        return None
+
+
 def _accelerated() -> dict[str, Any]:
     """Further versions on which measurements on a GPU depend."""
     if not torch.cuda.is_available():
         return {}
-    try:
-        triton = installed_version("triton")
-    except PackageNotFoundError:
-        triton = None
     built_for = "cuda" if torch.version.hip is None else "hip"
-    return {built_for: getattr(torch.version, built_for), "triton": triton}
+    return {built_for: getattr(torch.version, built_for), "triton": _installed("triton")}

@@ -4,6 +4,7 @@ The libraries are imported in a function: a KeyboardInterrupt during that import
 would catch it.
 """
 
+import importlib
 import os
 import signal
 import sys
@@ -19,8 +20,8 @@ def main() -> None:
     try:
         from .cli import main as command
 
-        if _runs_a_command(sys.argv[1:]):
-            import rfa.models  # noqa: F401 - PyTorch and transformers, seconds
+        if _runs_a_command(sys.argv[1:]):  # PyTorch and transformers take seconds
+            importlib.import_module("rfa.forecasting.filter" if sys.argv[1] == "forecast" else "rfa.models")
     except MissingExtra as error:
         sys.exit(_said(f"rfa: {error}\n", 2))
 

@@ -2,4 +2,4 @@
 
 from rfa.checks import needs
 
-needs("pandas", "matplotlib", "transformers")
+needs("pandas")

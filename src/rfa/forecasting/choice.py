@@ -15,11 +15,11 @@ SEASONS = ("1D", "7D", "365.2425D")  # that a dated series is searched for
 _HARMONICS = 2, 6  # of a season that are tried
 _OF_TWO = 4, 3  # harmonics of two seasons that are tried together
 _KINDS = ["level", "ar"], ["level"], ["damped-trend"], ["trend"]  # what follows the readings beside a season
-_SEASON = 1 / 0.9  # the penalty of a season, by which it must reduce the error
-_PERIODS = 5  # of a cycle that is tried: fewer are seen in any walk
+_SEASON_PENALTY = 1 / 0.9  # the penalty of a season, by which it must reduce the error
+_MIN_PERIODS = 5  # of a cycle that is tried: fewer are seen in any walk
 _SEARCH_STEPS = 15  # of a fit that is only compared
-_COST = 0.02  # of a parameter: the share by which it must reduce the error
-_MOST_REFUSED = 0.2  # share of the readings that a filter may refuse; where it is more they are no outliers
+_PARAMETER_COST = 0.02  # of a parameter: the share by which it must reduce the error
+_MAX_REFUSED = 0.2  # share of the readings that a filter may refuse; where it is more they are no outliers
 
 
 class Choice(NamedTuple):
@@ -46,10 +46,8 @@ def choose(
     """The model whose forecasts of the last readings, at the horizon that is asked for, had the smallest error.
 
     Each model is fitted to all readings. Its filter then forecasts from up to 40 earlier readings, from each without a
-    look at later ones. The error is the mean absolute one, and 2 % more for each parameter. First the components
-    without a season are compared; then, for dated series, seasons of a day, a week and a year, two of them, and free
-    ones; then what follows the readings beside the best waves and the best free season. A season must make the error a
-    tenth smaller. At last the scales are compared.
+    look at later ones. The error is the mean absolute one, 2 % more for each parameter and 11 % more with a season.
+    Compared are components without a season, seasons of a day, a week and a year, what stands beside them, and scales.
 
     Args:
         channels: of each scale that is allowed, by its name. The first one is the usual one.
@@ -63,7 +61,7 @@ def choose(
     if np.ptp(truth[~np.isnan(truth)]) == 0 or not len(origins.targets):
         return Choice(["level"], usual, {})
     costs, seasons = dict[str, float](), _seasons(channels[usual], query_times)
-    cleaned = {name: _cleaned(channel, seasons) if robust else channel for name, channel in channels.items()}
+    cleaned = {name: _without_refused(channel, seasons) if robust else channel for name, channel in channels.items()}
     period = _cycle_period(cleaned[usual], seasons)
     kinds = [*_KINDS, *([["level", "ar", f"cycle:{period}{table.unit}"]] if period else [])]
     most = len(kinds) + len(seasons) + 2 * (len(_KINDS) - 1) * bool(seasons) + len(others)
@@ -79,8 +77,8 @@ def choose(
             except ValueError:  # it cannot be fitted to these readings
                 return np.inf
             error = float(np.mean(np.abs(mean - truth[origins.targets])))
-            penalty = 1 + _COST * len(fitted.filter.parameters)
-            penalty *= _SEASON if any(word.startswith("season") for word in words) else 1.0
+            penalty = 1 + _PARAMETER_COST * len(fitted.filter.parameters)
+            penalty *= _SEASON_PENALTY if any(word.startswith("season") for word in words) else 1.0
             costs[label] = error * penalty if np.isfinite(error) else np.inf
         return costs[label]
 
@@ -117,7 +115,7 @@ def _seasons(channel: Channel, query_times: Float[np.ndarray, " steps"]) -> list
     return found
 
 
-def _cleaned(channel: Channel, seasons: list[list[str]]) -> Channel:
+def _without_refused(channel: Channel, seasons: list[list[str]]) -> Channel:
     """Without the readings that a robust level refuses, unless they are many.
 
     A level with a free season must refuse them too, where earlier periods have shown one: peaks that return are right.
@@ -127,7 +125,7 @@ def _cleaned(channel: Channel, seasons: list[list[str]]) -> Channel:
         fitted = FittedChannel.of(channel, ["level", *season], True, max_steps=_SEARCH_STEPS)
         unknown = False if fitted.season is None else np.isnan(fitted.season)
         outliers &= np.asarray(fitted.filter.filter().outliers) | unknown
-    if outliers.sum() > _MOST_REFUSED * (~np.isnan(channel.values)).sum():
+    if outliers.sum() > _MAX_REFUSED * (~np.isnan(channel.values)).sum():
         return channel
     return channel._replace(values=np.where(outliers, np.nan, channel.values))
 
@@ -140,13 +138,13 @@ def _cycle_period(channel: Channel, seasons: list[list[str]]) -> str:
     """
     seen = ~np.isnan(channel.values)
     times, values = channel.times[seen], channel.values[seen]
-    if len(times) < 4 * _PERIODS:
+    if len(times) < 4 * _MIN_PERIODS:
         return ""
     grid = np.linspace(times[0], times[-1], len(times))
     level = np.interp(grid, times, values)
     level -= np.polyval(np.polyfit(grid - grid[0], level, 1), grid - grid[0])
     power = np.abs(np.fft.rfft(level * np.hanning(len(grid)))) ** 2
-    power[:_PERIODS], power[len(grid) // 4 + 1 :] = 0.0, 0.0
-    span, waves = float(grid[-1] - grid[0]), max(int(power.argmax()), _PERIODS)
+    power[:_MIN_PERIODS], power[len(grid) // 4 + 1 :] = 0.0, 0.0
+    span, waves = float(grid[-1] - grid[0]), max(int(power.argmax()), _MIN_PERIODS)
     known = {channel.table.duration("season", word.split(":")[1]) for season in seasons for word in season}
     return "" if any(abs(span / length - waves) < 1 for length in known) else period_text(span / waves)

@@ -24,9 +24,7 @@ _KINDS: dict[str, Callable[[], Component]] = {
     "cycle": Cycle,
     "ar": Autoregression,
 }
-_EXPECTED = (
-    "level, trend, damped-trend, season:PERIOD, season:PERIOD:HARMONICS, season:PERIOD:free, cycle, cycle:PERIOD or ar"
-)
+_EXPECTED = "level, trend, damped-trend, season:PERIOD[:HARMONICS], season:PERIOD:free, cycle[:PERIOD] or ar"
 
 
 class ForecastModel(NamedTuple):

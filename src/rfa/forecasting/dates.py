@@ -25,10 +25,10 @@ _SPELLINGS = {
     12: ("YYYYMMDDHHMM", "%Y%m%d%H%M"),
     14: ("YYYYMMDDHHMMSS", "%Y%m%d%H%M%S"),
 }
-_FIRST, _LAST = 1e17, 4.1e18  # epoch stamps that are recognised: 1973-03-03 to 2099-12-03, in nanoseconds
-_FEW = 0.5  # share of the times
+_FIRST_STAMP, _LAST_STAMP = 1e17, 4.1e18  # epoch stamps that are recognised: 1973-03-03 to 2099-12-03, in nanoseconds
+_MAX_FAULTS = 0.5  # share of the times
 _LARGEST = 1e100  # time: squares are computed
-_KEEP = "--time-unit number keeps numbers"
+_NUMBER_HINT = "--time-unit number keeps numbers"
 _WEEKS = r"\d{4}(0[1-9]|[1-4]\d|5[0-3])"
 _FIRST_DAYS = {"%V": ("-1", "-%u"), "%W": ("-1", "-%w"), "%U": ("-0", "-%w")}  # of weeks
 _CLOCK = r"[+-]?\d+:\d\d:\d\d(\.\d+)?"
@@ -47,19 +47,14 @@ class WrongTimes(ValueError):
 
 
 def read_times(
-    column: "pd.Series[Any]",
-    path: Path,
-    date_format: str | None = None,
-    time_unit: str | None = None,
-    zone: str | None = None,
-    epoch: str | None = None,
-    by: "pd.Series[Any] | None" = None,
+    column: "pd.Series[Any]", path: Path, form: Any, by: "pd.Series[Any] | None" = None
 ) -> tuple["pd.Series[Any]", str]:
     """The times of a column, as float64, dates or lengths of time, and in a line what they were taken for.
 
     Dates are those of ISO 8601, digits such as 20240131 or 202401, and epoch stamps from 1973 to 2099. Others are read
     by the only format that fits all of them. The line is "" where times are plain. The column has the cells as they
-    are written, its index the rows' numbers. `by` names the sensor of each row: clocks show an hour twice in each.
+    are written, its index the rows' numbers. `form` is the `TableFormat`. `by` names the sensor of each row: clocks
+    show an hour twice in each.
 
     Raises:
         ValueError: for times that are missing, infinite, or neither numbers nor dates.
@@ -69,13 +64,13 @@ def read_times(
         raise WrongTimes(said, column.index[column.isna()])
     column = column.str.strip()
     numbers = pd.to_numeric(column, errors="coerce")
-    if date_format is None and (time_unit in EPOCHS or epoch is not None):
-        dates = _of_epoch(column, numbers, path, time_unit or "s", epoch)
-        return (dates if zone is None else dates.dt.tz_convert(zone)), ""
-    if date_format is None:
-        times, note = _times_of_cells(column, numbers, path, time_unit)
+    zone, note = form.zone, ""
+    if form.date_format is not None:
+        times, note = _by_format(column, path, form.date_format, f"a date like {form.date_format}")
+    elif form.time_unit in EPOCHS or form.epoch is not None:
+        times = _of_epoch(column, numbers, path, form.time_unit or "s", form.epoch)
     else:
-        times, note = _by_format(column, path, date_format, f"a date like {date_format}")
+        times, note = _times_of_cells(column, numbers, path, form.time_unit)
     if zone is None:
         return times, note
     if times.dtype.kind != "M":
@@ -96,16 +91,18 @@ def _times_of_cells(
             return spelled
         size = numbers.abs()
         for unit, length in EPOCHS.items():
-            if bool(size.between(_FIRST / length, _LAST / length).all()) and bool((numbers > 0).all()):
+            if bool(size.between(_FIRST_STAMP / length, _LAST_STAMP / length).all()) and bool((numbers > 0).all()):
                 note = f"times: {column.name!r} was read as epoch stamps in {unit}, UTC"
-                return _of_epoch(column, numbers, path, unit), f"{note} ({_KEEP}, --epoch names another date of 0)"
+                return _of_epoch(
+                    column, numbers, path, unit
+                ), f"{note} ({_NUMBER_HINT}, --epoch names another date of 0)"
         if digits.str.fullmatch(r"(1[89]|2[01])\d{4}").all() and digits.str.fullmatch(_WEEKS).all():
             note = f"times: {column.name!r} was read as numbers; --date-format %G%V: weeks"
-            return _plain(column, numbers, path), note
+            return _plain_numbers_of(column, numbers, path), note
     if time_unit is not None or not numbers.isna().any():
-        return _plain(column, numbers, path), ""
+        return _plain_numbers_of(column, numbers, path), ""
     expected = "a number, or a date like 2024-01-31 12:00; --date-format reads others, such as %d.%m.%Y"
-    if numbers.isna().mean() < _FEW:  # a row that is none of the series
+    if numbers.isna().mean() < _MAX_FAULTS:  # a row that is none of the series
         _check(column, numbers.isna(), path, expected)
     if column.str.contains("day").any() and column.str.fullmatch(_LENGTH).all():
         return _to_microseconds(pd.to_timedelta(column.str.replace(",", ""))), ""
@@ -116,7 +113,7 @@ def _times_of_cells(
         if dates.dtype.kind != "M" or dates.dt.tz is None or place is None:
             _check(column, column.notna(), path, expected)
         return dates.dt.tz_convert(place), ""
-    column = _first_days(column)
+    column = _first_days_of_periods(column)
     if column.str.contains(r"(?:UTC|GMT)$").all():
         column = column.str.replace(r" ?([+-]00:?00)? ?(UTC|GMT)$", "Z", regex=True)
     dates = pd.to_datetime(column, errors="coerce", format="ISO8601", utc=True)
@@ -131,7 +128,7 @@ def _times_of_cells(
     return dates, note
 
 
-def _plain(column: "pd.Series[Any]", numbers: "pd.Series[Any]", path: Path) -> "pd.Series[Any]":
+def _plain_numbers_of(column: "pd.Series[Any]", numbers: "pd.Series[Any]", path: Path) -> "pd.Series[Any]":
     """Numbers as float64, which must hold them."""
     _check(column, numbers.isna(), path, "a number (--time-unit number)")
     times = numbers.astype(np.float64)
@@ -175,12 +172,13 @@ def _of_digits(column: "pd.Series[Any]", path: Path) -> tuple["pd.Series[Any]", 
     if dates.isna().mean() > 0.5:
         return None
     weeks = "; --date-format %G%V: weeks" if size == 6 and column.str.fullmatch(_WEEKS).all() else ""
-    _check(column, dates.isna(), path, f"a date as {name}, as most rows have ({_KEEP}{weeks})")
-    return _to_microseconds(dates), f"times: {column.name!r} was read as dates, {name} ({_KEEP}{weeks})"
+    _check(column, dates.isna(), path, f"a date as {name}, as most rows have ({_NUMBER_HINT}{weeks})")
+    return _to_microseconds(dates), f"times: {column.name!r} was read as dates, {name} ({_NUMBER_HINT}{weeks})"
 
 
-def check_dates(date_format: str | None, time_unit: str | None, zone: str | None, epoch: str | None) -> None:
-    """Raise `ValueError` for what is no format of dates, no zone, or no date."""
+def check_dates(form: Any) -> None:
+    """Raise `ValueError` where a `TableFormat` has what is no format of dates, no unit, no zone, or no date."""
+    date_format, time_unit, zone, epoch = form.date_format, form.time_unit, form.zone, form.epoch
     expected = "a format of dates such as %d.%m.%Y or %Y-%m-%d %H:%M"
     require(date_format is None or "%" in date_format, "date-format", date_format, expected)
     try:
@@ -192,6 +190,9 @@ def check_dates(date_format: str | None, time_unit: str | None, zone: str | None
     require(epoch is None or time_unit != "number", "epoch", epoch, "it or --time-unit number")
     if epoch is not None:
         _epoch_date(epoch)
+    units = (*EPOCHS, "number")
+    require(time_unit in (None, *units), "time-unit", time_unit, f"one of {', '.join(units)}")
+    require(None in (date_format, time_unit), "date-format", date_format, "it or --time-unit")
 
 
 def _zone_of(name: str) -> ZoneInfo | None:
@@ -219,7 +220,7 @@ def _with_day(date_format: str | None) -> tuple[str, str | None]:
     return "", date_format
 
 
-def _first_days(column: "pd.Series[Any]") -> "pd.Series[Any]":
+def _first_days_of_periods(column: "pd.Series[Any]") -> "pd.Series[Any]":
     """Weeks, months, quarters and halves of years, such as 2024-W05, 2024M03 or 1994-S1, by their first days."""
     if not re.match(r"\d{4}[- ]?[MQSHW]\d", column.iloc[0]):
         return column
@@ -341,7 +342,7 @@ def numbers_of(times: "pd.Series[Any]") -> tuple[np.ndarray, str, Any]:
     return ((shown - shown[0]) / UNITS[unit]).to_numpy(np.float64), unit, origin
 
 
-def rounded(seconds: Any, unit: str) -> Any:
+def rounded_length(seconds: Any, unit: str) -> Any:
     """A length of time, rounded to "us" or "ns": pandas would cut it off."""
     return pd.to_timedelta(np.rint(np.multiply(seconds, 1e9 / EPOCHS[unit])).astype(np.int64), unit)
 

@@ -1,7 +1,6 @@
 """Forecasts by filters: one for each channel, its components and its scale given or chosen, and its outliers."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,51 +12,46 @@ from rfa.progress import Stage, StageProgress
 
 from .choice import Choice, choose
 from .components import components_of
-from .request import (
-    LEVELS,
-    ChannelForecast,
-    Forecaster,
-    ForecastRequest,
-    check_out,
-    read_request,
-    write_forecast,
-)
+from .request import LEVELS, ChannelForecast, ForecastRequest
 from .rolling import Channel, FittedChannel, PastErrors
 from .scale import COUNTS, SCALES, allowed_scales, supported_growth
 from .table import SeriesTable
 
-_FEWEST = 4  # readings of a channel
-_FITTED = 1000  # readings, the last ones, to which parameters are fitted
-_MANY, _TOO_MANY = 0.05, 0.2  # shares of the readings that are refused: it is said; they are no outliers
+_MIN_READINGS = 4  # readings of a channel
+_FITTED_READINGS = 1000  # readings, the last ones, to which parameters are fitted
+_NOTED_REFUSED, _MAX_REFUSED = 0.05, 0.2  # shares of the readings that are refused: it is said; they are no outliers
 
 
-def forecast_by_filter(request: ForecastRequest, progress: StageProgress | None = None) -> Forecaster:
+def forecast_channels(
+    request: ForecastRequest,
+    table: SeriesTable,
+    query_times: Float[np.ndarray, " steps"],
+    progress: StageProgress | None = None,
+) -> list[ChannelForecast]:
     """Forecasts by a `RobustFilter` for each channel.
 
     Its parameters are fitted to the last 1,000 readings, or to two of the longest period. Estimates and outliers of
-    the past are the smoother's, over the whole series. Bands are those of `PastErrors`.
+    the past are the smoother's, over the whole series. Bands are those of `PastErrors`. Angles are without jumps, as
+    `continuous_angles` makes them; `ChannelForecast.in_turns_of` brings them back.
+
+    Args:
+        request: what to forecast.
+        table, query_times: as `read_request` returns them.
+        progress: called with the stage, the amount done and the total.
+
+    Raises:
+        ValueError: for what cannot be forecast.
     """
-
-    def forecast(table: SeriesTable, query_times: Float[np.ndarray, " steps"]) -> list[ChannelForecast]:
-        if request.components is not None:
-            components_of(request.components, table)  # errors come before the first fit
-        for name, readings in zip(table.channels, (~table.values.isnan()).sum(0).tolist(), strict=True):
-            require(
-                readings >= _FEWEST,
-                "values",
-                f"{readings} readings in {name!r}",
-                f"at least {_FEWEST}; --values names other columns",
-            )
-        scales = [
-            ["linear"] if request.angle else allowed_scales(name, values, request.positive, request.counts, table.lines)
-            for name, values in zip(table.channels, table.values.numpy().T, strict=True)
-        ]
-        return [
-            _forecast_channel(request, table, query_times, place, scales[place], progress)
-            for place in range(len(table.channels))
-        ]
-
-    return forecast
+    if request.components is not None:
+        components_of(request.components, table)  # errors come before the first fit
+    scales = list[list[str]]()
+    for name, values in zip(table.channels, table.values.T, strict=True):
+        readings = int((~np.isnan(values)).sum())
+        ways = f"at least {_MIN_READINGS}; --values names other columns"
+        require(readings >= _MIN_READINGS, "values", f"{readings} readings in {name!r}", ways)
+        angle, of = request.angle, (name, values, request.positive, request.counts, table.lines)
+        scales.append(["linear"] if angle else allowed_scales(*of))
+    return [_forecast_channel(request, table, query_times, k, one, progress) for k, one in enumerate(scales)]
 
 
 def _forecast_channel(
@@ -68,15 +62,14 @@ def _forecast_channel(
     scales: list[str],
     progress: StageProgress | None,
 ) -> ChannelForecast:
-    name, values = table.channels[place], table.values[:, place].numpy()
+    name, values = table.channels[place], table.values[:, place]
+    table, values, _ = Channel(table, values, (values, values)).with_readings()
+    times, seen = table.times, np.flatnonzero(~np.isnan(values))
+    tail = int(seen[-min(_FITTED_READINGS, len(seen))])
 
     def say(stage: str, done: int, total: int) -> None:
         if progress is not None:
             progress(Stage(stage, name), done, total)
-
-    table, values, _ = Channel(table, values, (values, values)).with_readings()
-    times, seen = table.times.numpy(), np.flatnonzero(~np.isnan(values))
-    tail = int(seen[-min(_FITTED, len(seen))])
 
     def channel(scale: str, first: int = 0) -> Channel:
         on_scale = SCALES[scale].forth(values)
@@ -94,45 +87,46 @@ def _forecast_channel(
         tail = int(np.searchsorted(times, times[-1] - 2 * longest))
     say("fitting", 0, 3)
     try:
-        return _fitted(request, choice, channel(choice.scale, tail), channel(choice.scale), query_times, place, say)
+        last, whole = channel(choice.scale, tail), channel(choice.scale)
+        return _fitted_forecast(request, name, choice, last, whole, query_times, say)
     except ValueError as error:
         raise ValueError(f"{error} (column {name!r})") from None
 
 
-def _fitted(
+def _fitted_forecast(
     request: ForecastRequest,
+    name: str,
     choice: Choice,
     recent: Channel,
-    all_readings: Channel,
+    whole: Channel,
     query_times: np.ndarray,
-    place: int,
     say: Callable[[str, int, int], None],
 ) -> ChannelForecast:
     """The forecast of a channel whose model is chosen: fitted to recent readings, filtered over all."""
-    name, times, back = recent.table.channels[place], all_readings.times, SCALES[choice.scale].back
+    times, last, back = whole.times, whole.times[-1], SCALES[choice.scale].back
     readings, notes, robust = int((~np.isnan(recent.values)).sum()), list[str](), request.robust
     fitted = FittedChannel.of(recent, choice.words, robust)
     refused = float(np.sum(fitted.filter.filter().outliers)) / readings
-    if robust and refused > _TOO_MANY:
+    if robust and refused > _MAX_REFUSED:
         robust, fitted = False, FittedChannel.of(recent, choice.words, False)
         notes.append(f"{name}: {refused:.0%} of the readings would be refused, so all of them count fully")
-    elif refused > _MANY:
+    elif refused > _NOTED_REFUSED:
         notes.append(f"{name}: {refused:.0%} of the readings are refused; the bands count them")
     say("fitting", 1, 3)
-    known = fitted.filter.parameters
-    if all_readings.sensor is not None:  # a sensor that the last readings lack takes the noise of the others
-        known = _with_all_sensors(known, sorted(set(all_readings.sensor)))
-    whole = FittedChannel.of(all_readings, choice.words, robust, fixed=known)
-    past = whole.filter.smooth()
+    known, sensors = fitted.filter.parameters, sorted({*(whole.sensor or ())})
+    if sensors:  # one that the last readings lack takes the median noise of the others
+        common = np.median([value for key, value in known.items() if key.startswith("sigma2.irregular.")])
+        known = {f"sigma2.irregular.{sensor}": float(common) for sensor in sensors} | known
+    final = FittedChannel.of(whole, choice.words, robust, fixed=known)
+    past = final.filter.smooth()
+    outliers = np.asarray(past.outliers)
     say("fitting", 2, 3)
-    season = whole.season_at(query_times, times[-1])
-    if season is not None:
-        missing = bool(np.isnan(season).any())
-        require(not missing, "components", " ".join(choice.words), "readings at each phase of the free season")
-    first = None if all_readings.sensor is None else min(all_readings.sensor)
-    ahead = whole.filter.forecast(query_times, sensor=first, offset=season)
-    lags, deviation = query_times - times[-1], np.sqrt(ahead.variance)
-    errors = PastErrors.of(whole, float(lags[-1]), np.asarray(past.outliers))
+    season = final.season_at(query_times, last)
+    missing = season is not None and bool(np.isnan(season).any())
+    require(not missing, "components", " ".join(choice.words), "readings at each phase of the free season")
+    ahead = final.filter.forecast(query_times, sensor=sensors[0] if sensors else None, offset=season)
+    lags, deviation = query_times - last, np.sqrt(ahead.variance)
+    errors = PastErrors.of(final, float(lags[-1]), outliers)
     halves = [errors.half_widths(level, lags, deviation) for level in LEVELS]
     parts = np.stack([0 * deviation, *(sign * half for half in halves for sign in (-1, 1))])
     found = ahead.mean + parts
@@ -142,70 +136,31 @@ def _fitted(
     elif choice.scale in ("log", "square root"):
         notes.append(f"{name}: filtered on a {choice.scale} scale, so no forecast is negative; `mean` is the median")
     if choice.scale == "log":
-        kept = np.where(past.outliers, np.nan, all_readings.values)
-        most, most_end = supported_growth(times, kept, lags)
+        most, most_end = supported_growth(times, np.where(outliers, np.nan, whole.values), lags)
         bounded = np.minimum(np.minimum(ahead.mean, most) + parts, most_end)
         if (bounded < found).any():
             notes.append(f"{name}: {readings} readings do not support so much growth: the forecast is bounded")
         found = bounded
-    mean, *ends = back(found)
     if not fitted.filter.converged:
         notes.append(f"{name}: the search of the parameters found no maximum (`converged`): others may fit better")
-    label, given = whole.label(), " + ".join(choice.words)
-    unknown = np.zeros(len(times), dtype=bool) if whole.season is None else np.isnan(whole.season)
-    estimates = (np.where(unknown, np.nan, part) for part in (past.mean, *past.interval(0.9)))
-    values, (expected, lower, upper) = back(all_readings.values), (back(part) for part in estimates)
-    cleaned: dict[str, Any] = {"time": times, "reading": values, "estimate": expected}
-    cleaned |= {"lower_90": lower, "upper_90": upper, "weight": past.weights, "outlier": np.asarray(past.outliers)}
+    mean, *ends = back(found)
+    unknown = np.zeros(len(times), dtype=bool) if final.season is None else np.isnan(final.season)
+    expected, lower, upper = (back(np.where(unknown, np.nan, part)) for part in (past.mean, *past.interval(0.9)))
+    cleaned = {"time": times, "reading": back(whole.values), "estimate": expected, "lower_90": lower, "upper_90": upper}
+    label, given = final.label(), " + ".join(choice.words)
     details: dict[str, Any] = {
         "components": label,
         "scale": choice.scale,
         "robust": robust,
         "chosen": request.components is None,
         "tried": {words.replace(given, label): score for words, score in choice.tried.items()},
-        "parameters": whole.filter.parameters,
+        "parameters": final.filter.parameters,
         "log_likelihood": fitted.filter.log_likelihood,
         "fitted_readings": readings,
         "converged": fitted.filter.converged,
+        **({"sensor": str(ahead.sensor[0])} if sensors else {}),
     }
-    if all_readings.sensor is not None:
-        details["sensor"] = str(ahead.sensor[0])
-        cleaned["sensor"] = all_readings.sensor
-    return ChannelForecast(
-        name=name,
-        mean=mean,
-        intervals=dict(zip(LEVELS, zip(ends[::2], ends[1::2], strict=True), strict=True)),
-        past=pd.DataFrame(cleaned),
-        notes=notes,
-        details=details,
-    )
-
-
-def _with_all_sensors(parameters: dict[str, float], sensors: Sequence[str]) -> dict[str, float]:
-    """With the median noise for sensors that the parameters lack."""
-    common = float(np.median([value for name, value in parameters.items() if name.startswith("sigma2.irregular.")]))
-    return {f"sigma2.irregular.{sensor}": common for sensor in sensors} | parameters
-
-
-def forecast_file(
-    request: ForecastRequest, out: str | Path, *, overwrite: bool = False, progress: StageProgress | None = None
-) -> dict[str, Any]:
-    """Forecast a CSV file, and write `forecast.csv`, `cleaned.csv`, `forecast.json` and `figure.png`.
-
-    Args:
-        request: what to forecast.
-        out: the folder.
-        overwrite: replace a forecast that is there.
-        progress: called with the stage, the amount done and the total.
-
-    Returns:
-        The content of `forecast.json`.
-
-    Raises:
-        ValueError: naming the argument, for bad data or a folder with other files.
-        OSError: if a file cannot be written.
-    """
-    out = Path(out)
-    check_out(out, overwrite)
-    table, query_times = read_request(request)
-    return write_forecast(request, forecast_by_filter(request, progress), out, table, query_times)
+    more = {"weight": past.weights, "outlier": outliers, **({"sensor": whole.sensor} if sensors else {})}
+    intervals = dict(zip(LEVELS, zip(ends[::2], ends[1::2], strict=True), strict=True))
+    rows = pd.DataFrame({**cleaned, **more})
+    return ChannelForecast(name=name, mean=mean, intervals=intervals, past=rows, notes=notes, details=details)

@@ -1,42 +1,26 @@
-"""Forecasts of a CSV file: what is asked for, and the files and the figure that are written."""
+"""What to forecast: a request, the series and the times that it means, and what is said of each channel."""
 
-from rfa.checks import needs
-
-needs("pandas")
-
-import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice, takewhile
 from pathlib import Path
 from typing import Any
 
-import matplotlib.dates as mdates
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from rfa.checks import require
-from rfa.environment import environment
 from rfa.estimation.time_axis import calendar_step, has_clock
 from rfa.estimation.time_grid import time_grid
-from rfa.files import sha256, whole_name, write_text_whole
 
-from .dates import UNITS, calendar_offset, length_of_time, rounded
-from .scale import angles_from, continuous_angles, jumps_of_angle
-from .style import COLOURS, MUTED, PAGE, plain, save, styled
+from .dates import UNITS, calendar_offset, length_of_time, rounded_length
+from .scale import angles_from, jumps_of_angle
 from .table import SeriesTable, TableFormat, read_series
 
-FORECAST_FORMAT = 1
 LEVELS = (0.5, 0.9)
-FILES = ("forecast.csv", "cleaned.csv", "forecast.json", "figure.png")
-_MOST_STEPS = 100_000
-_SHOWN_HORIZONS, _SHOWN_READINGS = 6.0, 60  # of the past in the figure, at least
+_MAX_STEPS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +84,7 @@ class ChannelForecast:
     notes: list[str] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
 
-    def turned(self, values: Float[np.ndarray, " T"], period: float) -> "ChannelForecast":
+    def in_turns_of(self, values: Float[np.ndarray, " T"], period: float) -> "ChannelForecast":
         """The same of angles, in the turn of the readings. Ends of bands stay beside their mean, half a turn at most.
 
         Args:
@@ -121,9 +105,6 @@ class ChannelForecast:
         return replace(self, mean=mean, intervals=intervals, past=past)
 
 
-Forecaster = Callable[[SeriesTable, Float[np.ndarray, " steps"]], list[ChannelForecast]]
-
-
 def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarray, " steps"]]:
     """The series up to its last reading, and the times to forecast, in its unit.
 
@@ -132,38 +113,40 @@ def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarra
     """
     options: dict[str, Any] = {"sensor": request.sensor, "table_format": request.table_format}
     table = read_series(request.file, request.time, request.values, **options)
-    table = table._replace(notes=(*table.notes, *_angle_notes(table, request.angle)))
-    table = table.rows(slice(0, int((~table.values.isnan().all(1)).nonzero().max()) + 1))
-    horizon = table.duration("horizon", request.horizon)
+    table = table.with_notes(*_angle_notes(table, request.angle))
+    table = table.rows(slice(0, int(np.flatnonzero(~np.isnan(table.values).all(axis=1))[-1]) + 1))
+    horizon, last, note = table.duration("horizon", request.horizon), float(table.times[-1]), ""
     if request.step is None:
         step, least, last, note = _usual_step(table)
     else:
         step = least = table.duration("step", request.step)
-        last, note = float(table.times[-1]), ""
     if table.dated:
         end = _end(table, request.horizon)
-        if (dates := _calendar_dates(table, request, end, step)) is not None:
-            note = f"steps: {dates[0]} of the calendar" + ("" if request.step else " (--step chooses another)")
-            notes = (*table.notes, *([note] if dates[0] else []))
-            return table._replace(notes=notes), table.since_origin(dates[1])
+        name, dates = _calendar_dates(table, request, end, step)
+        if dates is not None:
+            note = f"steps: {name} of the calendar" + ("" if request.step else " (--step chooses another)")
+            return table.with_notes(note if name else ""), table.since_origin(dates)
         if calendar_offset(request.horizon) is not None:
-            horizon = float(table.since_origin([end])[0] - table.times[-1])
-    table = table._replace(notes=(*table.notes, *([note] if note else [])))
+            horizon = float(table.since_origin([end])[0] - last)
     count = horizon / step * (1 + 1e-6)  # steps are known to so much, or between two ends
     count = max(count, min(horizon / least, np.ceil(horizon / step)))
     name = f"{step:g} {table.unit}".rstrip()
-    require(count >= 1, "horizon", request.horizon, f"at least one step, {name}; --step chooses another")
-    given, most = f"{request.horizon}, {count:.6g} steps of {name}", f"at most {_MOST_STEPS}"
-    require(count < _MOST_STEPS + 1, "horizon", given, f"{most}; --step chooses longer ones")
-    return table, last + step * np.arange(1, int(count) + 1)
+    _check_steps(count, request.horizon, name)
+    return table.with_notes(note), last + step * np.arange(1, int(count) + 1)
+
+
+def _check_steps(count: float, horizon: str, step: str) -> None:
+    """Raise `ValueError` for a horizon without a step, or with too many."""
+    require(count >= 1, "horizon", horizon, f"at least one step, {step}; --step chooses another")
+    given, most = f"{horizon}, {count:.6g} steps of {step}", f"at most {_MAX_STEPS}; --step chooses longer ones"
+    require(count < _MAX_STEPS + 1, "horizon", given, most)
 
 
 def _angle_notes(table: SeriesTable, period: float | None) -> list[str]:
     """What is said of channels that jump as angles do; an error for channels that are none where they shall be."""
     notes = []
-    for name, values in zip(table.channels, table.values.numpy().T, strict=True):
-        jumps = 0 if period is not None or table.sensor else jumps_of_angle(values)
-        if jumps:
+    for name, values in zip(table.channels, table.values.T, strict=True):
+        if period is None and not table.sensor and (jumps := jumps_of_angle(values)):
             said = f"{name}: values jump by nearly 360, as angles do (in {jumps} of {len(values) - 1} steps)"
             notes.append(f"{said}; --angle 360 filters them without jumps, or forecast their sine and cosine")
         if period is not None:
@@ -176,7 +159,7 @@ def _angle_notes(table: SeriesTable, period: float | None) -> list[str]:
 
 def _end(table: SeriesTable, horizon: str) -> pd.Timestamp:
     """The date up to which a dated series is forecast."""
-    last, calendar = table.dates(table.times[-1:].numpy())[0], calendar_offset(horizon)
+    last, calendar = table.dates(table.times[-1:])[0], calendar_offset(horizon)
     try:
         return last + (_offset(length_of_time(horizon), horizon) if calendar is None else calendar[0])
     except (ValueError, OverflowError):
@@ -191,28 +174,26 @@ def _offset(length: pd.Timedelta, given: str | None) -> Any:
 
 def _calendar_dates(
     table: SeriesTable, request: ForecastRequest, end: pd.Timestamp, step: float
-) -> tuple[str, list[Any]] | None:
-    """The next dates by a step of the calendar, or on the clocks of a zone, with its name if it is of the calendar.
+) -> tuple[str, list[Any] | None]:
+    """The next dates by a step of the calendar, or on the clocks of a zone, after its name if it is of the calendar.
 
     None where all steps have one length.
     """
-    dates = table.dates(table.times.numpy())
+    dates, name = table.dates(table.times), request.step or ""
     if request.step is None:
         offset = calendar_step(dates.tz_localize(None).to_numpy())
         name = "" if offset is None else f"{offset.kwds['months']}M" if "months" in offset.kwds else offset.freqstr
     else:
-        offset, name = (calendar_offset(request.step) or (None,))[0], request.step
+        offset = (calendar_offset(request.step) or (None,))[0]
     if offset is None and has_clock(dates.tz):
-        offset, name = _offset(rounded(step * UNITS[table.unit].total_seconds(), "us"), request.step), ""
+        offset, name = _offset(rounded_length(step * UNITS[table.unit].total_seconds(), "us"), request.step), ""
     if offset is None:
-        return None
+        return "", None
     # from the last date, so that 30 January is followed by 29 February and 30 March
     later = takewhile(lambda date: date <= end, (dates[-1] + offset * k for k in count(1)))
-    found = list(islice(later, _MOST_STEPS + 1))
-    said = name or f"{step:g} {table.unit}"
-    require(len(found) > 0, "horizon", request.horizon, f"at least one step, {said}; --step chooses another")
-    most = f"at most {_MOST_STEPS} steps of {said}; --step chooses longer ones"
-    require(len(found) <= _MOST_STEPS, "horizon", request.horizon, most)
+    found = list(islice(later, _MAX_STEPS + 1))
+    many = np.inf if len(found) > _MAX_STEPS else len(found)
+    _check_steps(many, request.horizon, name or f"{step:g} {table.unit}")
     return name, found
 
 
@@ -221,176 +202,18 @@ def _usual_step(table: SeriesTable) -> tuple[float, float, float, str]:
 
     Where there is no grid: the median gap. At last a note, where times are rounded.
     """
-    times = np.unique(table.times.numpy())
-    last = float(times[-1])
+    times = np.unique(table.times)
+    last, unit = float(times[-1]), 1.0
     if table.origin is None:
         grid = time_grid(times)
     else:
-        dates = table.shown(times)
+        dates, unit = table.clock_times(times), UNITS[table.unit].total_seconds()
         times = (dates - dates[0].floor("s")).total_seconds().to_numpy(np.float64)
         grid = time_grid(times, tick=60.0 if not (times % 60).any() else None, cut=True)
     if grid is None:
         return table.gap, table.gap, last, ""
-    unit = 1.0 if table.origin is None else UNITS[table.unit].total_seconds()
     step, least = grid.step / unit, grid.least / unit
     if grid.rounding == 0:
         return step, least, last, ""
     note = f"steps: {step:.6g} {table.unit}".rstrip() + ", by a line through times that are rounded"
     return step, least, last + (grid.last - float(times[-1])) / unit, f"{note} (--step chooses another)"
-
-
-def check_out(out: Path, overwrite: bool) -> None:
-    """Raise `ValueError` unless the folder is free, or holds a forecast that may be replaced."""
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"out: {out} is a file, expected a folder")
-    there = {whole_name(path) for path in out.iterdir()} if out.exists() else set()
-    if foreign := sorted(there - {*FILES}):
-        raise ValueError(f"out: {out} has other files, {', '.join(foreign)[:80]}, expected an empty folder")
-    if there and not overwrite:
-        held = ", ".join(sorted(there))
-        raise ValueError(f"out: {out} has {held} already, expected an empty folder, or --overwrite")
-
-
-def write_forecast(
-    request: ForecastRequest,
-    forecaster: Forecaster,
-    out: Path,
-    table: SeriesTable,
-    query_times: Float[np.ndarray, " steps"],
-) -> dict[str, Any]:
-    """Forecast, and write `forecast.csv`, `cleaned.csv`, `figure.png` and last `forecast.json`, which is returned.
-
-    Args:
-        request: what to forecast.
-        forecaster: does it.
-        out: the folder, checked already.
-        table, query_times: of `read_request`.
-
-    Raises:
-        ValueError: for what cannot be forecast.
-        OSError: if a file cannot be written.
-    """
-    given, period = table.values.numpy(), request.angle
-    if period is not None:
-        turns = [continuous_angles(values, period) for values in given.T]
-        table = table._replace(values=torch.tensor(np.stack(turns, axis=1)))
-    drawn = found = forecaster(table, query_times)
-    if period is not None:
-        found = [one.turned(given[:, table.channels.index(one.name)], period) for one in found]
-    labels = table.labels(query_times)
-    content: dict[str, Any] = {
-        "format": FORECAST_FORMAT,
-        "robust": request.robust,
-        "file": str(request.file),
-        "sha256": sha256(request.file),
-        "time": request.time,
-        "unit": table.unit or None,
-        "readings": {name: int(n) for name, n in zip(table.channels, (~table.values.isnan()).sum(0), strict=True)},
-        "last": table.label(float(table.times[-1])),
-        "horizon": request.horizon,
-        "notes": [*table.notes, *(note for one in found for note in one.notes)],
-        "step": float(query_times[-1] - float(table.times[-1])) / len(query_times),
-        "channels": {
-            one.name: {
-                "times": labels,
-                "mean": one.mean.tolist(),
-                "intervals": {
-                    f"{level:.0%}"[:-1]: {"lower": ends[0].tolist(), "upper": ends[1].tolist()}
-                    for level, ends in one.intervals.items()
-                },
-                "outliers": _outliers(one, table),
-                **one.details,
-            }
-            for one in found
-        },
-        "environment": environment(),
-    }
-    bad = [one.name for one in found if not all(np.isfinite(x).all() for x in (one.mean, *one.intervals[0.9]))]
-    said, expected = f"numbers that are not finite for {bad}", "finite ones; are values or times too large?"
-    require(not bad, "forecast", said, expected)
-    texts = {
-        "forecast.csv": _rows(found, labels),
-        "cleaned.csv": _cleaned(found, table),
-        "forecast.json": json.dumps(content, indent=2, allow_nan=False) + "\n",
-    }
-    save(forecast_figure(drawn, table, query_times), out / "figure.png")
-    for name, text in texts.items():
-        write_text_whole(out / name, text)
-    return content
-
-
-def _rows(found: list[ChannelForecast], labels: list[str]) -> str:
-    parts = []
-    for one in found:
-        columns: dict[str, Any] = {"time": labels, "channel": one.name, "mean": one.mean}
-        for level, (lower, upper) in one.intervals.items():
-            columns |= {f"lower_{level * 100:.0f}": lower, f"upper_{level * 100:.0f}": upper}
-        parts.append(pd.DataFrame(columns))
-    return pd.concat(parts).to_csv(index=False)
-
-
-def _cleaned(found: list[ChannelForecast], table: SeriesTable) -> str:
-    """A row for each reading, with its estimate by those on both sides."""
-    parts = []
-    for one in found:
-        rows = one.past.assign(time=table.labels(one.past["time"].to_numpy()))
-        rows.insert(1, "channel", one.name)
-        parts.append(rows)
-    return pd.concat(parts).to_csv(index=False)
-
-
-def _outliers(one: ChannelForecast, table: SeriesTable) -> list[dict[str, Any]]:
-    """Each outlier: its time as the file writes it, what was read and expected, and its weight."""
-    rows = one.past[one.past["outlier"]]
-    columns = (rows[name].tolist() for name in ("reading", "estimate", "weight"))
-    return [
-        {"time": label, "value": value, "expected": expected, "weight": weight}
-        for label, value, expected, weight in zip(table.labels(rows["time"].to_numpy()), *columns, strict=True)
-    ]
-
-
-@styled
-def forecast_figure(found: Sequence[ChannelForecast], table: SeriesTable, query_times: np.ndarray) -> Figure:
-    """The forecast of each channel after its recent past. Outliers beyond the axes stand at their edge."""
-    size = (PAGE, 0.4 + 2.0 * len(found))
-    figure, rows = plt.subplots(len(found), 1, figsize=size, sharex=True, squeeze=False)
-    for axes, one in zip(rows[:, 0], found, strict=True):
-        _draw_channel(axes, one, table, query_times)
-    bottom = rows[-1, 0]
-    if table.dated:
-        locator = mdates.AutoDateLocator()
-        bottom.xaxis.set_major_locator(locator)
-        bottom.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator))
-    bottom.set_xlabel("time; dotted: the last reading")
-    return figure
-
-
-def _draw_channel(axes: Axes, one: ChannelForecast, table: SeriesTable, query_times: np.ndarray) -> None:
-    times, values = table.times.numpy(), table.values[:, table.channels.index(one.name)].numpy()
-    shown = min(
-        times[-1] - _SHOWN_HORIZONS * (query_times[-1] - times[-1]), times[max(0, len(times) - _SHOWN_READINGS)]
-    )
-    times, values = times[times >= shown], values[times >= shown]
-    past = one.past[one.past["time"] >= shown]
-    at, wrong = past.loc[past["outlier"], ["time", "reading"]].to_numpy().T
-    read_at, wrong_at, ahead = (table.axis(each) for each in (times, at, query_times))
-    pairs = {*zip(wrong_at.tolist(), wrong.tolist(), strict=True)}  # another sensor's reading at that time is none
-    usual = np.array([pair not in pairs for pair in zip(read_at.tolist(), values.tolist(), strict=True)])
-    past_times, past_mean = table.axis(past["time"].to_numpy()), past["estimate"].to_numpy()
-    axes.fill_between(past_times, past["lower_90"], past["upper_90"], color=COLOURS[0], alpha=0.15, linewidth=0)
-    axes.plot(past_times, past_mean, color=COLOURS[0], linewidth=0.9, label="estimate")
-    axes.plot(read_at[usual], values[usual], ".", color=MUTED, markersize=2.5, label="reading")
-    for level, ends in sorted(one.intervals.items(), reverse=True):
-        look: dict[str, Any] = {"color": COLOURS[1], "alpha": 0.2 + 0.4 * (1 - level), "linewidth": 0}
-        axes.fill_between(ahead, *ends, label=f"{level * 100:.0f} % interval", **look)
-    marker: dict[str, Any] = {"marker": "o", "markersize": 2.5} if len(ahead) == 1 else {}
-    axes.plot(ahead, one.mean, color=COLOURS[3], label="forecast", **marker)
-    drawn = np.concatenate([values[usual], past_mean, one.mean, *chain(*one.intervals.values())])
-    low, high = np.nanmin(drawn), np.nanmax(drawn)
-    margin = 0.05 * (high - low) or 1.0
-    low, high = axes.set_ylim(low - margin, high + margin)
-    if len(at):
-        axes.plot(wrong_at, wrong.clip(low, high), "x", color=COLOURS[3], clip_on=False, label="outlier")
-    axes.axvline(read_at[-1], color=MUTED, linestyle=":", linewidth=1)
-    axes.set_title(plain(one.name, 200), loc="left", parse_math=False)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))

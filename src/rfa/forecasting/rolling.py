@@ -13,11 +13,11 @@ from .components import components_of, free_season, period_text
 from .table import SeriesTable
 
 _ORIGINS, _TARGETS = 40, 60  # of rolling forecasts, and readings that each of them forecasts, at most
-_NEAR = 0.25  # of the horizon: errors of steps so near to each other are pooled
-_FEW = 0.5  # share of the correction for few errors, which is right where they are independent
-_MOST = 0.995  # to which it may raise the probability of a band
-_LEAST = 20  # errors
-_RECENT = 400  # readings, at most half of the series, over which origins are spread
+_POOLED_SHARE = 0.25  # of the horizon: errors of steps so near to each other are pooled
+_FEW_ERRORS_CORRECTION = 0.5  # share of the correction for few errors, which is right where they are independent
+_MAX_PROBABILITY = 0.995  # to which it may raise the probability of a band
+_MIN_ERRORS = 20  # errors
+_RECENT_READINGS = 400  # readings, at most half of the series, over which origins are spread
 
 
 class Channel(NamedTuple):
@@ -29,12 +29,12 @@ class Channel(NamedTuple):
 
     @property
     def times(self) -> Float[np.ndarray, " T"]:
-        """Of the rows."""
-        return self.table.times.numpy()
+        """Times of the rows."""
+        return self.table.times
 
     @property
     def sensor(self) -> list[str] | None:
-        """Of the rows, None where no column names sensors."""
+        """Sensors of the rows, None where no column names sensors."""
         return list(self.table.sensor) or None
 
     def with_readings(self) -> "Channel":
@@ -57,7 +57,7 @@ class Origins(NamedTuple):
         """Forecasts of the readings within the horizon, from up to 40 readings of the later half of the series."""
         times, seen = channel.times, np.flatnonzero(~np.isnan(channel.values))
         count = len(seen)
-        first = seen[max(count // 2, count - _RECENT)]
+        first = seen[max(count // 2, count - _RECENT_READINGS)]
         last = int(np.searchsorted(times, times[-1] - horizon, side="right")) - 1
         if last <= first:  # a short series, or a far horizon
             first = seen[max(count // 3, min(3, count - 1))]
@@ -134,7 +134,7 @@ class PastErrors(NamedTuple):
 
     @classmethod
     def of(cls, fitted: FittedChannel, horizon: float, refused: Bool[np.ndarray, " T"]) -> "PastErrors":
-        """Of a model. Forecasts from refused readings do not count, and of those of them only the number does."""
+        """Errors of a model. Forecasts from refused readings do not count; of those of such readings the share does."""
         origins, times = Origins.of(fitted.channel, horizon), fitted.channel.times
         mean, variance = fitted.rolling(origins)
         errors = np.abs(fitted.channel.values[origins.targets] - mean) / np.sqrt(variance)
@@ -147,7 +147,7 @@ class PastErrors(NamedTuple):
     def half_widths(
         self, probability: float, lags: Float[np.ndarray, " steps"], deviation: Float[np.ndarray, " steps"]
     ) -> Float[np.ndarray, " steps"]:
-        """Of the band that holds a reading with this probability, `(steps,)`, by the model's standard deviations.
+        """Half widths of the band that holds a reading with this probability, `(steps,)`, by the model's deviations.
 
         The quantile of the errors at lags within a quarter of the horizon, of a higher level where readings are
         refused. Where few errors are independent it is wider, as a normal band of a higher level is: the largest error
@@ -157,15 +157,16 @@ class PastErrors(NamedTuple):
         Source: Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World (2005).
         """
         normal = NormalDist().inv_cdf((1 + probability) / 2)
-        if len(self.errors) < _LEAST:
+        if len(self.errors) < _MIN_ERRORS:
             return normal * deviation
-        wider = NormalDist().inv_cdf((1 + min(_MOST, probability * (1 + _FEW / self.horizons))) / 2) / normal
+        higher = min(_MAX_PROBABILITY, probability * (1 + _FEW_ERRORS_CORRECTION / self.horizons))
+        wider = NormalDist().inv_cdf((1 + higher) / 2) / normal
         level = min(1.0, probability / (1 - self.refused))
         order = np.argsort(self.lags, kind="stable")
         known, errors = self.lags[order], self.errors[order]
-        margin = _NEAR * self.horizon * (1 + 1e-9)  # in any unit of time, whose lags are rounded
+        margin = _POOLED_SHARE * self.horizon * (1 + 1e-9)  # in any unit of time, whose lags are rounded
         ends = np.searchsorted(known, [lags - margin, lags + margin])
-        near = ((first, last) if last - first >= _LEAST else (0, len(errors)) for first, last in ends.T.tolist())
+        near = ((first, last) if last - first >= _MIN_ERRORS else (0, len(errors)) for first, last in ends.T.tolist())
         widest = np.maximum.accumulate(deviation)
         found = np.maximum.accumulate([np.quantile(errors[slice(*some)], level) for some in near] * widest)
         return wider * found * deviation / np.where(widest > 0, widest, 1.0)

@@ -1,6 +1,7 @@
 """The scale on which a channel is filtered: as it is, one on which no forecast is negative, or angles without jumps."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -24,19 +25,15 @@ class ValueScale(NamedTuple):
     back: Callable[[Values], Values]
 
 
-def _at_least_0(values: Values) -> Values:
-    return np.maximum(values, 0.0)
-
-
 COUNTS = "linear from 0"  # of counts that are not near 0
 SCALES = {
     "linear": ValueScale(np.asarray, np.asarray),
-    COUNTS: ValueScale(np.asarray, _at_least_0),
+    COUNTS: ValueScale(np.asarray, partial(np.maximum, 0.0)),
     "log": ValueScale(np.log, np.exp),
-    "square root": ValueScale(np.sqrt, lambda values: np.square(_at_least_0(values))),
+    "square root": ValueScale(np.sqrt, lambda values: np.square(np.maximum(values, 0.0))),
 }
-_TOTAL = 0.1  # falls for each rise: a series with fewer is a total, such as a meter's
-_FAR = 10.0  # times the largest reading, which few readings say nothing about
+_MIN_FALLS = 0.1  # falls for each rise: a series with fewer is a total, such as a meter's
+_MAX_GROWTH = 10.0  # times the largest reading, which few readings say nothing about
 _NEAR_ZERO = 0.1  # of the median: a series that comes so near to zero, and never below
 
 
@@ -56,21 +53,19 @@ def allowed_scales(
         ValueError: for a reading that such values do not have, with its row.
     """
     seen = values[~np.isnan(values)]
-    for wanted, option, bad, expected in (
-        (positive, "positive", values <= 0, "values above 0; --counts takes 0 too"),
-        (counts, "counts", values < 0, "values of at least 0"),
-    ):
-        if wanted:
-            first = int(bad.argmax())
-            require(not bad.any(), option, f"{values[first]:g} in row {lines[first]} of {name!r}", expected)
     if positive or counts:
+        bad = values <= 0 if positive else values < 0
+        first = int(bad.argmax())
+        said = f"{values[first]:g} in row {lines[first]} of {name!r}"
+        expected = "values above 0; --counts takes 0 too" if positive else "values of at least 0"
+        require(not bad.any(), "positive" if positive else "counts", said, expected)
         return ["log" if positive else "square root"]
     if seen.min() < 0:
         return ["linear"]
     own = "log" if seen.min() > 0 else "square root"
     near = np.quantile(seen, 0.05) <= _NEAR_ZERO * np.median(seen)
     steps = np.diff(seen)
-    near = near and (steps < 0).sum() >= _TOTAL * (steps > 0).sum()  # a total that began at zero has left it
+    near = near and (steps < 0).sum() >= _MIN_FALLS * (steps > 0).sum()  # a total that began at zero has left it
     linear = COUNTS if (seen == np.rint(seen)).all() else "linear"
     return ["square root", *(["log"] if own == "log" else [])] if near else [linear, own]
 
@@ -91,13 +86,13 @@ def supported_growth(
     seen = ~np.isnan(logs)
     largest, spread, span = logs[seen].max(), np.ptp(logs[seen]), np.ptp(times[seen])
     walk = spread * np.sqrt(lags / span) if span > 0 else np.full(len(lags), np.inf)
-    return largest + spread / 2, largest + np.maximum(spread, np.minimum(walk, np.log(_FAR)))
+    return largest + spread / 2, largest + np.maximum(spread, np.minimum(walk, np.log(_MAX_GROWTH)))
 
 
 _NEIGHBOURS = 5  # readings whose median direction tells in which turn an angle is
-_STEADY = 0.5  # length of the mean step on the unit circle, from which on it is a rotation
-_JUMP = 0.75  # of a turn
-_STEPS = 5.0  # median steps that a jump may differ from a turn
+_MIN_ROTATION = 0.5  # length of the mean step on the unit circle, from which on it is a rotation
+_MIN_JUMP = 0.75  # of a turn
+_MAX_JUMP_ERROR = 5.0  # median steps that a jump may differ from a turn
 
 
 def continuous_angles(values: Float[np.ndarray, " T"], period: float) -> Float[np.ndarray, " T"]:
@@ -111,7 +106,7 @@ def continuous_angles(values: Float[np.ndarray, " T"], period: float) -> Float[n
     angle = turns[rows] * (2 * np.pi / period)
     steps = np.exp(1j * np.diff(angle))[np.diff(rows) == 1]
     mean = steps.mean() if len(steps) else 0.0
-    rotation = np.angle(mean) * rows * (abs(mean) > _STEADY)
+    rotation = np.angle(mean) * rows * (abs(mean) > _MIN_ROTATION)
     steady = pd.DataFrame({"x": np.cos(angle - rotation), "y": np.sin(angle - rotation)})
     usual = steady.rolling(_NEIGHBOURS, center=True, min_periods=1).median()
     usual = (np.unwrap(np.arctan2(usual["y"], usual["x"])) + rotation) * (period / (2 * np.pi))
@@ -130,6 +125,6 @@ def jumps_of_angle(values: Float[np.ndarray, " T"]) -> int:
     if not any(((least <= seen) & (seen <= least + 360)).all() for least in (0, -180)):
         return 0
     steps = np.abs(np.diff(seen))
-    jumps = steps[steps > _JUMP * 360]
-    usual = np.median(steps[steps <= _JUMP * 360]) if len(jumps) < len(steps) else 0.0
-    return len(jumps) if len(jumps) and np.median(360 - jumps) <= _STEPS * usual else 0
+    jumps = steps[steps > _MIN_JUMP * 360]
+    usual = np.median(steps[steps <= _MIN_JUMP * 360]) if len(jumps) < len(steps) else 0.0
+    return len(jumps) if len(jumps) and np.median(360 - jumps) <= _MAX_JUMP_ERROR * usual else 0

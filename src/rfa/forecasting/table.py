@@ -1,9 +1,5 @@
 """Series in CSV files: times of any unit or dates, several channels, gaps, and clear words about what is wrong."""
 
-from rfa.checks import needs
-
-needs("pandas")
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +8,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from rfa.checks import require
 from rfa.estimation.time_axis import has_clock, moments_of_clock, wall_clock
 
-from .cells import SEPARATORS, SKIP, UNNAMED, read_cells, read_header, read_text
-from .columns import SIGNS, decimal_of, is_reading, joined_times, read_numbers, times_of_rows, without_unit
-from .dates import EPOCHS, UNITS, calendar_offset, check_dates, first_row, length_of_time, numbers_of, rounded
+from .cells import (
+    SEPARATORS,
+    SIGNS,
+    SKIP,
+    UNNAMED,
+    decimal_of,
+    is_reading,
+    joined_times,
+    read_cells,
+    read_header,
+    read_numbers,
+    read_text,
+    times_of_rows,
+    without_unit,
+)
+from .dates import UNITS, calendar_offset, check_dates, first_row, length_of_time, numbers_of, rounded_length
 
 _DUPLICATES = ("refuse", "mean", "first", "last")
 
@@ -69,10 +76,7 @@ class TableFormat:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "missing", tuple(self.missing or ()))
-        check_dates(self.date_format, self.time_unit, self.zone, self.epoch)
-        units = (*EPOCHS, "number")
-        require(self.time_unit in (None, *units), "time-unit", self.time_unit, f"one of {', '.join(units)}")
-        require(None in (self.date_format, self.time_unit), "date-format", self.date_format, "it or --time-unit")
+        check_dates(self)
         separates = self.separator is None or self.separator in SEPARATORS or len(self.separator) == 1
         require(separates, "separator", self.separator, "a single character, tab or space")
         for name, signs in (("decimal", ".,"), ("thousands", SIGNS)):
@@ -102,8 +106,8 @@ class SeriesTable(NamedTuple):
         notes: what was told from the file, and what was changed, a line each.
     """
 
-    times: Float[Tensor, " T"]
-    values: Float[Tensor, "T channels"]
+    times: Float[np.ndarray, " T"]
+    values: Float[np.ndarray, "T channels"]
     channels: tuple[str, ...]
     unit: str = ""
     origin: pd.Timestamp | pd.Timedelta | None = None
@@ -114,8 +118,8 @@ class SeriesTable(NamedTuple):
     @property
     def gap(self) -> float:
         """The median time between rows with a reading; 1 where fewer than two times have one."""
-        steps = self.times[~self.values.isnan().all(1)].diff()
-        return float(steps[steps > 0].quantile(0.5)) if (steps > 0).any() else 1.0
+        steps = np.diff(self.times[~np.isnan(self.values).all(axis=1)])
+        return float(np.median(steps[steps > 0])) if (steps > 0).any() else 1.0
 
     def duration(self, name: str, given: str) -> float:
         """A length of time such as `24h`, `7D`, `12M` or `3.5`, in the unit of the times; of the calendar its mean.
@@ -148,13 +152,13 @@ class SeriesTable(NamedTuple):
 
     def dates(self, times: Float[np.ndarray, " n"]) -> Any:
         """Times of a dated series as dates, in the zone of the file; lengths of time as those."""
-        shown, zone = self.shown(times), getattr(self.origin, "tz", None)
+        shown, zone = self.clock_times(times), getattr(self.origin, "tz", None)
         return moments_of_clock(shown, zone) if has_clock(zone) else shown
 
-    def shown(self, times: Float[np.ndarray, " n"]) -> Any:
+    def clock_times(self, times: Float[np.ndarray, " n"]) -> Any:
         """The same as the clocks of a place show them, without its zone; see `wall_clock`."""
         assert self.origin is not None
-        lengths = rounded(np.asarray(times) * UNITS[self.unit].total_seconds(), self.origin.unit)
+        lengths = rounded_length(np.asarray(times) * UNITS[self.unit].total_seconds(), self.origin.unit)
         return wall_clock(pd.Index([self.origin]))[0] + lengths
 
     def since_origin(self, dates: Any) -> np.ndarray:
@@ -183,6 +187,10 @@ class SeriesTable(NamedTuple):
     def axis(self, times: Float[np.ndarray, " n"]) -> np.ndarray:
         """Times for the axis of a figure: dates, or numbers."""
         return np.asarray(times) if not self.dated else self.dates(times).tz_localize(None).to_numpy()
+
+    def with_notes(self, *notes: str) -> "SeriesTable":
+        """With further notes, but for empty ones."""
+        return self._replace(notes=(*self.notes, *filter(None, notes)))
 
     def rows(self, chosen: Any) -> "SeriesTable":
         """Some of its rows, by a slice or a mask."""
@@ -214,9 +222,19 @@ def read_series(
         ValueError: for a file that cannot be read, an unknown column, no rows, times that are missing, neither numbers
             nor dates, or not in an order that `table_format` allows, values that are no finite numbers, or no reading.
     """
-    file = _read_file(Path(path), time, values, sensor, table_format)
-    found = _without_unseen(_series(file), file.path)
-    return found._replace(notes=(*found.notes, *_apart(found)))
+    file = _read_file(Path(path), time, values, sensor, table_format or TableFormat())
+    rows, changes = _in_order(file)
+    unseen = [name for name in file.channels if rows[name].isna().all()]
+    if len(unseen) == len(file.channels):
+        raise ValueError(f"values: {unseen[0]!r} has no reading in {path}, expected at least one")
+    if unseen:
+        changes.append(f"values: {', '.join(map(repr, unseen))} left out, without a reading")
+    channels = tuple(name for name in file.channels if name not in unseen)
+    times, unit, origin = numbers_of(rows[_TIME])
+    readings, sensors = rows[list(channels)].to_numpy(np.float64), tuple(rows[_SENSOR]) if _SENSOR in rows else ()
+    notes = (*file.notes, *changes)
+    table = SeriesTable(times, readings, channels, unit, origin, sensors, tuple(rows.index), notes)
+    return table.with_notes(*_distant_sensors(table))
 
 
 _TIME, _SENSOR = 0, 1  # columns of a file's rows; those of channels have their names, which are texts
@@ -236,14 +254,9 @@ class _File(NamedTuple):
 
 
 def _read_file(
-    path: Path,
-    time: str | Sequence[str],
-    values: list[str] | None,
-    sensor: str | None,
-    table_format: TableFormat | None,
+    path: Path, time: str | Sequence[str], values: list[str] | None, sensor: str | None, form: TableFormat
 ) -> _File:
     """Read a file, and understand its times and values."""
-    form = table_format or TableFormat()
     times = [name.strip() for name in ([time] if isinstance(time, str) else time)]
     require(0 < len(times) == len({*times}), "time", times, "one column of times, or several, each once")
     sensor = sensor and sensor.strip()
@@ -280,12 +293,7 @@ def _read_file(
 
 
 def _columns(
-    path: Path,
-    names: list[str],
-    times: list[str],
-    values: list[str] | None,
-    sensor: str | None,
-    notes: list[str],
+    path: Path, names: list[str], times: list[str], values: list[str] | None, sensor: str | None, notes: list[str]
 ) -> list[str]:
     """The columns of the channels: those that are asked for, or all others with a name."""
     others = [name for name in names if name not in (*times, sensor)]
@@ -304,19 +312,9 @@ def _columns(
     return columns
 
 
-def _series(file: _File) -> SeriesTable:
-    """The rows of a file as a series."""
-    rows, changes = _in_order(file, file.rows)
-    times, unit, origin = numbers_of(rows[_TIME])
-    values = rows[list(file.channels)].to_numpy(np.float64)
-    sensor, lines = tuple(rows[_SENSOR]) if _SENSOR in rows else (), tuple(rows.index)
-    notes = (*file.notes, *changes)
-    return SeriesTable(torch.tensor(times), torch.tensor(values), file.channels, unit, origin, sensor, lines, notes)
-
-
-def _in_order(file: _File, rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+def _in_order(file: _File) -> tuple[pd.DataFrame, list[str]]:
     """Rows in order of time, one for each time (and sensor), and what was changed."""
-    notes, chosen = [], file.table_format
+    notes, chosen, rows = [], file.table_format, file.rows
     early = rows[_TIME].diff() < (0 if rows[_TIME].dtype.kind == "f" else pd.Timedelta(0))
     if early.any():
         row = first_row(early)
@@ -338,19 +336,19 @@ def _in_order(file: _File, rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]
         different = " with different values" if chosen.duplicates is None else ""
         raise ValueError(
             f"time: got {file.written.loc[both[1]]!r} twice{different} (rows {both[0]} and {both[1]} of {file.path}), "
-            f"expected each time once: {_ways_apart(file, rows, one[_TIME])}"
+            f"expected each time once: {_merge_hint(file, rows, one[_TIME])}"
         )
     how = chosen.duplicates or "first"
     merged = rows.groupby(keys, sort=False)[list(file.channels)].agg(how).reset_index()
     merged.index = rows.index[~rows.duplicated(keys)]
     words = f"by the {how} reading of each column" if apart.any() else "which do not contradict each other"
-    name = _names_apart(file, rows) if apart.any() else None
+    name = _distinguishing_column(file, rows) if apart.any() else None
     words += f"; column {name!r} tells them apart" if name is not None else ""
     fewer = len(rows) - len(merged)
     return merged, [*notes, f"rows: {fewer} of a time that another row has were merged, {words}"]
 
 
-def _names_apart(file: _File, rows: pd.DataFrame) -> str | None:
+def _distinguishing_column(file: _File, rows: pd.DataFrame) -> str | None:
     """A column of names, of which each has a time once; None where there is none."""
     for name, cells in file.cells.loc[rows.index].items():
         few = name != file.sensor and cells.notna().all() and 1 < cells.nunique() <= len(cells) / 2
@@ -359,52 +357,36 @@ def _names_apart(file: _File, rows: pd.DataFrame) -> str | None:
     return None
 
 
-def _ways_apart(file: _File, rows: pd.DataFrame, time: Any) -> str:
+def _merge_hint(file: _File, rows: pd.DataFrame, time: Any) -> str:
     """What to do where rows with one time differ."""
     merge = "--duplicates mean, first or last merges readings of one series"
     if rows[_TIME].dtype.kind == "M" and time.tzinfo is None and time.hour < 4:
         merge += ", or --zone tells the double hour of autumn apart"
     if file.sensor is not None:
         return f"{merge}, or keep one row of a sensor at a time"
-    name = _names_apart(file, rows)
+    name = _distinguishing_column(file, rows)
     where = f"column {name!r} has {file.cells[name].nunique()} names; " if name is not None else ""
     ways = f"sensors of one quantity: --sensor {name or 'COLUMN'}; "
     ways += "several series: forecast each by itself, from a file with its rows alone"
     return f"{where}{ways}; {merge}; --time takes several columns, such as --time Date Time"
 
 
-_FAR = 5.0  # deviations of the difference between two sensors that are said
-_TELLING = 4  # readings of a sensor, at least, that tell their noise
+_DISTANT = 5.0  # deviations of the difference between two sensors that are said
+_LEAST_READINGS = 4  # readings of a sensor, at least, that tell their noise
 
 
-def _apart(table: SeriesTable) -> list[str]:
-    """A note for each channel in which a sensor differs from the one with most readings by far more than their noise.
-
-    The difference is the median one at its times, their noise the typical deviation from it.
-    """
-    notes, times = [], table.times.numpy()
-    for name, values in zip(table.channels, table.values.numpy().T if table.sensor else (), strict=False):
+def _distant_sensors(table: SeriesTable) -> list[str]:
+    """A note for each channel in which a sensor is, in the median, far off the one with most readings."""
+    notes, times = [], table.times
+    for name, values in zip(table.channels, table.values.T if table.sensor else (), strict=False):
         by_sensor = pd.Series(values, times).dropna().groupby(np.asarray(table.sensor)[~np.isnan(values)])
         usual = by_sensor.get_group(by_sensor.size().idxmax()).rename(by_sensor.size().idxmax())
         for label, readings in by_sensor:
             inside = readings.loc[usual.index[0] : usual.index[-1]]
             gap = inside - np.interp(inside.index, usual.index, usual)
             noise = 1.4826 * (gap - gap.median()).abs().median() + 1e-9 * usual.abs().max()
-            if len(gap) >= _TELLING and abs(gap.median()) > _FAR * noise:
+            if len(gap) >= _LEAST_READINGS and abs(gap.median()) > _DISTANT * noise:
                 said = f"sensor {label!r} is {gap.median():.4g} off {usual.name!r}, far more than their noise"
                 notes.append(f"{name}: {said}, {noise:.2g}; of several series forecast each from a file of its own")
                 break
     return notes
-
-
-def _without_unseen(table: SeriesTable, path: Path) -> SeriesTable:
-    """The series without channels that have no reading."""
-    seen = ~table.values.isnan().all(0)
-    unseen = [name for name, there in zip(table.channels, seen.tolist(), strict=True) if not there]
-    if len(unseen) == len(table.channels):
-        raise ValueError(f"values: {unseen[0]!r} has no reading in {path}, expected at least one")
-    if not unseen:
-        return table
-    kept = tuple(name for name in table.channels if name not in unseen)
-    note = f"values: {', '.join(map(repr, unseen))} left out, without a reading"
-    return table._replace(values=table.values[:, seen], channels=kept, notes=(*table.notes, note))

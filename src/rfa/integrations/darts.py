@@ -11,7 +11,7 @@ from darts import TimeSeries
 from darts.models.forecasting.forecasting_model import TransferableFutureCovariatesLocalForecastingModel
 from darts.utils.utils import random_method
 
-from rfa.estimation import Component, RobustFilter, StructuralModel
+from rfa.estimation import Component, StructuralModel
 
 from .series_filter import fitted_filter
 
@@ -72,7 +72,13 @@ class RobustFilterModel(TransferableFutureCovariatesLocalForecastingModel):
         verbose: bool = False,
         random_state: int | None = None,
     ) -> TimeSeries:
-        filters = self.filters if series is None else self._of_series(series, historic_future_covariates)
+        filters = self.filters
+        if series is not None:  # filters of another series, with the parameters of training
+            past = None if historic_future_covariates is None else historic_future_covariates.values()
+            filters = [
+                fitted_filter(self, series.time_index, column, exog=past, model=each.model, fixed=each.parameters)
+                for each, column in zip(self.filters, series.values(copy=False).T, strict=True)
+            ]
         times = self._generate_new_dates(n, input_series=series)
         exog = None if future_covariates is None else future_covariates.values()
         if num_samples == 1:
@@ -81,14 +87,6 @@ class RobustFilterModel(TransferableFutureCovariatesLocalForecastingModel):
             generator = torch.Generator().manual_seed(np.random.randint(2**31))  # noqa: NPY002  # that of `random_method`
             found = [each.simulate(times, num_samples, generator=generator, exog=exog) for each in filters]
         return self._build_forecast_series(np.stack(found, axis=1), input_series=series)
-
-    def _of_series(self, series: TimeSeries, covariates: TimeSeries | None) -> list[RobustFilter]:
-        """Filters of another series, with the parameters of training."""
-        exog = None if covariates is None else covariates.values()
-        return [
-            fitted_filter(self, series.time_index, column, exog=exog, model=each.model, fixed=each.parameters)
-            for each, column in zip(self.filters, series.values(copy=False).T, strict=True)
-        ]
 
     @property
     def supports_multivariate(self) -> bool:

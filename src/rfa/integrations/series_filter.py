@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float
 
 from rfa.checks import require
@@ -79,14 +78,14 @@ def default_model(
         return StructuralModel(Level())
     rows = slice(seen[-min(_COMPARED, len(seen))], seen[-1] + 1)
     axis = TimeAxis.of(index, unit)
-    times, recent = torch.tensor(axis.numbers("times", index)[rows]), torch.tensor(values[rows])
+    times, recent = axis.numbers("times", index)[rows], values[rows]
     table = SeriesTable(times, recent[:, None], ("value",))
     if axis.origin is not None:
         table = table._replace(unit=_UNITS[unit], origin=pd.Timestamp(axis.origin))
     last = float(times[-1])
     horizon = 0.0 if ahead is None else float(axis.numbers("fh", ahead).max()) - last
     horizon = horizon if horizon > 0 else max(table.gap, min(_STEPS * table.gap, _SHARE * (last - float(times[0]))))
-    past = times[-1:].numpy(), recent[-1:].numpy()  # without a past there are no free seasons
-    channel = Channel(table, recent.numpy(), past)
-    words = choose({"linear": channel}, times[-1:].numpy() + horizon, options.robust, lambda done, most: None).words
+    past = times[-1:], recent[-1:]  # without a past there are no free seasons
+    channel = Channel(table, recent, past)
+    words = choose({"linear": channel}, times[-1:] + horizon, options.robust, lambda done, most: None).words
     return components_of(words, table).components

@@ -16,10 +16,7 @@ from rfa.estimation import Component, Level, Season, StructuralModel
 
 from .series_filter import fitted_filter
 
-_TEST_PARAMETERS: list[dict[str, Any]] = [
-    {},
-    {"model": Level() + Season(period=4.0, harmonics=1), "robust": False},
-]  # for the checks of sktime
+_SEASONAL: dict[str, Any] = {"model": Level() + Season(period=4.0, harmonics=1), "robust": False}  # for sktime's checks
 
 
 class RFAForecaster(BaseForecaster):
@@ -82,11 +79,8 @@ class RFAForecaster(BaseForecaster):
         """The components stay. Parameters are fitted again to all readings, or stay too."""
         self._seen = update_data(self._seen, y)
         self._exog = None if self._exog is None else update_data(self._exog, X).reindex(self._seen.index)
-        known: dict[str, Any] = {
-            "model": self.filter_.model,
-            "fixed": None if update_params else self.filter_.parameters,
-        }
-        self.filter_ = fitted_filter(self, self._seen.index, self._seen, exog=self._exog, **known)
+        model, fixed = self.filter_.model, None if update_params else self.filter_.parameters
+        self.filter_ = fitted_filter(self, self._seen.index, self._seen, exog=self._exog, model=model, fixed=fixed)
         return self
 
     def _predict(self, fh: Any, X: pd.DataFrame | None) -> pd.Series:
@@ -109,7 +103,7 @@ class RFAForecaster(BaseForecaster):
     @classmethod
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
         """Arguments with which sktime checks this class."""
-        return _TEST_PARAMETERS
+        return [{}, _SEASONAL]
 
 
 class RFAImputer(BaseTransformer):
@@ -175,8 +169,8 @@ class RFAImputer(BaseTransformer):
 
     def _transform(self, X: pd.Series, y: None = None) -> pd.Series:
         every = pd.concat([self._seen.drop(X.index, errors="ignore"), X]).sort_index()
-        known: dict[str, Any] = {"model": self.filter_.model, "fixed": self.filter_.parameters}
-        found = fitted_filter(self, every.index, every, **known).smooth()
+        model, fixed = self.filter_.model, self.filter_.parameters
+        found = fitted_filter(self, every.index, every, model=model, fixed=fixed).smooth()
         mean, outliers = found.mean.loc[X.index], found.outliers.loc[X.index]
         if self.replace == "all":
             return mean.rename(X.name)
@@ -186,4 +180,4 @@ class RFAImputer(BaseTransformer):
     @classmethod
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
         """Arguments with which sktime checks this class."""
-        return [{**one, "replace": word} for one, word in zip(_TEST_PARAMETERS, ("missing", "all"), strict=True)]
+        return [{"replace": "missing"}, {**_SEASONAL, "replace": "all"}]

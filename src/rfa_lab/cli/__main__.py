@@ -1,6 +1,6 @@
 """`python -m rfa_lab.cli`, for launchers that start modules. Python requires this file."""
 
-from .app import main
+from . import main
 
 if __name__ == "__main__":
     main()

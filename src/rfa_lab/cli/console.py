@@ -1,17 +1,16 @@
-"""Results and progress on a terminal: tables, progress bars, and numbers in words."""
+"""What the lab's commands share: tables and numbers in words, fields of a model, stops that can go on."""
 
-import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pandas as pd
-from rich import progress as rich_progress
-from rich.console import Console
+import typer
 from rich.table import Table
 from rich.text import Text
 
+from rfa.cli.app import errors
 from rfa.progress import Stage
 
 _STAGES = {
@@ -19,7 +18,6 @@ _STAGES = {
     "trial_steps": "trying each model",
     "by_position": "by position",
 }
-LINE_SECONDS = 10.0  # at least, between lines of progress if there is no terminal
 
 
 def evaluation_table(result: Mapping[str, Any]) -> Table:
@@ -105,46 +103,35 @@ def stage_words(stage: Stage) -> str:
     return f"{stage.run}: {words}" if stage.run else words
 
 
+def assignment(text: str) -> tuple[str, Any]:
+    """The field and the value of `field=value`. The value is read as JSON if it is valid JSON, otherwise as text."""
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise ValueError(f"--set: got {text!r}, expected field=value")
+    try:
+        return name, json.loads(value.lower() if value in ("True", "False") else value)
+    except json.JSONDecodeError:
+        return name, None if value == "None" else value
+    except (ValueError, RecursionError) as error:  # thousands of digits, or lists nested thousands of times
+        raise ValueError(f"{name}: got {value:.40}..., expected a value of the model") from error
+
+
+def check_resume(ctx: typer.Context, resume: bool) -> None:
+    """Raise `ValueError` for options beside `--resume` and `--out`."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params} if resume else {}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    if extra := sorted(given - {"out", "resume"}):
+        names = ", ".join("--" + name.strip("_").replace("_", "-") for name in extra)
+        raise ValueError(f"--resume: got {names} with it, expected only --out: the run folder holds the rest")
+
+
 @contextmanager
-def progress_bars() -> Iterator[Callable[..., None]]:
-    """Progress on standard error. The yielded function takes a description, the amount done and the total.
-
-    If standard error is no terminal, as in a pipe or the log of a batch job, there is a line now and then and no bar.
-    """
-    console = Console(stderr=True)
-    with _bars(console) if console.is_terminal else nullcontext(_lines(console)) as bar:
-        yield bar
-
-
-@contextmanager
-def _bars(console: Console) -> Iterator[Callable[..., None]]:
-    description = rich_progress.TextColumn("{task.description}", markup=False)
-    columns = rich_progress.BarColumn(), rich_progress.MofNCompleteColumn(), rich_progress.TimeRemainingColumn()
-    progress = rich_progress.Progress(description, *columns, console=console)
-    tasks: dict[str, Any] = {}
-
-    def bar(description: str, done: int, total: int, key: str | None = None) -> None:
-        key = key or description
-        if not tasks:  # start only now, so that an earlier error is printed without bars
-            progress.start()
-        if key not in tasks:
-            tasks[key] = progress.add_task(description, total=total)
-        progress.update(tasks[key], completed=done, total=total, description=description)
+def stoppable(hint: str) -> Iterator[None]:
+    """Print one line that says where a run was stopped and how to continue it."""
+    from rfa_lab.training import Stopped
 
     try:
-        yield bar
-    finally:
-        if tasks:
-            progress.stop()
-
-
-def _lines(console: Console) -> Callable[..., None]:
-    said = -math.inf
-
-    def line(description: str, done: int, total: int, key: str | None = None) -> None:
-        nonlocal said
-        if time.monotonic() - said >= LINE_SECONDS:
-            said = time.monotonic()
-            console.print(f"{description}: {done}/{total}", highlight=False, markup=False, soft_wrap=True)
-
-    return line
+        yield
+    except Stopped as stopped:
+        errors.print(f"rfa: {stopped}; {hint}")
+        raise SystemExit(130) from None

@@ -9,13 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import ManyValues, app, assignment, check_out, check_resume, console, say, stoppable
+from rfa.cli.app import ManyValues, app, check_out, console, progress_bars, say
+
 from .console import (
+    assignment,
+    check_resume,
     comparison_table,
     evaluation_table,
     metrics_words,
-    progress_bars,
     stage_words,
+    stoppable,
     tokens_per_second,
 )
 

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from rfa.forecasting.style import save
 from rfa.progress import Progress
 from rfa_lab.evaluation import MAP_LENGTHS, attention_maps
 from rfa_lab.evaluation.attention_maps import middle_window
 from rfa_lab.evaluation.evaluate import load_evaluation_input, write_maps
 from rfa_lab.report.figures import attention_figure
+from rfa_lab.style import save
 
 
 def draw_attention(run: str | Path, out: Path, data: str | None = None, progress: Progress | None = None) -> Path:

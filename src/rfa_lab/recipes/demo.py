@@ -7,10 +7,10 @@ from typing import Any
 import pandas as pd
 
 from rfa.checks import require
-from rfa.forecasting.style import save
 from rfa.progress import Stage, StageProgress
 from rfa_lab.evaluation import full_evaluation
 from rfa_lab.report.figures import demo_figure
+from rfa_lab.style import save
 from rfa_lab.training import RunFolder, TrainingSpec, train
 from rfa_lab.training import resume as resume_run
 from rfa_lab.training.callbacks import read_metrics

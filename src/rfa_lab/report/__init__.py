@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from rfa.files import OUTPUT, write_text_whole
-from rfa.forecasting.style import save
 from rfa.progress import Progress
 from rfa_lab.record import Record, read_record, write_rows
+from rfa_lab.style import save
 
 from .figures import Drawing, record_figures
 from .statistics import differences, over_seeds

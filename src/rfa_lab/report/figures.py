@@ -22,9 +22,9 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from rfa.forecasting.style import COLOURS, COLUMN, MUTED, PAGE, lengths_axis, looks, plain_numbers, shades, styled
 from rfa_lab.evaluation import MAP_LENGTHS
 from rfa_lab.record import Record
+from rfa_lab.style import COLOURS, COLUMN, MUTED, PAGE, lengths_axis, looks, plain_numbers, shades, styled
 
 from .statistics import differences, over_seeds, seed_noise
 from .tables import BASELINES, damping_by_label

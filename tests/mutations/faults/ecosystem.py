@@ -15,7 +15,7 @@ PACKAGE = [
              "kernels for registers that the processor lacks", "rfa/ops/cpu/test_prebuilt.py"),
     Mutation("rfa/ops/cpu/compiler.py", "if target is None or part", "if target or part",
              "the kernels of a wheel name an OpenMP of their own", "rfa/ops/cpu/test_prebuilt.py"),
-    Mutation("rfa_lab/cli/console.py", "            said = time.monotonic()", "            pass",
+    Mutation("rfa/cli/app.py", "            said = time.monotonic()", "            pass",
              "a line of progress for every step", "test_console.py"),
 ]  # fmt: skip
 

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from cover import slow
 
 from rfa.forecasting.choice import _seasons, choose
 from rfa.forecasting.components import free_season
-from rfa.forecasting.filter import forecast_by_filter
+from rfa.forecasting.filter import forecast_channels
 from rfa.forecasting.request import ForecastRequest
 from rfa.forecasting.rolling import Channel, FittedChannel, Origins, PastErrors
 from rfa.forecasting.scale import SCALES, allowed_scales
@@ -18,9 +17,9 @@ from rfa.forecasting.table import SeriesTable
 
 
 def table(times, values, unit=""):
-    values = torch.as_tensor(values, dtype=torch.float64).reshape(len(times), -1)
+    values = np.asarray(values, dtype=np.float64).reshape(len(times), -1)
     lines = tuple(range(2, len(times) + 2))
-    return SeriesTable(torch.as_tensor(times, dtype=torch.float64), values, ("x",), unit, lines=lines)
+    return SeriesTable(np.asarray(times, dtype=np.float64), values, ("x",), unit, lines=lines)
 
 
 def daily_pattern(seed=0, days=3, amplitude=1.0):
@@ -30,8 +29,8 @@ def daily_pattern(seed=0, days=3, amplitude=1.0):
 
 
 def channel_of(one, scale="linear"):
-    values = SCALES[scale].forth(one.values[:, 0].numpy())
-    return Channel(one, values, (one.times.numpy(), values))
+    values = SCALES[scale].forth(one.values[:, 0])
+    return Channel(one, values, (one.times, values))
 
 
 def chosen(one, horizon, scales=("linear",)):
@@ -41,7 +40,7 @@ def chosen(one, horizon, scales=("linear",)):
 
 def forecast(one, steps, words=None, **options):
     request = ForecastRequest(file=Path("x.csv"), time="t", horizon="1", components=words, **options)
-    return forecast_by_filter(request)(one, float(one.times[-1]) + np.arange(1.0, steps + 1))[0]
+    return forecast_channels(request, one, float(one.times[-1]) + np.arange(1.0, steps + 1))[0]
 
 
 def width(found):

@@ -4,11 +4,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
-from rfa.forecasting.request import ChannelForecast, forecast_figure
-from rfa.forecasting.style import plain_numbers, save, styled
+from rfa.forecasting.figure import forecast_figure, save, styled
+from rfa.forecasting.request import ChannelForecast
 from rfa.forecasting.table import SeriesTable
+from rfa_lab.style import plain_numbers
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def channel(times, name="load"):
     past = past.assign(weight=1.0, outlier=values == 300.0)
     intervals = {0.5: (np.full(2, 1.5), np.full(2, 2.5)), 0.9: (np.full(2, 1.0), np.full(2, 4.0))}
     one = ChannelForecast(name=name, mean=np.full(2, 2.0), intervals=intervals, past=past)
-    return one, SeriesTable(torch.from_numpy(times), torch.from_numpy(values)[:, None], (name,))
+    return one, SeriesTable(times, values[:, None], (name,))
 
 
 @pytest.mark.parametrize("origin", [None, pd.Timestamp("2024-01-01", tz="Europe/Paris")])

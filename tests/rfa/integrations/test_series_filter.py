@@ -9,7 +9,7 @@ from cover import slow
 
 from rfa.forecasting.components import components_of
 from rfa.forecasting.dates import UNITS
-from rfa.forecasting.filter import forecast_by_filter
+from rfa.forecasting.filter import forecast_channels
 from rfa.forecasting.request import ForecastRequest, read_request
 from rfa.integrations.series_filter import default_model
 
@@ -38,7 +38,7 @@ def test_it_is_the_choice_of_the_command_in_any_unit(tmp_path):
     series.to_csv(tmp_path / "a.csv", index_label="time")
     request = ForecastRequest(file=tmp_path / "a.csv", time="time", horizon="3h")
     table, query_times = read_request(request)
-    (found,) = forecast_by_filter(request)(table, query_times)
+    (found,) = forecast_channels(request, table, query_times)
     words = found.details["components"].split(" + ")
     assert any(word.startswith("season:1D") for word in words)
     ahead = pd.date_range(series.index[-1], periods=4, freq="h")[1:]

@@ -1,20 +1,23 @@
-"""The application to which commands are added, their shared helpers, and the entry point."""
+"""The application to which commands are added, what they share, progress bars, and the entry point."""
 
 import io
-import json
+import math
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import progress as rich_progress
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from rfa.checks import MissingExtra
+from rfa.files import check_writable
 from rfa.version import __version__
 
 
@@ -95,32 +98,8 @@ class ManyValues(_PlainFlags, TyperCommand):
         return super().parse_args(ctx, spread)
 
 
-def assignment(text: str) -> tuple[str, Any]:
-    """The field and the value of `field=value`. The value is read as JSON if it is valid JSON, otherwise as text."""
-    name, sign, value = text.partition("=")
-    if not sign or not name:
-        raise ValueError(f"--set: got {text!r}, expected field=value")
-    try:
-        return name, json.loads(value.lower() if value in ("True", "False") else value)
-    except json.JSONDecodeError:
-        return name, None if value == "None" else value
-    except (ValueError, RecursionError) as error:  # thousands of digits, or lists nested thousands of times
-        raise ValueError(f"{name}: got {value:.40}..., expected a value of the model") from error
-
-
-def check_resume(ctx: typer.Context, resume: bool) -> None:
-    """Raise `ValueError` for options beside `--resume` and `--out`."""
-    sources = {name: ctx.get_parameter_source(name) for name in ctx.params} if resume else {}
-    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    if extra := sorted(given - {"out", "resume"}):
-        names = ", ".join("--" + name.strip("_").replace("_", "-") for name in extra)
-        raise ValueError(f"--resume: got {names} with it, expected only --out: the run folder holds the rest")
-
-
 def check_out(path: Path | None, name: str = "--out") -> None:
     """Raise `ValueError` unless a command can write there. It comes before anything is read. None is no place."""
-    from rfa.files import check_writable
-
     if path is not None:
         check_writable(name, path)
 
@@ -131,18 +110,6 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def stoppable(hint: str) -> Iterator[None]:
-    """Print one line that says where a run was stopped and how to continue it."""
-    from rfa_lab.training import Stopped
-
-    try:
-        yield
-    except Stopped as stopped:
-        errors.print(f"rfa: {stopped}; {hint}")
-        raise SystemExit(130) from None
-
-
-@contextmanager
 def interruptible(hint: str) -> Iterator[None]:
     """Print one line that says how to go on, where Ctrl-C stops what has nothing left to save."""
     try:
@@ -150,6 +117,54 @@ def interruptible(hint: str) -> Iterator[None]:
     except KeyboardInterrupt:
         errors.print(f"rfa: stopped; {hint}")
         raise SystemExit(130) from None
+
+
+LINE_SECONDS = 10.0  # at least, between lines of progress if there is no terminal
+
+
+@contextmanager
+def progress_bars() -> Iterator[Callable[..., None]]:
+    """Progress on standard error. The yielded function takes a description, the amount done and the total.
+
+    If standard error is no terminal, as in a pipe or the log of a batch job, there is a line now and then and no bar.
+    """
+    console = Console(stderr=True)
+    with _bars(console) if console.is_terminal else nullcontext(_lines(console)) as bar:
+        yield bar
+
+
+@contextmanager
+def _bars(console: Console) -> Iterator[Callable[..., None]]:
+    description = rich_progress.TextColumn("{task.description}", markup=False)
+    columns = rich_progress.BarColumn(), rich_progress.MofNCompleteColumn(), rich_progress.TimeRemainingColumn()
+    progress = rich_progress.Progress(description, *columns, console=console)
+    tasks: dict[str, Any] = {}
+
+    def bar(description: str, done: int, total: int, key: str | None = None) -> None:
+        key = key or description
+        if not tasks:  # start only now, so that an earlier error is printed without bars
+            progress.start()
+        if key not in tasks:
+            tasks[key] = progress.add_task(description, total=total)
+        progress.update(tasks[key], completed=done, total=total, description=description)
+
+    try:
+        yield bar
+    finally:
+        if tasks:
+            progress.stop()
+
+
+def _lines(console: Console) -> Callable[..., None]:
+    said = -math.inf
+
+    def line(description: str, done: int, total: int, key: str | None = None) -> None:
+        nonlocal said
+        if time.monotonic() - said >= LINE_SECONDS:
+            said = time.monotonic()
+            console.print(f"{description}: {done}/{total}", highlight=False, markup=False, soft_wrap=True)
+
+    return line
 
 
 def main() -> None:

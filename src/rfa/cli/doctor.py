@@ -1,51 +1,10 @@
-"""The commands for this machine: bench and doctor."""
+"""The command for this machine."""
 
 import math
-from pathlib import Path
-from typing import Annotated, Any
 
-import typer
 from rich.table import Table
 
-from .app import ManyValues, app, check_out, console, say
-
-
-@app.command(cls=ManyValues)
-def bench(
-    what: Annotated[str, typer.Argument(help="What is timed.", metavar="[operator|decode]")] = "operator",
-    lengths: Annotated[
-        list[int] | None, typer.Option(help="Lengths in tokens; 512, 2048 and 8192, or 8192 cached ones.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option(help="Number of sequences; by default more of short ones.")] = None,
-    heads: Annotated[int, typer.Option(help="Number of attention heads.")] = 8,
-    channels: Annotated[int, typer.Option(help="Number of real channels of a head, two a mode.")] = 64,
-    presets: Annotated[list[str] | None, typer.Option(help="Presets; rfa by default.", metavar="P ...")] = None,
-    dtype: Annotated[str, typer.Option(help="Data type: float32, bfloat16 or float16.")] = "float32",
-    device: Annotated[str, typer.Option(help="Device: cpu or cuda.")] = "cpu",
-    backend: Annotated[str, typer.Option(help="Backend: auto, or the name of one; `rfa doctor` lists them.")] = "auto",
-    repeats: Annotated[int, typer.Option(help="Number of rounds; both contestants have a turn in each.")] = 7,
-    certified: Annotated[bool, typer.Option("--certified", help="Leave out old keys by the prior's proof.")] = False,
-    out: Annotated[Path, typer.Option(help="File of JSON lines to append to.")] = Path("rfa-bench.jsonl"),
-) -> None:
-    """Time the operator, or decoding, beside PyTorch's scaled dot-product attention, in turns after a check.
-
-    Prints median and quartiles of the ratio to the peer and the times of both, and appends a line of JSON for each.
-    With --certified the operator over all keys is a peer too. Threads are those of OMP_NUM_THREADS. The exit status is
-    1 if a check failed; such a case is not timed.
-    """
-    from rfa_lab.bench import cases, run, summary_line
-
-    check_out(out)
-    setting: Any = {"device": device, "dtype": dtype, "backend": backend, "repeats": repeats, "certified": certified}
-    made = cases(what, presets or ["rfa"], lengths or (), batch, heads, channels, **setting)
-    say("time over the peer's: median (quartiles), ms of both")
-    passed = True
-    for line in run(made, out):
-        say(summary_line(line))
-        passed &= line["check"]["passed"]
-    say(f"appended to {out}")
-    if not passed:
-        raise typer.Exit(1)
+from .app import ManyValues, app, console, say
 
 
 @app.command(cls=ManyValues)
