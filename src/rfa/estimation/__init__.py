@@ -2,8 +2,6 @@
 
 from .components import Autoregression, Cycle, Level, Season, Trend
 from .estimators import Estimate, RecursiveEstimate, recursive_estimate, robust_estimate
-from .fit import Fit, fit
-from .likelihood import log_likelihood
 from .linear_sde import Diagonalization, LinearSDE, Outliers, Simulation
 from .robust_filter import RobustFilter
 from .series_estimate import Diagnostics, SeriesEstimate
@@ -16,7 +14,6 @@ __all__ = [
     "Diagnostics",
     "Diagonalization",
     "Estimate",
-    "Fit",
     "Level",
     "LinearSDE",
     "Outliers",
@@ -28,8 +25,6 @@ __all__ = [
     "Simulation",
     "StructuralModel",
     "Trend",
-    "fit",
-    "log_likelihood",
     "recursive_estimate",
     "robust_estimate",
 ]

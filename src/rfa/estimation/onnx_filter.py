@@ -22,8 +22,17 @@ from .linear_sde import LinearSDE
 from .onnx_graph import Graph, Value
 from .problem import LARGEST_VALUE
 from .readings_problem import ReadingsProblem
-from .recursive_filter import ABANDONED_LOG_ODDS, NO_DIGITS, PRIOR_LOG_ODDS, REJECTED, SAME_LOG_ODDS, Recursion
-from .robust_weight import LARGEST_VARIANCE, PERSISTENCE, SCALES
+from .recursive_filter import Recursion
+from .robust_weight import (
+    ABANDONED_LOG_ODDS,
+    LARGEST_VARIANCE,
+    NO_DIGITS,
+    PERSISTENCE,
+    PRIOR_LOG_ODDS,
+    REJECTED,
+    SAME_LOG_ODDS,
+    SCALES,
+)
 from .row_filters import Carried, packed
 from .series_estimate import OUTLIER_GAIN
 

@@ -113,8 +113,7 @@ def _compiled(
     run(
         entry,
         FilterProblem(b, covariances, grid.models, length, m, n, threads, smooth, start is None),
-        rows=grid.rows.reshape(-1, m, n).contiguous(),
-        row_index=torch.arange(grid.models * length),
+        rows=grid.rows.contiguous(),
         values=grid.values.contiguous(),
         transition=transitions.transition.contiguous(),
         variance=transitions.variance.contiguous(),
