@@ -23,6 +23,9 @@ from .linear_sde import LinearSDE
 
 SOURCES = Path(__file__).parent / "kernels"
 _WORTH_THREADS = 1e7  # nanoseconds
+_ROBUST_NUMBERS = (
+    "prior_rows persistence largest_variance rejected prior_log_odds abandoned_log_odds same_log_odds no_digits"
+)
 _integer, _pointer, _number = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 
 
@@ -66,8 +69,7 @@ class RobustConstants(ctypes.Structure):
     _fields_ = (
         ("scales", _number * robust_weight.SCALES),
         ("prior", _number * robust_weight.SCALES),
-        *_fields(_number, "prior_rows persistence largest_variance rejected"),
-        *_fields(_number, "prior_log_odds abandoned_log_odds same_log_odds no_digits"),
+        *_fields(_number, _ROBUST_NUMBERS),
     )
 
     @classmethod
@@ -76,7 +78,7 @@ class RobustConstants(ctypes.Structure):
         like = torch.zeros(1, dtype=torch.float64)
         lists = robust_weight.noise_scales(like).tolist(), robust_weight.NoiseScale.prior(like).last[0].tolist()
         arrays = {name: (_number * len(x))(*x) for name, x in zip(("scales", "prior"), lists, strict=True)}
-        return cls(**arrays, **{name: getattr(robust_weight, name.upper()) for name, _ in cls._fields_[2:]})
+        return cls(**arrays, **{name: getattr(robust_weight, name.upper()) for name in _ROBUST_NUMBERS.split()})
 
 
 _SIZES = {
@@ -145,11 +147,12 @@ def discretize(sde: LinearSDE, lags: Float[Tensor, " lags"]) -> tuple[Tensor, Te
         transition, variance = (x.reshape(sde.batch_shape.numel(), *shape[-3:]) for x in found)
         return transition, variance
     matrices = torch.broadcast_tensors(dynamics.detach(), sde.diffusion.detach())
-    given = {name: x.reshape(-1, n, n).contiguous() for name, x in zip(("dynamics", "diffusion"), matrices, strict=True)}
-    b = len(given["dynamics"])
+    dynamics, diffusion = (x.reshape(-1, n, n).contiguous() for x in matrices)
+    b = len(dynamics)
     transition, variance = (lags.new_zeros(b, len(lags), n, n) for _ in range(2))
+    given = {"dynamics": dynamics, "diffusion": diffusion, "lags": lags.contiguous()}
     problem = LagsProblem(b, len(lags), n, threads_for(b, len(lags), n))
-    run("transitions", problem, **given, lags=lags.contiguous(), transition=transition, variance=variance)
+    run("transitions", problem, **given, transition=transition, variance=variance)
     return transition, variance
 
 

@@ -249,7 +249,8 @@ class ParameterSearch:
             total, begin = _best(torch.cat([best.at[None], candidates]), likelihood)
             if not total > best.total + _GAIN:
                 break
-            best = max(best, _maximum_from(begin, likelihood, self.max_steps, root, tolerance), key=lambda one: one.total)
+            again = _maximum_from(begin, likelihood, self.max_steps, root, tolerance)
+            best = again if again.total > best.total else best
         total, at, slope = best
         found = {name: float(value) for name, value in values(at).items()}
         fallen = dict(zip(free, (origin - at).tolist(), strict=True))

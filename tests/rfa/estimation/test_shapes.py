@@ -18,7 +18,7 @@ from rfa.estimation import (
 )
 from rfa.estimation.matrices import symmetric
 
-from .models import EYE, coupled, irregular_times, matrix, rotating, trend, with_gaps
+from .models import coupled, irregular_times, matrix, trend, with_gaps
 
 LENGTH, SERIES = 12, 3
 QUERIES = matrix([-0.3, 0.7, 40.0])
