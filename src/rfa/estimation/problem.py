@@ -97,9 +97,20 @@ class ObservationGrid:
         return self.times.diff(dim=-1)
 
     @functools.cached_property
-    def observation_count(self) -> int:
-        """T."""
-        return int(self.observation_index.max()) + 1
+    def observation_rows(self) -> Int[Tensor, "b T"]:
+        """The row of each observation."""
+        count = int(self.observation_index.max()) + 1
+        return torch.where(self.observation_index < 0, self.length, self.observation_index).argsort(-1)[:, :count]
+
+    def used_rows(self, index: int, smooth: bool) -> Int[Tensor, " j"]:
+        """The observed rows that an estimate at a row uses: earlier ones in order, then later ones from the last."""
+        seen = self.present.any(0).nonzero()[:, 0]
+        earlier = seen[seen <= index]
+        return torch.cat([earlier, seen[seen > index].flip(0)]) if smooth else earlier
+
+    def by_series(self, x: Float[Tensor, "b ..."]) -> Tensor:
+        """With the caller's dimensions of series."""
+        return x.reshape(*self.batch_shape, *x.shape[1:])
 
     def at(self, index: int) -> tuple[Tensor, Tensor]:
         """Rows `(b or 1, m, n)` and values `(b, m)` at a time index."""

@@ -25,7 +25,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .contributions import Contributions
 from .gaussian import DiffuseDirections, Gaussian, Information, T, mapped
 from .matrices import identity_like, without_rounding
 from .problem import ObservationGrid, Transitions
@@ -125,12 +124,6 @@ class FilterPass(NamedTuple):
     def without_challengers(self, part: T) -> T:
         """Of the b filters alone."""
         return part if self.origin is None else mapped(part, lambda x: x[: len(self.median_scale)])
-
-    def inherited(self, contributions: Contributions, index: int) -> Contributions:
-        """Contributions at a time index, where challengers take over and where they start."""
-        if self.origin is None or self.cleared is None:
-            return contributions
-        return _continued(contributions, self.origin[index]).cleared(self.cleared[index])
 
     def with_median_noise(self, grid: ObservationGrid) -> ObservationGrid:
         """The observations with the median scale of their noise. Later distances are measured with it."""
