@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from .compiled import can_run, different_lags, discretize
@@ -139,7 +139,7 @@ class ObservationGrid:
         return replace(self, **doubled)
 
 
-def along_grid(x: Float[Tensor, "b grid ..."], index: Int[Tensor, "#b length"]) -> Tensor:
+def along_grid(x: Shaped[Tensor, "b grid ..."], index: Int[Tensor, "#b length"]) -> Tensor:
     """`x` at some time indices of each series, `(b, length, ...)`."""
     return torch.take_along_dim(x, index.reshape(*index.shape, *(1,) * (x.dim() - 2)), dim=1)
 

@@ -23,7 +23,7 @@ from .parameter_search import ParameterSearch, model_of, read_fixed, series_scal
 from .readings_problem import ReadingsProblem, ReadingsTable, filter_readings, irregular_names
 from .recursive_filter import Recursion
 from .row_filters import Carried, FilteredRows
-from .series import Readings, RowLabels, by_name, like, read_at, read_later, read_one, read_series
+from .series import ReadingInfo, Readings, RowLabels, by_name, like, read_at, read_later, read_one, read_series
 from .series_estimate import Diagnostics, SeriesEstimate
 from .structural_model import Component, StructuralModel, to_factors
 from .time_axis import TimeAxis, next_times
@@ -164,15 +164,14 @@ class RobustFilter:
         Warns:
             UserWarning: for a period that looks like a number of readings, where times are dates.
         """
-        known = {"exog": exog, "offset": offset, "noise": noise, "observation": observation}
         found = copy.copy(self)  # a refused series leaves the filter of the one before
-        found._fit(times, values, sensor, fixed or {}, max_steps, **known)
+        found._fit(times, values, ReadingInfo(sensor, exog, offset, noise, observation), fixed or {}, max_steps)
         with self._lock:
             vars(self).update(found.__getstate__())
         return self
 
     def _fit(
-        self, times: Any, values: Any, sensor: Any, fixed: Mapping[str, float | int], max_steps: int, **known: Any
+        self, times: Any, values: Any, info: ReadingInfo, fixed: Mapping[str, float | int], max_steps: int
     ) -> None:
         whole = isinstance(max_steps, numbers.Integral) and max_steps >= 1
         require(whole, "max_steps", max_steps, "a whole number >= 1")
@@ -181,7 +180,7 @@ class RobustFilter:
             require(hasattr(times, "index") and hasattr(times, "to_numpy"), "values", None, "values beside the times")
             times, values = times.index, times
         self._given, self._axis = values, TimeAxis.of(times, self.time_unit)
-        readings, self._index = read_series(self._axis, times, values, sensor, list(self.model.states), **known)
+        readings, self._index = read_series(self._axis, times, values, info, list(self.model.states))
         model = model_of(self.model, readings, None if self._axis.origin is None else self.time_unit)
         self._all, self._fitted, self._kept, self._later = model, readings, readings, []
         self._run, self._carried, self._scale = None, None, series_scale(readings, self.robust)
@@ -258,7 +257,7 @@ class RobustFilter:
             ValueError: for a time before the last reading, a number of steps where there is no frequency, and without
                 an argument that `fit` had.
         """
-        problem, run = self._ahead(query_times, sensor, exog=exog, offset=offset, noise=noise, observation=observation)
+        problem, run = self._ahead(query_times, ReadingInfo(sensor, exog, offset, noise, observation))
         return self._estimate(problem, run, begin=1)
 
     @_alone
@@ -287,9 +286,9 @@ class RobustFilter:
         Raises:
             ValueError: as `fit`, for times that are none, and without an argument that `fit` had.
         """
-        known = {"exog": exog, "offset": offset, "noise": noise, "observation": observation}
+        info = ReadingInfo(sensor, exog, offset, noise, observation)
         readings, states = self._readings, list(self.model.states)
-        asked = read_at(self._axis, readings, ("query_times", query_times), None, sensor, states, **known)
+        asked = read_at(self._axis, readings, "query_times", query_times, None, info, states)
         order = np.argsort(asked.times, kind="stable")
         past = asked.times[order] <= readings.times[-1]
         mean, variance = np.empty(len(asked)), np.empty(len(asked))
@@ -359,7 +358,7 @@ class RobustFilter:
         require(isinstance(paths, numbers.Integral) and paths >= 1, "paths", paths, "a whole number >= 1")
         drawn = generator is None or isinstance(generator, torch.Generator)
         require(drawn, "generator", generator, "a torch.Generator, or None")
-        problem, run = self._ahead(query_times, sensor, exog=exog, offset=offset, noise=noise, observation=observation)
+        problem, run = self._ahead(query_times, ReadingInfo(sensor, exog, offset, noise, observation))
         readings = problem.table.readings
         found = problem.drawn(self.sde, run.estimates, int(paths), generator) + readings.offset[1:, None]
         return like(self._given, found, self._axis.labels(readings.times[1:]))
@@ -387,8 +386,8 @@ class RobustFilter:
             ValueError: as `fit`, and for a time before the last reading.
         """
         last, carried = self._last, self._carried or self._filtered()[1].carried
-        known = {"exog": exog, "offset": offset, "noise": noise, "observation": observation}
-        new = read_one(self._axis, last, time, value, sensor, list(self.model.states), **known)
+        info = ReadingInfo(sensor, exog, offset, noise, observation)
+        new = read_one(self._axis, last, time, value, info, list(self.model.states))
         problem, run = self._continued(new, carried)
         self._run, self._carried = None, run.carried
         self._later.append(new)
@@ -475,13 +474,13 @@ class RobustFilter:
         index = self._index if fits else None
         return SeriesEstimate.of(self._given, self._axis, self._scale, problem, run, begin, index)
 
-    def _ahead(self, query_times: Any, sensor: Any, **known: Any) -> tuple[ReadingsProblem, FilteredRows]:
+    def _ahead(self, query_times: Any, info: ReadingInfo) -> tuple[ReadingsProblem, FilteredRows]:
         """The last reading and later times, filtered."""
         carried, readings = self._filtered()[1].carried, self._readings
         if isinstance(query_times, numbers.Integral) and not isinstance(query_times, bool):
             query_times = next_times(self._axis, readings.times, int(query_times))
-        named, states = ("query_times", query_times), list(self.model.states)
-        return self._continued(read_later(self._axis, readings, named, None, sensor, states, **known), carried)
+        later = read_later(self._axis, readings, "query_times", query_times, None, info, list(self.model.states))
+        return self._continued(later, carried)
 
     def _continued(self, later: Readings, carried: Carried) -> tuple[ReadingsProblem, FilteredRows]:
         """Filtered readings after the last one, whose row is there again without its value."""
