@@ -18,7 +18,6 @@ from rfa.files import check_writable, write_whole
 from rfa.version import __version__
 
 from .linear_sde import LinearSDE
-from .onnx_filter import filter_model
 from .parameter_search import ParameterSearch, model_of, read_fixed, series_scale
 from .readings_problem import ReadingsProblem, ReadingsTable, filter_readings, irregular_names
 from .recursive_filter import Recursion
@@ -180,7 +179,7 @@ class RobustFilter:
             require(hasattr(times, "index") and hasattr(times, "to_numpy"), "values", None, "values beside the times")
             times, values = times.index, times
         self._given, self._axis = values, TimeAxis.of(times, self.time_unit)
-        readings, self._index = read_series(self._axis, times, values, info, list(self.model.states))
+        readings, self._index = read_series(self._axis, times, values, info, self.model.states)
         model = model_of(self.model, readings, None if self._axis.origin is None else self.time_unit)
         self._all, self._fitted, self._kept, self._later = model, readings, readings, []
         self._run, self._carried, self._scale = None, None, series_scale(readings, self.robust)
@@ -287,8 +286,8 @@ class RobustFilter:
             ValueError: as `fit`, for times that are none, and without an argument that `fit` had.
         """
         info = ReadingInfo(sensor, exog, offset, noise, observation)
-        readings, states = self._readings, list(self.model.states)
-        asked = read_at(self._axis, readings, "query_times", query_times, None, info, states)
+        readings = self._readings
+        asked = read_at(self._axis, readings, "query_times", query_times, None, info, self.model.states)
         order = np.argsort(asked.times, kind="stable")
         past = asked.times[order] <= readings.times[-1]
         mean, variance = np.empty(len(asked)), np.empty(len(asked))
@@ -297,13 +296,11 @@ class RobustFilter:
             by_time = np.argsort(every.times, kind="stable")
             problem = ReadingsTable.of(self._all, every.selected(by_time)).problem(self._values)
             run = filter_readings(problem, problem.first(self._scale), self.robust, smooth=True)
-            rows = np.argsort(by_time)[len(readings) :]
-            for found, part in zip((mean, variance), problem.of_readings(run.estimates), strict=True):
-                found[order[past]] = part[rows]
+            rows, found = np.argsort(by_time)[len(readings) :], problem.of_readings(run.estimates)
+            mean[order[past]], variance[order[past]] = (x[rows] for x in found)
         if not past.all():
             problem, run = self._continued(asked.selected(order[~past]), self._filtered()[1].carried)
-            for found, part in zip((mean, variance), problem.of_readings(run.estimates), strict=True):
-                found[order[~past]] = part[1:]
+            mean[order[~past]], variance[order[~past]] = (x[1:] for x in problem.of_readings(run.estimates))
         times = self._axis.labels(asked.times)
         mean, deviation = (like(self._given, x, times) for x in (mean + asked.offset, np.sqrt(variance)))
         return (mean, deviation) if return_std else mean
@@ -387,7 +384,7 @@ class RobustFilter:
         """
         last, carried = self._last, self._carried or self._filtered()[1].carried
         info = ReadingInfo(sensor, exog, offset, noise, observation)
-        new = read_one(self._axis, last, time, value, info, list(self.model.states))
+        new = read_one(self._axis, last, time, value, info, self.model.states)
         problem, run = self._continued(new, carried)
         self._run, self._carried = None, run.carried
         self._later.append(new)
@@ -425,6 +422,8 @@ class RobustFilter:
             ValueError: before `fit`, and for a place that cannot be written.
             MissingExtra: without the package `onnx`.
         """
+        from .onnx_filter import filter_model
+
         problem, run = self._filtered()
         path, readings = Path(path), self._readings
         check_writable("path", path)
@@ -479,7 +478,7 @@ class RobustFilter:
         carried, readings = self._filtered()[1].carried, self._readings
         if isinstance(query_times, numbers.Integral) and not isinstance(query_times, bool):
             query_times = next_times(self._axis, readings.times, int(query_times))
-        later = read_later(self._axis, readings, "query_times", query_times, None, info, list(self.model.states))
+        later = read_later(self._axis, readings, "query_times", query_times, None, info, self.model.states)
         return self._continued(later, carried)
 
     def _continued(self, later: Readings, carried: Carried) -> tuple[ReadingsProblem, FilteredRows]:

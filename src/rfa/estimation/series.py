@@ -1,6 +1,6 @@
 """What a caller gives as a series (NumPy, pandas, lists, tensors), as numbers; and results in the same kind."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -148,7 +148,7 @@ class RowLabels:
         return given
 
     def columns(
-        self, info: ReadingInfo, seen: np.ndarray, states: Sequence[str], regressors: Sequence[str] | None = None
+        self, info: ReadingInfo, seen: np.ndarray, states: Collection[str], regressors: Collection[str] | None = None
     ) -> dict[str, Any]:
         """What is known of each reading, but its sensor, by name. It is finite where a reading is `seen`."""
         exog = info.exog if regressors is None else by_name("exog", info.exog, regressors)
@@ -182,7 +182,7 @@ class RowLabels:
 
 
 def read_series(
-    axis: TimeAxis, times: Any, values: Any, info: ReadingInfo, states: Sequence[str]
+    axis: TimeAxis, times: Any, values: Any, info: ReadingInfo, states: Collection[str]
 ) -> tuple[Readings, Any]:
     """The readings that `RobustFilter.fit` is given, m at each time of a table `(T, m)`, and the values' index."""
     labels = RowLabels(axis, axis.numbers("times", times), index_of(times))
@@ -236,7 +236,7 @@ def read_series(
 
 
 def read_later(
-    axis: TimeAxis, earlier: Readings, name: str, given: Any, values: Any, info: ReadingInfo, states: Sequence[str]
+    axis: TimeAxis, earlier: Readings, name: str, given: Any, values: Any, info: ReadingInfo, states: Collection[str]
 ) -> Readings:
     """Readings after others, or times at which a reading is asked for. `name` is that of the times' argument."""
     found, last = axis.numbers(name, given), earlier.times[-1]
@@ -248,7 +248,7 @@ def read_later(
 
 
 def read_at(
-    axis: TimeAxis, earlier: Readings, name: str, given: Any, values: Any, info: ReadingInfo, states: Sequence[str]
+    axis: TimeAxis, earlier: Readings, name: str, given: Any, values: Any, info: ReadingInfo, states: Collection[str]
 ) -> Readings:
     """As `read_later`, at times in any order."""
     found = axis.numbers(name, given)
@@ -278,7 +278,7 @@ def read_at(
 
 
 def read_one(
-    axis: TimeAxis, last: Readings, time: Any, value: Any, info: ReadingInfo, states: Sequence[str]
+    axis: TimeAxis, last: Readings, time: Any, value: Any, info: ReadingInfo, states: Collection[str]
 ) -> Readings:
     """One reading after those of the last time. `info` is of one: a label, and rows."""
     rows = {"exog": _row_of("exog", info.exog, last.regressors)}
@@ -290,7 +290,7 @@ def read_one(
     return new
 
 
-def _row_of(name: str, given: Any, names: Sequence[str]) -> Any:
+def _row_of(name: str, given: Any, names: Collection[str]) -> Any:
     """What a caller gives for one reading, as a table with one row. A pandas Series may have the names as its index."""
     own = index_of(given)
     if given is None or hasattr(given, "columns"):
@@ -303,7 +303,7 @@ def _row_of(name: str, given: Any, names: Sequence[str]) -> Any:
     return np.reshape(as_numbers(name, given), (1, -1))
 
 
-def by_name(name: str, given: Any, names: Sequence[str]) -> Any:
+def by_name(name: str, given: Any, names: Collection[str]) -> Any:
     """A table of pandas with its columns in the order of `names`. What has no names is as it was."""
     own = column_names(given)
     if not own or own == tuple(names) or _unnamed(given):
