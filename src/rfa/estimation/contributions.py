@@ -45,8 +45,8 @@ _SMALLEST_EIGENVALUE = 1e-2  # of the weighted information, over the mean of its
 LARGEST_DISTANCE = 1e200  # stands for a squared distance that overflows
 
 
-class Observations(NamedTuple):
-    """Observations `z_j = H_j x + e_j`, `e_j ~ N(0, I)`, all of the state x at one time. A missing one has H = 0.
+class CarriedObservations(NamedTuple):
+    """CarriedObservations `z_j = H_j x + e_j`, `e_j ~ N(0, I)`, all of the state x at one time. A missing one has H = 0.
 
     `|z - H x|^2` keeps its digits however far the state is from zero. `x^T J x - 2 y^T x + c` does not.
     """
@@ -58,7 +58,7 @@ class Observations(NamedTuple):
         """`d^2 = |z - H x|^2`, the squared Mahalanobis distance of each observation from a state."""
         return (self.values - (self.rows * state[:, None, None, :]).sum(-1)).square().sum(-1)
 
-    def inflated(self, variance: Float[Tensor, "#b n n"]) -> "Observations":
+    def inflated(self, variance: Float[Tensor, "#b n n"]) -> "CarriedObservations":
         """Of `x + e`, `e ~ N(0, V)`: rows and values times `L^-1`, `L L^T = I + H V H^T`. Zero where V overflows."""
         identity = identity_like(self.rows.mT)
         total = identity + symmetric(self.rows @ variance[:, None] @ self.rows.mT)
@@ -68,9 +68,11 @@ class Observations(NamedTuple):
             factor = torch.where((failed > 0)[..., None, None], identity, factor)
             known = self._where(failed == 0)
         rows = torch.linalg.solve_triangular(factor, known.rows, upper=False)
-        return Observations(rows, torch.linalg.solve_triangular(factor, known.values[..., None], upper=False)[..., 0])
+        return CarriedObservations(
+            rows, torch.linalg.solve_triangular(factor, known.values[..., None], upper=False)[..., 0]
+        )
 
-    def substituted(self, matrix: Float[Tensor, "#b n n"]) -> "Observations":
+    def substituted(self, matrix: Float[Tensor, "#b n n"]) -> "CarriedObservations":
         """Of x, where these are observations of `M x`: `H M`."""
         return self._replace(rows=self.rows @ matrix[:, None])
 
@@ -80,7 +82,7 @@ class Observations(NamedTuple):
         variance: Float[Tensor, "#b n n"],
         parts: int,
         crossed: Bool[Tensor, "#b"],
-    ) -> "Observations":
+    ) -> "CarriedObservations":
         """Over a step in some parts, each with `Phi^-1` and V. Nothing is left where the step is not `crossed`.
 
         Scaled down where the precision is so large that products would overflow: the estimate stays the same.
@@ -91,14 +93,14 @@ class Observations(NamedTuple):
             largest = known.rows.detach().abs().amax((-2, -1)) if known.rows.numel() else known.rows.new_zeros(1, 0)
             if bool((largest > _LARGEST_ROW).any()):
                 scale = torch.where(largest > _LARGEST_ROW, _LARGEST_ROW / largest, 1.0)
-                known = Observations(known.rows * scale[..., None, None], known.values * scale[..., None])
+                known = CarriedObservations(known.rows * scale[..., None, None], known.values * scale[..., None])
             known = known.inflated(variance)
         return known._where(crossed[:, None] & known.rows.isfinite().all(-1).all(-1))
 
-    def _where(self, condition: Bool[Tensor, "#b j"]) -> "Observations":
+    def _where(self, condition: Bool[Tensor, "#b j"]) -> "CarriedObservations":
         """Zero elsewhere."""
         rows = torch.where(condition[..., None, None], self.rows, 0.0)
-        return Observations(rows, torch.where(condition[..., None], self.values, 0.0))
+        return CarriedObservations(rows, torch.where(condition[..., None], self.values, 0.0))
 
 
 class Contributions(NamedTuple):
@@ -144,7 +146,7 @@ class Contributions(NamedTuple):
         return matrix, vector - torch.where(matrix.any(-1), 0.0, vector.detach())
 
 
-T = TypeVar("T", Observations, Contributions)
+T = TypeVar("T", CarriedObservations, Contributions)
 
 
 def joined(some: T, others: T) -> T:
@@ -154,7 +156,7 @@ def joined(some: T, others: T) -> T:
 
 def carried_observations(
     problem: EstimationProblem, grid: ObservationGrid, transitions: Transitions
-) -> Iterator[tuple[Observations, Observations | None]]:
+) -> Iterator[tuple[CarriedObservations, CarriedObservations | None]]:
     """The observations of `grid.used_rows`, and the initial state as one, carried to each time index.
 
     Phi^-1 multiplies a precision by up to `exp(2 mu dt)`, and digits are lost until V is added. So a long step is
@@ -168,11 +170,11 @@ def carried_observations(
     back = each_step(sde.transition, sde, problem.grid, -parts)
     variance = each_step(sde.covariance, sde, problem.grid, parts)
 
-    def at(k: int) -> Observations:
+    def at(k: int) -> CarriedObservations:
         own = slice(k, k + bool(grid.present[:, k].any()))
-        return Observations(grid.rows[:, own], grid.values[:, own])
+        return CarriedObservations(grid.rows[:, own], grid.values[:, own])
 
-    later = [Observations(grid.rows[:, :0], grid.values[:, :0])]
+    later = [CarriedObservations(grid.rows[:, :0], grid.values[:, :0])]
     earlier = later[0]
     if problem.smooth:
         for k in range(grid.length - 1, 0, -1):
@@ -187,19 +189,19 @@ def carried_observations(
         yield joined(earlier, later[grid.length - 1 - k]) if problem.smooth else earlier, initial
 
 
-def _known_state(state: Gaussian) -> Observations:
+def _known_state(state: Gaussian) -> CarriedObservations:
     """A state with a regular covariance, as an observation of itself."""
     root = torch.linalg.cholesky(state.covariance)
     rows = torch.linalg.solve_triangular(root, identity_like(root), upper=False)
-    return Observations(rows[:, None], (rows @ state.mean[..., None])[:, None, :, 0])
+    return CarriedObservations(rows[:, None], (rows @ state.mean[..., None])[:, None, :, 0])
 
 
 @dataclass(frozen=True)
 class LyapunovAverage:
     """`(N_0 + sum_j w_ij N_ij)^-1 (u_0 + sum_j w_ij u_ij)`, with the information of `initial` as N_0 and u_0."""
 
-    observations: Observations  # carried to this time
-    initial: Observations | None
+    observations: CarriedObservations  # carried to this time
+    initial: CarriedObservations | None
     others: Tensor  # `(j,)`: which are of other times
     stationary: Float[Tensor, "b n n"] | None  # the covariance where nothing is observed
     query_noise: Float[Tensor, "n n"] | None
@@ -217,10 +219,10 @@ class LyapunovAverage:
 
     def leave_one_out(self) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n n"]]:
         """Mean and covariance for weights 1, without the observation at this time."""
-        others = Observations(*(x[:, self.others] for x in self.observations))
+        others = CarriedObservations(*(x[:, self.others] for x in self.observations))
         return replace(self, observations=others).solve(torch.ones_like(others.values[..., 0]))
 
-    def effective(self) -> tuple[Observations, Float[Tensor, "b j"]]:
+    def effective(self) -> tuple[CarriedObservations, Float[Tensor, "b j"]]:
         """With the variance `Sigma_ij + query_noise`, and their weights in the objective: 1."""
         known = self.observations
         known = known if self.query_noise is None else known.inflated(self.query_noise[None])
@@ -233,7 +235,7 @@ class LyapunovAverage:
 
 def lyapunov_averages(
     problem: EstimationProblem,
-    carried: Iterator[tuple[Observations, Observations | None]],
+    carried: Iterator[tuple[CarriedObservations, CarriedObservations | None]],
     query_noise: Float[Tensor, "n n"] | None,
     noise_floor: Float[Tensor, "n n"] | None,
 ) -> "Iterator[Average]":
@@ -248,7 +250,7 @@ def lyapunov_averages(
 class RiccatiAverage:
     """`W^-1 (v_0 + sum_j w_ij v_ij)` with `W = M_0 + sum_j w_ij M_ij`. For weights 1 it is the Kalman filter."""
 
-    observations: Observations  # carried to this time
+    observations: CarriedObservations  # carried to this time
     predicted: Gaussian  # the Kalman filter (or smoother) without the observation at this time
     state: Gaussian  # with it
     contributions: Contributions  # M_ij and v_ij of the observations in `state`
@@ -301,7 +303,7 @@ class RiccatiAverage:
         """Mean and covariance for weights 1, without the observation at this time."""
         return self.predicted.mean, self._full_covariance(self.predicted, self.others)
 
-    def effective(self) -> tuple[Observations, Float[Tensor, "b j"]]:
+    def effective(self) -> tuple[CarriedObservations, Float[Tensor, "b j"]]:
         """With the variance `Sigma_ij + P_i`, and the weights `tr M_ij / tr P_i (Sigma_ij + P_i)^-1`, at least 0."""
         effective, own = self.observations.inflated(self.state.covariance), self.state.covariance[:, None]
         precision = ((effective.rows @ own) * effective.rows).sum((-2, -1))
@@ -324,7 +326,9 @@ Average = LyapunovAverage | RiccatiAverage
 
 
 def riccati_averages(
-    problem: EstimationProblem, passed: FilterPass, carried: Iterator[tuple[Observations, Observations | None]]
+    problem: EstimationProblem,
+    passed: FilterPass,
+    carried: Iterator[tuple[CarriedObservations, CarriedObservations | None]],
 ) -> "Iterator[Average]":
     """At each time index, of what the observations contribute to the Kalman filter or to the robust one."""
     sde, grid, steps = problem.sde, passed.grid, passed.transitions.steps

@@ -61,16 +61,6 @@ def test_filter_and_smoother_are_filterpys(name, regular, gaps):
         assert found.objective[-1].item() == pytest.approx(missed.sum(), rel=1e-8)  # the least sum of squares, of all
 
 
-def test_a_huge_nu_is_the_kalman_filter():
-    """The same through the weights of the single sources: their shares sum up to the filter's information."""
-    sde, times = coupled(), irregular_times(40)
-    observations = with_gaps(sde.simulate(times, torch.Generator().manual_seed(2)).observations)
-    exact = papers_estimate(sde, times, observations, prior="riccati")
-    found = papers_estimate(sde, times, observations, prior="riccati", nu=1e12, kappa=1.0, direction="filter")
-    torch.testing.assert_close(found.mean, exact.mean, rtol=1e-7, atol=1e-7)
-    torch.testing.assert_close(found.covariance[3:], exact.covariance[3:], rtol=1e-6, atol=1e-7)
-
-
 @pytest.mark.parametrize("gaps", [False, True], ids=["complete", "missing"])
 def test_a_diffuse_start_is_statsmodels(gaps):
     """A local linear trend from nothing: the exact diffuse filter and smoother of statsmodels."""
