@@ -46,7 +46,7 @@ LARGEST_DISTANCE = 1e200  # stands for a squared distance that overflows
 
 
 class CarriedObservations(NamedTuple):
-    """CarriedObservations `z_j = H_j x + e_j`, `e_j ~ N(0, I)`, all of the state x at one time. A missing one has H = 0.
+    """Observations `z_j = H_j x + e_j`, `e_j ~ N(0, I)`, all of the state x at one time. A missing one has H = 0.
 
     `|z - H x|^2` keeps its digits however far the state is from zero. `x^T J x - 2 y^T x + c` does not.
     """
