@@ -19,9 +19,7 @@ SINGLE = 1e-4
 # States are rounded once more in the frame, weights and incoming gradients once: each off by eps / 2, and logits of
 # order 10 multiply it. The gradient of a small parameter is a difference of larger sums.
 HALF = {torch.bfloat16: 5e-2, torch.float16: 7e-3}
-if (
-    DEVICE == "cuda"
-):  # products truncate, exp2 and log2 are approximate: parameters are off by 5.3e-2, 1.3e-2 on an H200
+if DEVICE == "cuda":  # products truncate, exp2 and log2 are approximate: parameters are off by 5.3e-2, 1.3e-2 on an H200
     HALF = {torch.bfloat16: 7e-2, torch.float16: 2e-2}
 
 DEFAULTS = {
