@@ -27,7 +27,7 @@ from rfa.estimation.problem import Transitions
 from rfa.estimation.readings_problem import ReadingsProblem, ReadingsTable
 from rfa.estimation.recursive_filter import Recursion
 from rfa.estimation.row_filters import filter_rows
-from rfa.estimation.series import Readings, read_series
+from rfa.estimation.series import ReadingInfo, Readings, read_series
 from rfa.estimation.structural_model import ComponentMatrices, ParameterKind, ParameterValues, SeriesScale
 from rfa.estimation.time_axis import TimeAxis
 from rfa.files import write_text_whole
@@ -284,14 +284,13 @@ class Draw:
 
     def readings(self, model: StructuralModel) -> Readings:
         """Of one sensor, or of x and y in turns."""
-        size, observation, sensor = self.values.shape[1], None, None
+        size, info = self.values.shape[1], ReadingInfo()
         if size == 2:
             observation = np.tile(np.eye(4)[[0, 2]], (len(self.times), 1))
-            sensor = ["x", "y"] * len(self.times)
+            info = ReadingInfo(sensor=["x", "y"] * len(self.times), observation=observation)
         times = np.repeat(self.times, size)
-        known = {"exog": None, "offset": None, "noise": None, "observation": observation}
         axis = TimeAxis.of(times, "day")
-        return read_series(axis, times, self.given.reshape(-1), sensor, list(model.states), **known)[0]
+        return read_series(axis, times, self.given.reshape(-1), info, list(model.states))[0]
 
 
 def score(draw: Draw, found: Predicted) -> dict[str, float]:

@@ -1,11 +1,10 @@
 """The theory as usable code: linear SDEs, robust filtering, smoothing, forecasting and fitting."""
 
 from .components import Autoregression, Cycle, Level, Season, Trend
-from .estimators import Estimate, RecursiveEstimate, recursive_estimate, robust_estimate
-from .fit import Fit, fit
-from .likelihood import log_likelihood
 from .linear_sde import Diagonalization, LinearSDE, Outliers, Simulation
+from .robust_estimator import Estimate, robust_estimate
 from .robust_filter import RobustFilter
+from .row_filters import RecursiveEstimate, recursive_estimate
 from .series_estimate import Diagnostics, SeriesEstimate
 from .structural_model import Component, SeriesScale, StructuralModel
 
@@ -16,7 +15,6 @@ __all__ = [
     "Diagnostics",
     "Diagonalization",
     "Estimate",
-    "Fit",
     "Level",
     "LinearSDE",
     "Outliers",
@@ -28,8 +26,6 @@ __all__ = [
     "Simulation",
     "StructuralModel",
     "Trend",
-    "fit",
-    "log_likelihood",
     "recursive_estimate",
     "robust_estimate",
 ]

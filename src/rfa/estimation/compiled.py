@@ -18,11 +18,15 @@ from rfa.ops.cpu.build import load_library
 from rfa.ops.cpu.compiler import BuildError
 from rfa.ops.transforms import transformed
 
+from . import robust_weight
 from .linear_sde import LinearSDE
 
 SOURCES = Path(__file__).parent / "kernels"
 _WORTH_THREADS = 1e7  # nanoseconds
-_integer, _pointer = ctypes.c_int64, ctypes.c_void_p
+_ROBUST_NUMBERS = (
+    "prior_rows persistence largest_variance rejected prior_log_odds abandoned_log_odds same_log_odds no_digits"
+)
+_integer, _pointer, _number = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 
 
 def _fields(kind: type, names: str) -> list[tuple[str, type]]:
@@ -34,11 +38,9 @@ class FilterProblem(ctypes.Structure):
 
     _fields_ = (
         *_fields(_integer, "series covariances models length components states threads smooth diffuse"),
-        *_fields(_pointer, "rows row_index values transition variance lag_index start_mean start_covariance"),
-        *_fields(_pointer, "mean covariance least_squares density counts overflow grad_density grad_rows"),
-        *_fields(_pointer, "grad_values grad_transition grad_variance grad_mean grad_covariance"),
-        *_fields(_integer, "patterns lags"),
-        *_fields(_pointer, "predicted_mean predicted_covariance weight resumed carried"),
+        *_fields(_pointer, "rows values transition variance lag_index start_mean start_covariance"),
+        *_fields(_pointer, "mean covariance least_squares overflow"),
+        *_fields(_pointer, "predicted_mean predicted_covariance weight resumed carried constants"),
     )
 
 
@@ -58,11 +60,34 @@ class LagsProblem(ctypes.Structure):
     _fields_ = (
         *_fields(_integer, "models count states threads"),
         *_fields(_pointer, "dynamics diffusion lags transition variance"),
-        *_fields(_pointer, "grad_transition grad_variance grad_dynamics grad_diffusion"),
     )
 
 
-_SIZES = {"filter_problem": FilterProblem, "lags": LagsProblem, "likelihood_problem": LikelihoodProblem}
+class RobustConstants(ctypes.Structure):
+    """See kernels/noise_scale.h."""
+
+    _fields_ = (
+        ("scales", _number * robust_weight.SCALES),
+        ("prior", _number * robust_weight.SCALES),
+        *_fields(_number, _ROBUST_NUMBERS),
+    )
+
+    @classmethod
+    def of_library(cls) -> "RobustConstants":
+        """Those of `robust_weight`."""
+        like = torch.zeros(1, dtype=torch.float64)
+        lists = robust_weight.noise_scales(like).tolist(), robust_weight.NoiseScale.prior(like).last[0].tolist()
+        arrays = {name: (_number * len(x))(*x) for name, x in zip(("scales", "prior"), lists, strict=True)}
+        return cls(**arrays, **{name: getattr(robust_weight, name.upper()) for name in _ROBUST_NUMBERS.split()})
+
+
+_SIZES = {
+    "filter_problem": FilterProblem,
+    "lags": LagsProblem,
+    "likelihood_problem": LikelihoodProblem,
+    "robust_constants": RobustConstants,
+}
+_ROBUST_CONSTANTS = RobustConstants.of_library()
 
 
 @functools.cache
@@ -103,60 +128,32 @@ def run(entry: str, problem: FilterProblem | LagsProblem | LikelihoodProblem, **
             assert tensor.is_contiguous(), name
             assert tensor.element_size() == 8, name
             setattr(problem, name, tensor.data_ptr())
+    if isinstance(problem, FilterProblem):
+        problem.constants = ctypes.addressof(_ROBUST_CONSTANTS)
     if getattr(library(), f"rfa_{entry}")(ctypes.byref(problem)):
         raise MemoryError(f"rfa: no memory for the {entry} on the CPU")
 
 
-class FirstDerivatives(torch.autograd.Function):
-    """Gradients by compiled code. A second derivative raises; `once_differentiable` would give a wrong one silently."""
-
-    @staticmethod
-    def forward(ctx, count, *tensors):  # noqa: D102 - `count` gradients, then what they depend on
-        return tuple(x.view_as(x) for x in tensors[:count])
-
-    @staticmethod
-    def backward(ctx, *_):  # noqa: D102
-        raise RuntimeError("got a second derivative of compiled code, expected a first one: take torch.func.hessian")
-
-
-class Discretization(torch.autograd.Function):
-    """`Phi(dt)` and `V(dt)` of many lags, `(models, lags, n, n)`, with the gradients for A and Q."""
-
-    @staticmethod
-    def forward(ctx, dynamics, diffusion, lags):  # noqa: D102 - of PyTorch
-        dynamics, diffusion = dynamics.contiguous(), diffusion.contiguous()
-        b, n, _ = dynamics.shape
-        transition, variance = (lags.new_zeros(b, len(lags), n, n) for _ in range(2))
-        problem = LagsProblem(b, len(lags), n, threads_for(b, len(lags), n))
-        given = {"dynamics": dynamics, "diffusion": diffusion, "lags": lags}
-        run("transitions", problem, **given, transition=transition, variance=variance)
-        ctx.save_for_backward(dynamics, diffusion, lags)
-        return transition, variance
-
-    @staticmethod
-    def backward(ctx, grad_transition, grad_variance):  # noqa: D102
-        dynamics, diffusion, lags = ctx.saved_tensors
-        given = {"dynamics": dynamics, "diffusion": diffusion}
-        given |= {"grad_transition": grad_transition.contiguous(), "grad_variance": grad_variance.contiguous()}
-        found = {f"grad_{name}": torch.empty_like(given[name]) for name in ("dynamics", "diffusion")}
-        for model in range(len(dynamics)):  # the compiled gradient is of one model
-            own = {name: x[model] for name, x in (given | found).items()}
-            run("transitions_gradient", LagsProblem(1, len(lags), dynamics.shape[-1], 1), lags=lags, **own)
-        known = grad_transition, grad_variance, dynamics, diffusion
-        return *FirstDerivatives.apply(2, *found.values(), *known), None  # type: ignore[no-untyped-call]
-
-
 def discretize(sde: LinearSDE, lags: Float[Tensor, " lags"]) -> tuple[Tensor, Tensor]:
-    """Phi and V of each lag, `(models, lags, n, n)`, of models in one batch dimension or none. They may overflow."""
+    """Phi and V of each lag, `(models, lags, n, n)`, of models in one batch dimension or none.
+
+    They may overflow, and have no gradient.
+    """
     n, dynamics = sde.state_size, sde.dynamics
     closed_form = not bool((dynamics - torch.diag_embed(dynamics.diagonal(dim1=-2, dim2=-1))).any())
-    if not can_run() or (closed_form and not dynamics.requires_grad):
+    if closed_form or not can_run():
         shape = *sde.batch_shape, len(lags), n, n
         found = (of(lags).expand(shape) for of in (sde.transition, sde.covariance))
         transition, variance = (x.reshape(sde.batch_shape.numel(), *shape[-3:]) for x in found)
         return transition, variance
-    matrices = (x.reshape(-1, n, n) for x in torch.broadcast_tensors(dynamics, sde.diffusion))
-    return Discretization.apply(*matrices, lags)  # type: ignore[no-untyped-call, no-any-return]
+    matrices = torch.broadcast_tensors(dynamics.detach(), sde.diffusion.detach())
+    dynamics, diffusion = (x.reshape(-1, n, n).contiguous() for x in matrices)
+    b = len(dynamics)
+    transition, variance = (lags.new_zeros(b, len(lags), n, n) for _ in range(2))
+    given = {"dynamics": dynamics, "diffusion": diffusion, "lags": lags.contiguous()}
+    problem = LagsProblem(b, len(lags), n, threads_for(b, len(lags), n))
+    run("transitions", problem, **given, transition=transition, variance=variance)
+    return transition, variance
 
 
 def different_lags(times: Float[Tensor, "b grid"]) -> tuple[Float[Tensor, " lags"], Int[Tensor, "b steps"]]:

@@ -9,6 +9,7 @@ from torch import Tensor
 InitialMoments = tuple[Real[Tensor, "*#initial n"], Real[Tensor, "*#initial n n"]]  # mean and covariance
 
 _TOLERANCE = 1e-9  # relative: rounding in a covariance that the caller has computed
+_REGULAR = 1e-12  # smallest eigenvalue of a covariance, over the largest
 _NO_TURN = 1e-16  # of two products of entries: a pair of states whose product is less turns by rounding alone
 
 
@@ -115,6 +116,49 @@ def positive(covariance: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n
     raised = torch.maximum(eigenvalues, _TOLERANCE * eigenvalues.abs().amax(-1, keepdim=True))
     rebuilt = units * symmetric((basis * raised[..., None, :]) @ basis.mT) * units.mT
     return torch.where(negative, rebuilt + (covariance - given), covariance)
+
+
+def plus_identity(matrix: Float[Tensor, "b n n"], factor: Float[Tensor, " b"]) -> Float[Tensor, "b n n"]:
+    """`M + factor I`."""
+    return matrix + torch.diag_embed(factor[:, None].expand(-1, matrix.shape[-1]))
+
+
+def deviation_ratios(covariance: Float[Tensor, "#b n n"]) -> Float[Tensor, "#b n n"]:
+    """The ratio of two states' standard deviations, the unit of an entry of M. It is 1 where there are none."""
+    size = covariance.detach().diagonal(dim1=-2, dim2=-1).clamp(min=0.0).sqrt()
+    size = torch.where(size > 0, size, size.amax(-1, keepdim=True))
+    size = torch.where(size > 0, size, 1.0)
+    return size[..., :, None] / size[..., None, :]
+
+
+def regular_root(covariance: Float[Tensor, "#b n n"]) -> Float[Tensor, "#b n n"]:
+    """L with `L L^T = P`, made regular. Where rounding makes P indefinite, L loses the correlations."""
+    identity = identity_like(covariance)
+    units = deviation_ratios(covariance)[..., :1]  # of each state, the first is 1
+    scaled = covariance / units / units.mT
+    size = scaled.detach().diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
+    size = torch.where((size > 0) & size.isfinite(), size, 1.0)
+    factor, failed = torch.linalg.cholesky_ex(scaled / size + _REGULAR * identity)
+    return units * size.sqrt() * torch.where((failed > 0)[..., None, None], identity, factor)
+
+
+def least_eigenvalue(
+    matrix: Float[Tensor, "b n n"], root: Float[Tensor, "#b n n"], below: Float[Tensor, " b"]
+) -> Float[Tensor, " b"]:
+    """Of the symmetric part of `L^-1 M L`, with the root L. It has a gradient only where it is below a bound."""
+    if matrix.shape[-1] == 1:
+        return matrix[:, 0, 0]
+    similar = symmetric(torch.linalg.solve_triangular(root, matrix @ root, upper=False))
+    finite = similar.isfinite().all(-1).all(-1)  # a matrix that overflows stays as it is
+    least = torch.linalg.eigvalsh(torch.where(finite[:, None, None], similar.detach(), 0.0))[..., 0]
+    least = torch.where(finite, least, 1.0)
+    low = finite & (least < below)
+    if not bool(low.any()):
+        return least
+    # Equal eigenvalues have no second derivative. So where none is needed, a diagonal with unequal ones is used.
+    unequal = torch.diag(torch.arange(1.0, matrix.shape[-1] + 1)).to(similar)
+    with_slope = torch.linalg.eigvalsh(torch.where(low[:, None, None], similar, unequal))[..., 0]
+    return torch.where(low, with_slope, least)
 
 
 def without_rounding(transition: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:

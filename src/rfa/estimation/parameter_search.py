@@ -9,6 +9,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -19,7 +20,6 @@ from torch import Tensor
 from rfa.checks import require
 
 from .components import Autoregression, Cycle, Season, doubtful_period, unit_share
-from .fit import Maximum, maximise
 from .readings_problem import ReadingsTable, exact_log_likelihood, filter_readings, irregular_names
 from .series import Readings
 from .series_estimate import standardised_innovations
@@ -74,6 +74,14 @@ class FoundParameters(NamedTuple):
     values: dict[str, float]  # of all parameters by name, fixed ones too, with decay rates in the place of factors
     log_likelihood: float  # in nats
     converged: bool
+
+
+class Maximum(NamedTuple):
+    """The best point that a search has seen, with the slope of the likelihood along each coordinate."""
+
+    total: float  # the likelihood
+    at: Tensor
+    slope: Tensor
 
 
 def parameter_kinds(model: StructuralModel, sensors: tuple[str, ...]) -> dict[str, ParameterKind]:
@@ -234,15 +242,16 @@ class ParameterSearch:
                 begin, few = at_near, ReadingsTable.of(model, block)
                 curvature = _hessian(begin, lambda at: exact_log_likelihood(few.problem(values(at))))
                 root, tolerance = _inverse_root(-curvature * len(readings) / len(block)), _FLAT_OF_LONG
-        best = _climbed(begin, likelihood, self.max_steps, root, tolerance)
+        best = _maximum_from(begin, likelihood, self.max_steps, root, tolerance)
         for _ in range(_MOST_RESTARTS):
             alone = torch.eye(len(free), dtype=torch.bool)[lifted]  # each variance by itself
             candidates = torch.where(alone[:, None], origin + _LIFTS[:, None], best.at).reshape(-1, len(free))
             total, begin = _best(torch.cat([best.at[None], candidates]), likelihood)
             if not total > best.total + _GAIN:
                 break
-            best = max(best, _climbed(begin, likelihood, self.max_steps, root, tolerance), key=lambda one: one.total)
-        total, at, slope, _ = best
+            again = _maximum_from(begin, likelihood, self.max_steps, root, tolerance)
+            best = again if again.total > best.total else best
+        total, at, slope = best
         found = {name: float(value) for name, value in values(at).items()}
         fallen = dict(zip(free, (origin - at).tolist(), strict=True))
         vanished = {**found, **{name: 0.0 for name in of_components if fallen[name] > _VANISHED}}
@@ -416,30 +425,36 @@ class ParameterSearch:
         return np.pad(wrong, (0, len(self.readings) - len(wrong)))
 
 
-def _climbed(
+def _maximum_from(
     origin: Tensor, likelihood: Callable[[Tensor], Tensor], max_steps: int, root: Tensor, tolerance: float
 ) -> Maximum:
-    """The maximum that a search from `origin` ends at, with slopes by central differences.
+    """The best point of L-BFGS from `origin`, with slopes by central differences.
 
     The search is along the columns of `root`, by which the likelihood curves alike. No coordinate changes by more than
     60, where the likelihood has no maximum: a step too far must not end the search.
     """
     free = len(origin)
     shifts = _STEP * torch.cat([torch.zeros(1, free), torch.eye(free), -torch.eye(free)])
+    along = torch.zeros_like(origin).requires_grad_()
+    seen: list[Maximum] = []
+    tolerances: dict[str, Any] = {"tolerance_grad": 1e-5, "tolerance_change": tolerance}
+    search = torch.optim.LBFGS([along], max_iter=max_steps, line_search_fn="strong_wolfe", **tolerances)
 
-    def with_slope(along: Tensor) -> tuple[Tensor, Tensor]:
-        bounded = (root @ along / _LARGEST_CHANGE).tanh()
-        found = likelihood(origin + _LARGEST_CHANGE * bounded + shifts)
+    def evaluate() -> Tensor:
+        bounded = (root @ along.detach() / _LARGEST_CHANGE).tanh()
+        at = origin + _LARGEST_CHANGE * bounded
+        found = likelihood(at + shifts)
         if not bool(found.isfinite().all()):
             raise ValueError("values: got a likelihood that is not finite, expected smaller numbers or noises")
         slope = (found[1 : free + 1] - found[free + 1 :]) / (2 * _STEP)
-        return found[0], root.mT @ (slope * (1 - bounded.square()))
+        along.grad = -(root.mT @ (slope * (1 - bounded.square())))
+        seen[:] = [max([*seen, Maximum(found[0].item(), at, slope)], key=lambda one: one.total)]
+        return -found[0]
 
-    options = {"largest_change": math.inf, "tolerance_grad": 1e-5, "tolerance_change": tolerance}
-    best = maximise(with_slope, torch.zeros_like(origin), max_steps, **options)
-    bounded = (root @ best.at / _LARGEST_CHANGE).tanh()
-    slope = torch.linalg.solve(root.mT, best.slope) / (1 - bounded.square())
-    return best._replace(at=origin + _LARGEST_CHANGE * bounded, slope=slope)
+    evaluate()  # an error here is the caller's; a later one is the search's, which has gone too far
+    with suppress(ValueError, torch.linalg.LinAlgError):
+        search.step(evaluate)  # type: ignore[no-untyped-call]
+    return seen[0]
 
 
 def _hessian(at: Tensor, likelihood: Callable[[Tensor], Tensor]) -> Tensor:

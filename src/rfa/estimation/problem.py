@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from .compiled import can_run, different_lags, discretize
@@ -97,9 +97,20 @@ class ObservationGrid:
         return self.times.diff(dim=-1)
 
     @functools.cached_property
-    def observation_count(self) -> int:
-        """T."""
-        return int(self.observation_index.max()) + 1
+    def observation_rows(self) -> Int[Tensor, "b T"]:
+        """The row of each observation."""
+        count = int(self.observation_index.max()) + 1
+        return torch.where(self.observation_index < 0, self.length, self.observation_index).argsort(-1)[:, :count]
+
+    def used_rows(self, index: int, smooth: bool) -> Int[Tensor, " j"]:
+        """The observed rows that an estimate at a row uses: earlier ones in order, then later ones from the last."""
+        seen = self.present.any(0).nonzero()[:, 0]
+        earlier = seen[seen <= index]
+        return torch.cat([earlier, seen[seen > index].flip(0)]) if smooth else earlier
+
+    def by_series(self, x: Float[Tensor, "b ..."]) -> Tensor:
+        """With the caller's dimensions of series."""
+        return x.reshape(*self.batch_shape, *x.shape[1:])
 
     def at(self, index: int) -> tuple[Tensor, Tensor]:
         """Rows `(b or 1, m, n)` and values `(b, m)` at a time index."""
@@ -128,7 +139,7 @@ class ObservationGrid:
         return replace(self, **doubled)
 
 
-def along_grid(x: Float[Tensor, "b grid ..."], index: Int[Tensor, "#b length"]) -> Tensor:
+def along_grid(x: Shaped[Tensor, "b grid ..."], index: Int[Tensor, "#b length"]) -> Tensor:
     """`x` at some time indices of each series, `(b, length, ...)`."""
     return torch.take_along_dim(x, index.reshape(*index.shape, *(1,) * (x.dim() - 2)), dim=1)
 

@@ -25,17 +25,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .contributions import Contributions
 from .gaussian import DiffuseDirections, Gaussian, Information, T, mapped
 from .matrices import identity_like, without_rounding
 from .problem import ObservationGrid, Transitions
-from .robust_weight import NoiseScale, ScalePosterior, infer_scale
-
-REJECTED = 0.1  # a row of smaller weight starts a challenger
-PRIOR_LOG_ODDS = -7.0  # of a new challenger: 1 to 1,000
-ABANDONED_LOG_ODDS = -9.0  # a challenger with smaller odds is given up
-SAME_LOG_ODDS = 0.05  # change in odds by which filter and challenger are the same: another challenger may start
-NO_DIGITS = 1e14  # a squared distance from a mean. A row that far off would lose its digits beside the mean.
+from .robust_weight import (
+    ABANDONED_LOG_ODDS,
+    NO_DIGITS,
+    PRIOR_LOG_ODDS,
+    REJECTED,
+    SAME_LOG_ODDS,
+    NoiseScale,
+    ScalePosterior,
+    infer_scale,
+)
 
 
 class FilteredState(NamedTuple):
@@ -122,12 +124,6 @@ class FilterPass(NamedTuple):
     def without_challengers(self, part: T) -> T:
         """Of the b filters alone."""
         return part if self.origin is None else mapped(part, lambda x: x[: len(self.median_scale)])
-
-    def inherited(self, contributions: Contributions, index: int) -> Contributions:
-        """Contributions at a time index, where challengers take over and where they start."""
-        if self.origin is None or self.cleared is None:
-            return contributions
-        return _continued(contributions, self.origin[index]).cleared(self.cleared[index])
 
     def with_median_noise(self, grid: ObservationGrid) -> ObservationGrid:
         """The observations with the median scale of their noise. Later distances are measured with it."""

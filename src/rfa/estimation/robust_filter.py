@@ -18,12 +18,11 @@ from rfa.files import check_writable, write_whole
 from rfa.version import __version__
 
 from .linear_sde import LinearSDE
-from .onnx_filter import filter_model
 from .parameter_search import ParameterSearch, model_of, read_fixed, series_scale
 from .readings_problem import ReadingsProblem, ReadingsTable, filter_readings, irregular_names
 from .recursive_filter import Recursion
 from .row_filters import Carried, FilteredRows
-from .series import Readings, RowLabels, by_name, like, read_at, read_later, read_one, read_series
+from .series import ReadingInfo, Readings, RowLabels, by_name, like, read_at, read_later, read_one, read_series
 from .series_estimate import Diagnostics, SeriesEstimate
 from .structural_model import Component, StructuralModel, to_factors
 from .time_axis import TimeAxis, next_times
@@ -164,15 +163,14 @@ class RobustFilter:
         Warns:
             UserWarning: for a period that looks like a number of readings, where times are dates.
         """
-        known = {"exog": exog, "offset": offset, "noise": noise, "observation": observation}
         found = copy.copy(self)  # a refused series leaves the filter of the one before
-        found._fit(times, values, sensor, fixed or {}, max_steps, **known)
+        found._fit(times, values, ReadingInfo(sensor, exog, offset, noise, observation), fixed or {}, max_steps)
         with self._lock:
             vars(self).update(found.__getstate__())
         return self
 
     def _fit(
-        self, times: Any, values: Any, sensor: Any, fixed: Mapping[str, float | int], max_steps: int, **known: Any
+        self, times: Any, values: Any, info: ReadingInfo, fixed: Mapping[str, float | int], max_steps: int
     ) -> None:
         whole = isinstance(max_steps, numbers.Integral) and max_steps >= 1
         require(whole, "max_steps", max_steps, "a whole number >= 1")
@@ -181,7 +179,7 @@ class RobustFilter:
             require(hasattr(times, "index") and hasattr(times, "to_numpy"), "values", None, "values beside the times")
             times, values = times.index, times
         self._given, self._axis = values, TimeAxis.of(times, self.time_unit)
-        readings, self._index = read_series(self._axis, times, values, sensor, list(self.model.states), **known)
+        readings, self._index = read_series(self._axis, times, values, info, self.model.states)
         model = model_of(self.model, readings, None if self._axis.origin is None else self.time_unit)
         self._all, self._fitted, self._kept, self._later = model, readings, readings, []
         self._run, self._carried, self._scale = None, None, series_scale(readings, self.robust)
@@ -258,7 +256,7 @@ class RobustFilter:
             ValueError: for a time before the last reading, a number of steps where there is no frequency, and without
                 an argument that `fit` had.
         """
-        problem, run = self._ahead(query_times, sensor, exog=exog, offset=offset, noise=noise, observation=observation)
+        problem, run = self._ahead(query_times, ReadingInfo(sensor, exog, offset, noise, observation))
         return self._estimate(problem, run, begin=1)
 
     @_alone
@@ -287,9 +285,9 @@ class RobustFilter:
         Raises:
             ValueError: as `fit`, for times that are none, and without an argument that `fit` had.
         """
-        known = {"exog": exog, "offset": offset, "noise": noise, "observation": observation}
-        readings, states = self._readings, list(self.model.states)
-        asked = read_at(self._axis, readings, ("query_times", query_times), None, sensor, states, **known)
+        info = ReadingInfo(sensor, exog, offset, noise, observation)
+        readings = self._readings
+        asked = read_at(self._axis, readings, "query_times", query_times, None, info, self.model.states)
         order = np.argsort(asked.times, kind="stable")
         past = asked.times[order] <= readings.times[-1]
         mean, variance = np.empty(len(asked)), np.empty(len(asked))
@@ -298,13 +296,11 @@ class RobustFilter:
             by_time = np.argsort(every.times, kind="stable")
             problem = ReadingsTable.of(self._all, every.selected(by_time)).problem(self._values)
             run = filter_readings(problem, problem.first(self._scale), self.robust, smooth=True)
-            rows = np.argsort(by_time)[len(readings) :]
-            for found, part in zip((mean, variance), problem.of_readings(run.estimates), strict=True):
-                found[order[past]] = part[rows]
+            rows, found = np.argsort(by_time)[len(readings) :], problem.of_readings(run.estimates)
+            mean[order[past]], variance[order[past]] = (x[rows] for x in found)
         if not past.all():
             problem, run = self._continued(asked.selected(order[~past]), self._filtered()[1].carried)
-            for found, part in zip((mean, variance), problem.of_readings(run.estimates), strict=True):
-                found[order[~past]] = part[1:]
+            mean[order[~past]], variance[order[~past]] = (x[1:] for x in problem.of_readings(run.estimates))
         times = self._axis.labels(asked.times)
         mean, deviation = (like(self._given, x, times) for x in (mean + asked.offset, np.sqrt(variance)))
         return (mean, deviation) if return_std else mean
@@ -359,7 +355,7 @@ class RobustFilter:
         require(isinstance(paths, numbers.Integral) and paths >= 1, "paths", paths, "a whole number >= 1")
         drawn = generator is None or isinstance(generator, torch.Generator)
         require(drawn, "generator", generator, "a torch.Generator, or None")
-        problem, run = self._ahead(query_times, sensor, exog=exog, offset=offset, noise=noise, observation=observation)
+        problem, run = self._ahead(query_times, ReadingInfo(sensor, exog, offset, noise, observation))
         readings = problem.table.readings
         found = problem.drawn(self.sde, run.estimates, int(paths), generator) + readings.offset[1:, None]
         return like(self._given, found, self._axis.labels(readings.times[1:]))
@@ -387,8 +383,8 @@ class RobustFilter:
             ValueError: as `fit`, and for a time before the last reading.
         """
         last, carried = self._last, self._carried or self._filtered()[1].carried
-        known = {"exog": exog, "offset": offset, "noise": noise, "observation": observation}
-        new = read_one(self._axis, last, time, value, sensor, list(self.model.states), **known)
+        info = ReadingInfo(sensor, exog, offset, noise, observation)
+        new = read_one(self._axis, last, time, value, info, self.model.states)
         problem, run = self._continued(new, carried)
         self._run, self._carried = None, run.carried
         self._later.append(new)
@@ -426,6 +422,8 @@ class RobustFilter:
             ValueError: before `fit`, and for a place that cannot be written.
             MissingExtra: without the package `onnx`.
         """
+        from .onnx_filter import filter_model
+
         problem, run = self._filtered()
         path, readings = Path(path), self._readings
         check_writable("path", path)
@@ -475,13 +473,13 @@ class RobustFilter:
         index = self._index if fits else None
         return SeriesEstimate.of(self._given, self._axis, self._scale, problem, run, begin, index)
 
-    def _ahead(self, query_times: Any, sensor: Any, **known: Any) -> tuple[ReadingsProblem, FilteredRows]:
+    def _ahead(self, query_times: Any, info: ReadingInfo) -> tuple[ReadingsProblem, FilteredRows]:
         """The last reading and later times, filtered."""
         carried, readings = self._filtered()[1].carried, self._readings
         if isinstance(query_times, numbers.Integral) and not isinstance(query_times, bool):
             query_times = next_times(self._axis, readings.times, int(query_times))
-        named, states = ("query_times", query_times), list(self.model.states)
-        return self._continued(read_later(self._axis, readings, named, None, sensor, states, **known), carried)
+        later = read_later(self._axis, readings, "query_times", query_times, None, info, self.model.states)
+        return self._continued(later, carried)
 
     def _continued(self, later: Readings, carried: Carried) -> tuple[ReadingsProblem, FilteredRows]:
         """Filtered readings after the last one, whose row is there again without its value."""

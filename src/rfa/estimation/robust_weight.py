@@ -141,14 +141,20 @@ def _number(name: str, given: object, expected: str) -> Number:
     raise ValueError(f"{name}: got {given!r}, expected {expected}")
 
 
-# The scale of each measurement error: what an innovation says of it, and how often each scale occurs
+# The scale of each measurement error: what an innovation says of it, and how often each scale occurs. These constants
+# are the only ones of the robust step: C++ is given them by `compiled.RobustConstants`, the graph of ONNX imports them.
 
 SCALES = 18  # multiples of R: 1, and half decades above it. The last one grows with the row.
 _ABOVE = 0.25  # prior probability of a scale above 1
 _FALL = 0.6  # factor of that probability from one scale to the next
-_PRIOR_ROWS = 5.0  # number of rows that the prior of the scales counts for
+PRIOR_ROWS = 5.0  # number of rows that the prior of the scales counts for
 PERSISTENCE = 0.3  # probability that a row has the scale of the row before: errors come in bursts
 LARGEST_VARIANCE = 100.0  # h, in units of the noise, above which less certain predictions no longer lower w
+REJECTED = 0.1  # a row of smaller weight starts a challenger
+PRIOR_LOG_ODDS = -7.0  # of a new challenger: 1 to 1,000
+ABANDONED_LOG_ODDS = -9.0  # a challenger with smaller odds is given up
+SAME_LOG_ODDS = 0.05  # change in odds by which filter and challenger are the same: another challenger may start
+NO_DIGITS = 1e14  # a squared distance from a mean. A row that far off would lose its digits beside the mean.
 
 
 class NoiseScale(NamedTuple):
@@ -163,7 +169,7 @@ class NoiseScale(NamedTuple):
         falling = _FALL ** torch.arange(SCALES - 1, dtype=like.dtype, device=like.device)
         above = _ABOVE * falling / falling.sum()
         probability = torch.cat([1 - above.sum(dim=0, keepdim=True), above]).expand(len(like), -1)
-        return cls(_PRIOR_ROWS * probability, probability)
+        return cls(PRIOR_ROWS * probability, probability)
 
     def expected(self) -> Float[Tensor, "b scales"]:
         """The probability of each scale for the next row."""
@@ -173,7 +179,7 @@ class NoiseScale(NamedTuple):
     def median(self) -> Float[Tensor, " b"]:
         """The median scale of the rows. It is 1 where R is right."""
         cumulative = (self.counts / self.counts.sum(-1, keepdim=True)).detach().cumsum(-1)
-        return _scales(cumulative)[(cumulative < 0.5).sum(-1)]
+        return noise_scales(cumulative)[(cumulative < 0.5).sum(-1)]
 
     def updated(self, row: "ScalePosterior") -> "NoiseScale":
         """After a row."""
@@ -213,7 +219,7 @@ def infer_scale(
     `innovation` and H, the covariance of its prediction, are in units of the noise, and 0 where a component is missing.
     """
     observed = present.sum(-1).clamp(min=1)
-    scale = _scales(innovation).expand(len(innovation), -1)
+    scale = noise_scales(innovation).expand(len(innovation), -1)
     last = torch.maximum(scale[:, -1], innovation.square().sum(-1) / observed)  # so that no row lies above all scales
     scale = torch.cat([scale[:, :-1], last[:, None]], dim=-1)
     noise = torch.diag_embed(torch.where(present[:, None, :], scale[..., None], 1.0))
@@ -246,6 +252,6 @@ def _cholesky_factors(variance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     return variance, torch.linalg.cholesky(variance[:, None] + noise)
 
 
-def _scales(like: Tensor) -> Float[Tensor, " scales"]:
+def noise_scales(like: Tensor) -> Float[Tensor, " scales"]:
     """The scales s, multiples of R."""
     return 10.0 ** (torch.arange(SCALES, dtype=like.dtype, device=like.device) / 2)

@@ -1,17 +1,20 @@
-"""Filters and smoothers of the rows of a grid: compiled, or in PyTorch with the same results but for rounding."""
+"""Filters and smoothers of the rows of a grid, compiled or in PyTorch with the same results; `recursive_estimate`."""
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from .compiled import FilterProblem, run, threads_for
 from .gaussian import Gaussian
-from .problem import ObservationGrid, Transitions
+from .linear_sde import LinearSDE
+from .matrices import InitialMoments
+from .problem import EstimationProblem, ObservationGrid, Transitions, along_grid, make_problem
 from .recursive_filter import Recursion, diffuse_start, kalman_pass, overflow_error, robust_pass
-from .robust_weight import SCALES, NoiseScale
+from .robust_weight import SCALES, NoiseScale, check_choice
 
+Direction = Literal["filter", "smooth"]
 Carried = Gaussian | Recursion  # what the Kalman filter and the robust filter carry from one row to the next
 
 
@@ -113,8 +116,7 @@ def _compiled(
     run(
         entry,
         FilterProblem(b, covariances, grid.models, length, m, n, threads, smooth, start is None),
-        rows=grid.rows.reshape(-1, m, n).contiguous(),
-        row_index=torch.arange(grid.models * length),
+        rows=grid.rows.contiguous(),
         values=grid.values.contiguous(),
         transition=transitions.transition.contiguous(),
         variance=transitions.variance.contiguous(),
@@ -160,3 +162,61 @@ def _unpacked(numbers: Float[Tensor, "b numbers"], n: int) -> Recursion:
     mean, covariance, counts, last = each.split([n, n * n, SCALES, SCALES], dim=1)
     state = Gaussian(mean, covariance.unflatten(1, (n, n)), None, mean.new_zeros(len(mean)))
     return Recursion(state, NoiseScale(counts, last), numbers[:, -2], numbers[:, -1])
+
+
+def filter_problem(problem: EstimationProblem, robust: bool) -> tuple[FilteredRows, Float[Tensor, "b grid n n"]]:
+    """The filter or the smoother of a problem, and its covariance: the stationary one where nothing is observed."""
+    options = {"compiled": problem.compiled, "robust": robust, "smooth": problem.smooth}
+    found = filter_rows(problem.grid, problem.transitions, problem.initial, **options)
+    covariance, stationary = found.estimates.covariance, problem.stationary
+    if stationary is not None and bool((unseen := problem.observation_counts() == 0).any()):
+        covariance = torch.where(unseen[..., None, None], stationary[:, None], covariance)
+    return found, covariance
+
+
+class RecursiveEstimate(NamedTuple):
+    """What `recursive_estimate` finds.
+
+    Args:
+        mean: `(..., Tq, n)`, in units of the state.
+        covariance: `(..., Tq, n, n)`. Infinite where nothing is known.
+        weights: `(..., T)`: the weight of each row, 1 where it has no prediction or is missing. In filtering it is the
+            weight by earlier rows. Rows of a new level get theirs only once the level is accepted.
+    """
+
+    mean: Float[Tensor, "*batch queries n"]
+    covariance: Float[Tensor, "*batch queries n n"]
+    weights: Float[Tensor, "*batch T"]
+
+
+def recursive_estimate(
+    sde: LinearSDE,
+    times: Real[Tensor, "*#batch T"],
+    observations: Real[Tensor, "*#batch T m"],
+    *,
+    direction: Direction = "filter",
+    query_times: Real[Tensor, "*#batch queries"] | None = None,
+    initial: InitialMoments | None = None,
+) -> RecursiveEstimate:
+    """The recursive robust filter or smoother, at which `robust_estimate` starts: time and memory are linear in T.
+
+    Each row is weighted by its prediction from earlier rows, once. The error of a row comes from `N(0, s R)`, and the
+    filter learns how often each scale s occurs. With w the mean weight over s (`rfa.estimation.recursive_filter`):
+
+        m = m- + K_w (z - C m-),    K_w the Kalman gain with noise R / w
+
+    In smoothing a row is weighted by the filter's prediction or by past and future together, whichever expects the row
+    more. Then the Kalman smoother runs with noises R / w.
+
+    Args, and errors, are those of `robust_estimate`. It is compiled code where that is.
+
+    Source: `rfa.estimation.recursive_filter`; beyond the paper (docs/theory.md).
+    """
+    check_choice("direction", direction, get_args(Direction))
+    smooth = direction == "smooth"
+    problem = make_problem(sde, times, observations, query_times, initial, robust=True, smooth=smooth)
+    grid = problem.grid
+    found, covariance = filter_problem(problem, robust=True)
+    mean, covariance = (along_grid(x, grid.query_index) for x in (found.estimates.mean, covariance))
+    weights = along_grid(found.weights, grid.observation_rows)
+    return RecursiveEstimate(*(grid.by_series(x) for x in (mean, covariance, weights)))

@@ -1,6 +1,6 @@
 """What a caller gives as a series (NumPy, pandas, lists, tensors), as numbers; and results in the same kind."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +14,17 @@ from rfa.checks import as_array, require, require_each
 from .time_axis import TimeAxis, as_dates, as_numbers
 
 _LARGEST = 1e100
+
+
+@dataclass(frozen=True)
+class ReadingInfo:
+    """What a caller says of readings beside their values: arguments of `RobustFilter.fit`, which explains them."""
+
+    sensor: Any = None
+    exog: Any = None
+    offset: Any = None
+    noise: Any = None
+    observation: Any = None
 
 
 @dataclass(frozen=True)
@@ -136,24 +147,16 @@ class RowLabels:
         )
         return given
 
-    def known(
-        self,
-        seen: np.ndarray,
-        states: Sequence[str],
-        regressors: Sequence[str] | None = None,
-        *,
-        exog: Any,
-        offset: Any,
-        noise: Any,
-        observation: Any,
+    def columns(
+        self, info: ReadingInfo, seen: np.ndarray, states: Collection[str], regressors: Collection[str] | None = None
     ) -> dict[str, Any]:
-        """What a caller knows of each reading beside its value, by its name. It is finite where a reading is `seen`."""
-        exog = exog if regressors is None else by_name("exog", exog, regressors)
-        rows = None if observation is None else by_name("observation", observation, states)
+        """What is known of each reading, but its sensor, by name. It is finite where a reading is `seen`."""
+        exog = info.exog if regressors is None else by_name("exog", info.exog, regressors)
+        rows = None if info.observation is None else by_name("observation", info.observation, states)
         found: dict[str, Any] = {
             "exog": np.zeros((len(seen), 0)) if exog is None else self._table("exog", exog, seen),
-            "offset": self._column("offset", offset, seen),
-            "noise": self._column("noise", noise, seen),
+            "offset": self._column("offset", info.offset, seen),
+            "noise": self._column("noise", info.noise, seen),
             "observation": None if rows is None else self._table("observation", rows, seen),
         }
         require_each(~(found["noise"] < 0), "noise", "a negative variance", found["noise"], "variances >= 0")
@@ -179,7 +182,7 @@ class RowLabels:
 
 
 def read_series(
-    axis: TimeAxis, times: Any, values: Any, sensor: Any, states: Sequence[str], **known: Any
+    axis: TimeAxis, times: Any, values: Any, info: ReadingInfo, states: Collection[str]
 ) -> tuple[Readings, Any]:
     """The readings that `RobustFilter.fit` is given, m at each time of a table `(T, m)`, and the values' index."""
     labels = RowLabels(axis, axis.numbers("times", times), index_of(times))
@@ -199,9 +202,9 @@ def read_series(
     fault, expected = f"numbers beyond {_LARGEST:g}", "smaller ones: their squares are computed"
     require_each(~(np.abs(table) > _LARGEST), "values", fault, table, expected)
     seen = ~np.isnan(table if table.ndim == 2 else table[:, None]).all(axis=1)
-    rows = {"times": numbers, "sensor": np.zeros(length, dtype=int), **labels.known(seen, states, **known)}
+    rows = {"times": numbers, "sensor": np.zeros(length, dtype=int), **labels.columns(info, seen, states)}
     sensors: tuple[str, ...] = ("",)
-    regressors = column_names(known["exog"]) or _numbered("x", rows["exog"].shape[1])
+    sensor, regressors = info.sensor, column_names(info.exog) or _numbered("x", rows["exog"].shape[1])
     if table.ndim == 2 and table.shape[1] != 1:
         m, columns = table.shape[1], column_names(values)
         unclear, named = sensor is None and len(columns) > 0, ", ".join(columns)
@@ -233,35 +236,21 @@ def read_series(
 
 
 def read_later(
-    axis: TimeAxis,
-    earlier: Readings,
-    times: tuple[str, Any],
-    values: Any,
-    sensor: Any,
-    states: Sequence[str],
-    **known: Any,
+    axis: TimeAxis, earlier: Readings, name: str, given: Any, values: Any, info: ReadingInfo, states: Collection[str]
 ) -> Readings:
-    """Readings after others, or times at which a reading is asked for. `times` has the name of the argument."""
-    name, given = times
+    """Readings after others, or times at which a reading is asked for. `name` is that of the times' argument."""
     found, last = axis.numbers(name, given), earlier.times[-1]
     if bool((np.diff(found, prepend=last) < 0).any()):
         ends = axis.labels(np.array([found.min(), last]))
         least, end = (f"{x:g}" if axis.origin is None else str(x)[:19] for x in ends)
         require(False, name, f"a time of {least}", f"times in order, not before the last reading at {end}")
-    return read_at(axis, earlier, times, values, sensor, states, **known)
+    return read_at(axis, earlier, name, given, values, info, states)
 
 
 def read_at(
-    axis: TimeAxis,
-    earlier: Readings,
-    times: tuple[str, Any],
-    values: Any,
-    sensor: Any,
-    states: Sequence[str],
-    **known: Any,
+    axis: TimeAxis, earlier: Readings, name: str, given: Any, values: Any, info: ReadingInfo, states: Collection[str]
 ) -> Readings:
     """As `read_later`, at times in any order."""
-    name, given = times
     found = axis.numbers(name, given)
     length = len(found)
     require(length > 0, name, "no times", "at least one")
@@ -270,18 +259,17 @@ def read_at(
     far = bool((np.abs(read) > _LARGEST).any())
     require(not far, "value", f"a number beyond {_LARGEST:g}", "a smaller one, NaN where missing")
     for each in sorted(earlier.needed):
-        forgotten = (sensor if each == "sensor" else known[each]) is None
         expected = "one of " + ", ".join(earlier.sensors) if each == "sensor" else "numbers (0.0 where there is none)"
-        require(not forgotten, each, None, f"{expected}, as in fit")
+        require(getattr(info, each) is not None, each, None, f"{expected}, as in fit")
     rows = RowLabels(axis, found, index_of(given))
-    sensor = rows.aligned("sensor", sensor)
+    sensor = rows.aligned("sensor", info.sensor)
     labels = [earlier.sensors[0]] if sensor is None else [str(label) for label in np.atleast_1d(np.asarray(sensor))]
     unknown = [label for label in labels if label not in earlier.sensors]
     require(not unknown, "sensor", unknown, f"some of {', '.join(earlier.sensors)}")
     require(len(labels) in (1, length), "sensor", f"{len(labels)} labels", f"one, or {length}")
     which = np.resize([earlier.sensors.index(label) for label in labels], length)
     seen = np.full(length, values is None) | ~np.isnan(read)  # of a time that is asked for all must be known
-    parts = rows.known(seen, states, earlier.regressors, **known)
+    parts = rows.columns(info, seen, states, earlier.regressors)
     columns, width, shown = parts["exog"].shape[1], earlier.exog.shape[1], parts["observation"]
     require(columns == width, "exog", f"{columns} columns", f"{width}, as in fit")
     same = (shown is None) == (earlier.observation is None)
@@ -290,19 +278,19 @@ def read_at(
 
 
 def read_one(
-    axis: TimeAxis, last: Readings, time: Any, value: Any, sensor: Any, states: Sequence[str], **known: Any
+    axis: TimeAxis, last: Readings, time: Any, value: Any, info: ReadingInfo, states: Collection[str]
 ) -> Readings:
-    """One reading after those of the last time."""
-    names = {"exog": last.regressors, "observation": states}
-    rows = {name: _row_of(name, x, names[name]) if name in names else x for name, x in known.items()}
-    labels = None if sensor is None else [sensor]
-    new = read_later(axis, last, ("time", [time]), [value], labels, states, **rows)
+    """One reading after those of the last time. `info` is of one: a label, and rows."""
+    rows = {"exog": _row_of("exog", info.exog, last.regressors)}
+    rows |= {"observation": _row_of("observation", info.observation, states)}
+    info = replace(info, **rows, sensor=None if info.sensor is None else [info.sensor])
+    new = read_later(axis, last, "time", [time], [value], info, states)
     same = (last.times == new.times[0]) & (last.sensor == new.sensor[0])
     require(not bool(same.any()), "time", time, "a time after the last reading of this sensor")
     return new
 
 
-def _row_of(name: str, given: Any, names: Sequence[str]) -> Any:
+def _row_of(name: str, given: Any, names: Collection[str]) -> Any:
     """What a caller gives for one reading, as a table with one row. A pandas Series may have the names as its index."""
     own = index_of(given)
     if given is None or hasattr(given, "columns"):
@@ -315,7 +303,7 @@ def _row_of(name: str, given: Any, names: Sequence[str]) -> Any:
     return np.reshape(as_numbers(name, given), (1, -1))
 
 
-def by_name(name: str, given: Any, names: Sequence[str]) -> Any:
+def by_name(name: str, given: Any, names: Collection[str]) -> Any:
     """A table of pandas with its columns in the order of `names`. What has no names is as it was."""
     own = column_names(given)
     if not own or own == tuple(names) or _unnamed(given):

@@ -1,4 +1,4 @@
-"""Compiled filters against the same filters in PyTorch and statsmodels; the gradient by autograd and differences."""
+"""Compiled filters against the same filters in PyTorch and statsmodels."""
 
 import functools
 import math
@@ -9,8 +9,7 @@ import pytest
 import torch
 from cover import cover
 
-from rfa.estimation import LinearSDE, compiled, likelihood, log_likelihood, recursive_estimate, robust_estimate
-from rfa.estimation.robust_weight import RobustWeight
+from rfa.estimation import LinearSDE, compiled, recursive_estimate, robust_estimate
 
 from .models import coupled, irregular_times, matrix, rotating, statsmodels_of, trend, with_gaps
 
@@ -94,77 +93,3 @@ def test_far_from_zero_as_statsmodels(direction):
     # statsmodels' covariance form loses digits of 1e12 beside the noise of 0.5
     np.testing.assert_allclose(found.mean, states.T, rtol=1e-8, atol=1e-2)
     np.testing.assert_allclose(found.mean[100:, 0], states[0, 100:], rtol=1e-12)
-    llf = log_likelihood(sde, times, seen, initial=(mean, covariance))
-    assert llf.item() == pytest.approx(expected.llf, rel=1e-8)
-
-
-def likelihood_and_gradient(sde, times, seen, initial, way):
-    inputs = [sde.dynamics, sde.diffusion, sde.observation, sde.observation_noise, *(initial or ())]
-    inputs = [x.clone().requires_grad_() for x in inputs]
-    model, initial = LinearSDE(*inputs[:4]), inputs[4:] or None
-    function = likelihood.density_function(
-        model, times, seen, RobustWeight(math.inf, 1.0, sde.observation_size), 1, initial
-    )
-    assert way is None or function(model, math.inf, 1.0)[0].grad_fn is not None
-    density, counts = function(model, math.inf, 1.0)
-    total = (torch.where(counts, density, 0.0).sum(-1) * torch.arange(1.0, 1 + density[..., 0].numel())).sum()
-    gradients = torch.autograd.grad(total, inputs)
-    # of a covariance, the part along other covariances
-    return [total, *(x + x.mT if x.dim() == 2 and x.shape[0] == x.shape[1] else x for x in gradients[1:]), gradients[0]]
-
-
-@cover(name=MODELS, known=[False, True], batch=[(), (3,)])
-def test_gradient_of_the_likelihood_as_in_torch(in_torch, name, known, batch):
-    sde = MODELS[name]()
-    given = sde, *series(sde, 20, batch), start(sde, known), None
-    expected = in_torch(likelihood_and_gradient, *given)
-    assert_equal(likelihood_and_gradient(*given), expected)
-
-
-def test_second_derivatives():
-    """`torch.func` has them; compiled code says that it has none, in the place of a wrong number."""
-    times = 0.7 * torch.arange(12, dtype=torch.float64)
-    seen = torch.randn(12, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-    def function(logarithms):
-        forcing, noise, decay = logarithms.exp()
-        dynamics = matrix([[0.0, 1.0], [-1.0, 0.0]]) - decay * torch.eye(2).double()
-        return log_likelihood(
-            LinearSDE(dynamics, forcing * torch.eye(2).double(), matrix([[1.0, 0.0]]), noise.reshape(1, 1)), times, seen
-        )
-
-    def gradient(at):
-        at = at.clone().requires_grad_()
-        return torch.autograd.grad(function(at), at)[0]
-
-    at, step = matrix([0.1, -0.3, -1.0]), 1e-5
-    differences = [(gradient(at + e) - gradient(at - e)) / (2 * step) for e in step * torch.eye(3).double()]
-    # differences of gradients with 1e-15 of rounding keep ten digits
-    torch.testing.assert_close(torch.func.hessian(function)(at), torch.stack(differences), rtol=1e-7, atol=1e-7)
-    with pytest.raises(RuntimeError, match=r"second derivative of compiled code, .* torch\.func\.hessian$"):
-        torch.autograd.functional.hessian(function, at)
-
-
-def test_the_likelihood_has_a_gradient_for_observations(in_torch):
-    """Which PyTorch computes, beside compiled code that has none."""
-    times, seen = series(rotating(), 12)
-    seen = seen.nan_to_num().requires_grad_()
-
-    def gradient():
-        return torch.autograd.grad(log_likelihood(rotating(), times, seen), seen)
-
-    assert_equal(gradient(), in_torch(gradient))
-
-
-def test_transitions_and_their_gradients():
-    """As matrix exponentials of two models have them, for short lags and long ones, which are doubled."""
-    lags, scales = matrix([1e-6, 0.3, 1.0, 7.0, 40.0]), matrix([0.5, 1.0])[:, None, None]
-    found, expected = [], []
-    for ours, results in ((True, found), (False, expected)):
-        inputs = [(scales * x).requires_grad_() for x in (coupled().dynamics, coupled().diffusion)]
-        sde = LinearSDE(*inputs, coupled().observation, coupled().observation_noise)
-        parts = compiled.discretize(sde, lags) if ours else (sde.transition(lags), sde.covariance(lags))
-        total = sum((part * torch.linspace(-1, 1, part.numel()).view_as(part)).sum() for part in parts)
-        dynamics, diffusion = torch.autograd.grad(total, inputs)
-        results += [*parts, dynamics, diffusion + diffusion.mT]
-    assert_equal(found, expected, 1e-11)

@@ -9,17 +9,7 @@ import statsmodels.api as sm
 import torch
 from statsmodels.tsa.statespace.initialization import Initialization
 
-from rfa.estimation import (
-    Autoregression,
-    Cycle,
-    Level,
-    LinearSDE,
-    RobustFilter,
-    Season,
-    Trend,
-    log_likelihood,
-    robust_estimate,
-)
+from rfa.estimation import Autoregression, Cycle, Level, LinearSDE, RobustFilter, Season, Trend, robust_estimate
 from rfa.estimation.structural_model import Regression, StructuralModel
 
 from .series_models import column, dense_log_likelihood, hours, unobserved_components
@@ -130,40 +120,16 @@ def test_states_that_no_reading_sees(in_torch, case):
         assert found.log_likelihood == pytest.approx(expected, abs=1e-6)
 
 
-def test_white_noise_has_no_second_harmonic():
-    for seed in range(6):
-        noise = np.random.default_rng(seed).normal(size=50)
-        one, two = (RobustFilter(Level() + Season(4, h), robust=False).fit(GRID, noise) for h in (1, 2))
-        assert one.log_likelihood > two.log_likelihood
-
-
 @pytest.mark.parametrize(("period", "harmonics"), [(4, 2), (12, 6), (2, 1)])
-def test_rows_beside_a_state_that_none_sees(in_torch, period, harmonics):
-    """All but the first `period` rows have a density, statsmodels'. The state stays unknown, the others do not."""
+def test_rows_beside_a_state_that_none_sees(period, harmonics):
+    """The state stays unknown, the others are statsmodels' from the first `period` rows on."""
     parameters = {"sigma2.level": 0.1, f"sigma2.freq_seasonal_{period}({harmonics})": 0.05, "sigma2.irregular": 1.0}
     sde = (Level() + Season(period, harmonics)).to_sde(parameters)
-    times, seen = torch.from_numpy(GRID), torch.from_numpy(WALK)[:, None]
     season = [{"period": period, "harmonics": harmonics}]
     theirs = unobserved_components(WALK, parameters, level="llevel", freq_seasonal=season)
-    expected = theirs.llf_obs[period:].sum()
-    for found in (log_likelihood(sde, times, seen), in_torch(log_likelihood, sde, times, seen)):
-        assert found.item() == pytest.approx(expected, abs=1e-6)
-    known = robust_estimate(sde, times, seen, nu=torch.inf)
+    known = robust_estimate(sde, torch.from_numpy(GRID), torch.from_numpy(WALK)[:, None], nu=torch.inf)
     assert known.covariance[-1].diagonal().isinf().tolist() == [False] * (2 * harmonics) + [True]
     np.testing.assert_allclose(known.mean[period:].T, theirs.filtered_state[:, period:], atol=1e-6)
-
-
-def test_a_trend_whose_slope_wanders_within_a_step():
-    """statsmodels' trend with the covariance of the noise of continuous time."""
-    parameters = {"sigma2.irregular": 15099.0, "sigma2.level": 1469.0, "sigma2.trend": 30.0}
-    model = sm.tsa.UnobservedComponents(NILE, "lltrend", use_exact_diffuse=True)
-    values = [parameters[name] for name in model.param_names]
-    model.update(values)
-    model["state_cov"] = np.array([[1469.0 + 10.0, 15.0], [15.0, 30.0]])  # s + t / 3, t / 2; t / 2, t
-    expected = model.ssm.smooth()
-    found = RobustFilter(Trend(), robust=False).fit(np.arange(100), NILE, fixed=parameters)
-    assert found.log_likelihood == pytest.approx(expected.llf, abs=1e-6)
-    np.testing.assert_allclose(found.smooth().states["trend"], expected.smoothed_state[1], **CLOSE)
 
 
 def test_a_damped_trend():
@@ -320,14 +286,3 @@ def test_components_join_to_a_linear_sde():
     np.testing.assert_allclose(step, scipy.linalg.block_diag([[1.0, 1.0], [0.0, 1.0]], turn, [[0.5]]), atol=1e-12)
     noise = scipy.linalg.block_diag([[1 + 0.1 / 3, 0.05], [0.05, 0.1]], 0.5 * np.eye(2), [[0.3]])
     np.testing.assert_allclose(sde.covariance(1.0), noise, atol=1e-12)
-
-
-def test_the_likelihood_is_that_of_the_existing_filter():
-    """With a known start in the place of the diffuse one: a stationary model."""
-    times = np.sort(np.random.default_rng(1).uniform(0, 20, 40))
-    values = np.sin(times)
-    fixed = {"sigma2.irregular": 0.2, "sigma2.ar": 0.4, "ar.L1": 0.6}
-    found = RobustFilter(Autoregression(), robust=False).fit(times, values, fixed=fixed)
-    initial = torch.zeros(1, dtype=torch.float64), found.sde.stationary_covariance()
-    expected = log_likelihood(found.sde, torch.tensor(times), torch.tensor(values)[:, None], initial=initial)
-    assert found.log_likelihood == pytest.approx(expected.item(), abs=1e-8)

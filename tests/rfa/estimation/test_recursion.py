@@ -7,9 +7,9 @@ import pytest
 import scipy.integrate
 import scipy.stats
 import torch
-from cover import cover, slow, some
+from cover import cover, some
 
-from rfa.estimation import LinearSDE, fit, robust_estimate
+from rfa.estimation import LinearSDE, robust_estimate
 from rfa.estimation.robust_weight import NoiseScale, infer_scale
 
 from .models import coupled, irregular_times, matrix, trend
@@ -186,25 +186,6 @@ def test_an_offset_changes_nothing(direction, prior, far):
     found = robust_estimate(level(), times, values + offset, **options)
     assert (found.mean - offset - expected.mean).abs().max() < most
     assert (found.weights - expected.weights).abs().max() < most
-
-
-@slow
-def test_a_wrong_noise_is_found_among_outliers():
-    """R, nu and kappa by predictive likelihood: R is the scale of a Student-t distribution then."""
-    one = matrix([[1.0]])
-    true, wrong = (LinearSDE(-0.1 * one, 0.5 * one, one, noise * one) for noise in (1.0, 0.1))
-    times = irregular_times(24) * 1.8
-    drawn = true.simulate(times, torch.Generator().manual_seed(1), (0.1, 10.0), sample_shape=(6,))
-    found = fit(wrong, times, drawn.observations, free=("observation_noise", "nu", "kappa"), nu=4.0, max_steps=15)
-    assert 0.4 < found.parameters["observation_noise[0]"] < 1.6
-    assert found.nu == found.parameters["nu"] < 6
-    assert found.kappa == found.parameters["kappa"] > 0
-    assert all(0 < error < math.inf for error in found.standard_errors.values())
-
-    def squared(sde, **weight):
-        return (robust_estimate(sde, times, drawn.observations, **weight).mean - drawn.states).square().mean()
-
-    assert squared(found.sde, nu=found.nu, kappa=found.kappa) < 1.1 * squared(true)
 
 
 @pytest.mark.parametrize("start", some(["recursive", "leave_one_out"], 1))

@@ -9,7 +9,7 @@ import torch
 from cover import cover
 
 import rfa
-from rfa.estimation import LinearSDE, estimators
+from rfa.estimation import LinearSDE, robust_estimator
 
 from .models import EYE, coupled, irregular_times, matrix, papers_estimate, rotating, with_gaps
 
@@ -240,7 +240,7 @@ TIMES = torch.arange(5, dtype=torch.float64)
     ],
 )
 def test_bad_input(given, message, monkeypatch):
-    monkeypatch.setattr(estimators, "Prior", Literal["lyapunov", "riccati", "flat"])  # the operator's may be more
+    monkeypatch.setattr(robust_estimator, "Prior", Literal["lyapunov", "riccati", "flat"])  # the operator's may be more
     legal = {"sde": rotating(), "times": TIMES, "observations": torch.zeros(5, 2)}
     with pytest.raises(ValueError, match=message):
         papers_estimate(**(legal | given))

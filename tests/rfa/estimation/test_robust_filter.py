@@ -280,130 +280,71 @@ def test_threads_may_read_beside_an_update():
 
 NOW = [0.0, 1.0, 2.0]
 TWICE = pd.DataFrame(np.ones((3, 2)), columns=["a", "a"])
-BAD = {
-    "columns of one name": (
-        lambda f: f.fit(NOW, TWICE, sensor=["a", "a"]),
-        "sensor: got the names a, a, expected a name",
-    ),
-    "a table of quantities": (
-        lambda f: f.fit(NOW, TWICE),
-        r"values: got a table with the columns a, a, .* sensor=list",
-    ),
-    "too few labels": (lambda f: f.fit(NOW, np.ones((3, 2)), sensor=["a"]), "sensor: got 1 labels beside 2 columns"),
-    "text": (
-        lambda f: f.fit(NOW, [1.0, "2 kWh", "x"]),
-        "values: got text, 2 kWh in row 1, counted from 0, expected num",
-    ),
-    "text of pandas": (
-        lambda f: f.fit(pd.Series(["1", "2"]), NOW[:2]),
-        "times: got text, 1 in row 0.*pandas.to_datetime",
-    ),
-    "text in a table": (lambda f: f.fit(NOW, [[1, 2], [3, "x"], [4, 5]]), "values: got text, x in row 1"),
-    "infinite": (lambda f: f.fit(NOW, [1, np.inf, 2]), "values: got infinite values, inf in row 1"),
-    "another type": (
-        lambda f: f.fit(NOW, [1, None, date(2020, 1, 1)]),
-        "values: got values of type date, 2020-01-01 in row 2",
-    ),
-    "a set": (lambda f: f.fit(NOW, {1.0, 2.0, 3.0}), "values: got values of type set, "),
-    "a whole number without end": (
-        lambda f: f.fit(NOW, [1, 10**400, 2]),
-        "values: got values of type int, 1000.* in row 1",
-    ),
-    "a complex number": (lambda f: f.fit(NOW, [1, None, 2j]), "values: got values of type complex, 2j in row 2"),
-    "lists of two lengths": (lambda f: f.fit(NOW, [[1], [2, 3], [4]]), "values: got rows of different lengths"),
-    "stamps of nanoseconds": (
-        lambda f: f.fit([2**60, 2**60 + 1, 2**60 + 2], NOW),
-        "times: got numbers that float64 does not hold, 1152921504606846977 in row 1, .* pandas.to_datetime",
-    ),
-    "times without end": (lambda f: f.fit([0, 1, 1e300], NOW), "times: got times beyond 1e.100, 1e.300 in row 2"),
-    "times of a day": (
-        lambda f: f.fit([time(1), time(2), time(3)], NOW),
-        "times: got values of type time, 01:00:00 in row 0",
-    ),
-    "a missing time": (lambda f: f.fit([0, np.nan, 2], NOW), "times: got NaN or infinite times, nan in row 1"),
-    "a far date": (
-        lambda f: f.fit([date(2020, 1, 1), date(3000, 1, 1)], NOW[:2]),
-        "times: got dates that are too far, 3000-",
-    ),
-    "an infinite regressor": (
-        lambda f: f.fit(NOW, NOW, exog=[1, np.inf, 2]),
-        "exog: got NaN or infinite values, inf in row 1",
-    ),
-    "no parameters": (
-        lambda f: f.fit(NOW, NOW, fixed=[1.0]),
-        "fixed: got .1.0., expected values of parameters by name",
-    ),
-    "a seed": (
-        lambda f: f.fit(NOW, NOW, fixed=FIXED).simulate(2, generator=3),
-        "generator: got 3, expected a torch.Gen",
-    ),
-    "steps beyond dates": (
-        lambda f: f.fit(pd.date_range("2020", periods=3), NOW, fixed=FIXED).forecast(100_000),
-        "query_times: got 100000 steps, expected dates until 2262",
-    ),
-    "origins that are none": (
-        lambda f: f.fit(NOW, NOW, fixed=FIXED).rolling_forecast([0, -1], [1, 2]),
-        "origins: got no reading, -1.0 in row 1, counted from 0, expected whole numbers from 0 to 2",
-    ),
-    "a part of a target": (
-        lambda f: f.fit(NOW, NOW, fixed=FIXED).rolling_forecast([0], [1.5]),
-        "targets: got no reading, 1.5 in row 0",
-    ),
-    "a target too few": (
-        lambda f: f.fit(NOW, NOW, fixed=FIXED).rolling_forecast([0, 1], [2]),
-        r"origins: got shape \(2,\) beside \(1,\) of targets",
-    ),
-    "an early target": (
-        lambda f: f.fit(NOW, NOW, fixed=FIXED).rolling_forecast([0, 1], [2, 1]),
-        "targets: got a time before its origins, 1 in row 1",
-    ),
-    "a sensor never read": (lambda f: f.fit(NOW, [[1, np.nan]] * 3, sensor=["a", "b"]), "no reading of b"),
-    "dates": (lambda f: f.fit(NOW, NOW, fixed=FIXED).forecast([date(2020, 1, 1)]), "query_times: got dates"),
-    "no component": (lambda _: RobustFilter(3), "model: got 3, expected components"),
-    "a unit": (lambda _: RobustFilter(Level(), time_unit="month"), "time_unit: got month, expected one of"),
-    "no regressors": (
-        lambda f: f.fit(NOW, NOW, exog=NOW, fixed=FIXED).forecast([4.0]),
-        "exog: got 0 columns, expected 1, as in fit",
-    ),
-    "a sensor": (lambda f: f.fit(NOW, NOW, fixed=FIXED).update(4.0, 1.0, sensor="b"), "sensor: got"),
-    "two values": (lambda f: f.fit(NOW, NOW, fixed=FIXED).update(4.0, [1.0, 2.0]), "value: got shape"),
-    "a probability": (lambda f: f.fit(NOW, NOW, fixed=FIXED).filter().interval(2.0), "probability: got 2.0"),
-    "a far value": (lambda f: f.fit(NOW, NOW, fixed=FIXED).update(4.0, 1e200), "value: got a number beyond"),
-    "a far noise": (lambda _: RobustFilter(Level(), False).fit(NOW, NOW, noise=1e308), "values: got a likelihood"),
-    "times that decrease": (lambda f: f.fit([0, 2, 1], NOW), "times: got times that decrease, 1.0 in row 2"),
-    "two readings at once": (
-        lambda f: f.fit([0, 1, 1], NOW),
-        "times: got two readings at one time, 1.0 in row 2.*sensor=",
-    ),
-    "dates as text": (
-        lambda f: f.fit(["2020-01-01"], [1.0]),
-        "times: got text, 2020-01-01 in row 0, .*expected numbers or dates; pandas",
-    ),
-    "far numbers": (lambda f: f.fit(NOW, [1.0, 2e100, 3.0]), "values: got numbers beyond 1e.100, 2e.100 in row 1"),
-    "no rows": (lambda f: f.fit([], []), "values: got no rows"),
-    "nothing read": (lambda f: f.fit(NOW, [np.nan] * 3), "values: got missing values in all rows"),
-    "before the start": (lambda f: f.fit(NOW, NOW, fixed=FIXED).forecast([1.0]), "query_times: got .*before the last"),
-    "unknown parameter": (lambda f: f.fit(NOW, NOW, fixed={"sigma": 1.0}), "fixed: got sigma, expected one of"),
-    "negative variance": (lambda f: f.fit(NOW, NOW, fixed={"level": -1.0}), "fixed.sigma2.level.: got -1.0"),
-    "no noise": (
-        lambda f: f.fit(NOW, NOW, fixed={"sigma2.irregular": 0.0}),
-        "sigma2.irregular: got a reading without noise",
-    ),
-    "no series": (lambda f: f.filter(), "fit: got no series yet"),
-    "two levels": (lambda _: Level() + Trend(), "model: got two components with a state level"),
-    "rows of C": (
-        lambda f: f.fit(NOW, NOW, observation=[[1, 2]] * 3, fixed=FIXED),
-        "observation: got 2 columns, expected 1, one for each state: level",
-    ),
-    "a variance": (lambda f: f.fit(NOW, NOW, noise=-1.0), "noise: got a negative variance, -1.0 in row 0"),
-}
+BAD_FITS = [  # what is given to `fit` in the place of NOW, and what it says
+    ({"values": TWICE, "sensor": ["a", "a"]}, "sensor: got the names a, a, expected a name"),
+    ({"values": TWICE}, r"values: got a table with the columns a, a, .* sensor=list"),
+    ({"values": np.ones((3, 2)), "sensor": ["a"]}, "sensor: got 1 labels beside 2 columns"),
+    ({"values": [[1, np.nan]] * 3, "sensor": ["a", "b"]}, "no reading of b"),
+    ({"values": [1.0, "2 kWh", "x"]}, "values: got text, 2 kWh in row 1, counted from 0, expected num"),
+    ({"values": [[1, 2], [3, "x"], [4, 5]]}, "values: got text, x in row 1"),
+    ({"values": [1, np.inf, 2]}, "values: got infinite values, inf in row 1"),
+    ({"values": [1.0, 2e100, 3.0]}, "values: got numbers beyond 1e.100, 2e.100 in row 1"),
+    ({"values": [1, None, date(2020, 1, 1)]}, "values: got values of type date, 2020-01-01 in row 2"),
+    ({"values": {1.0, 2.0, 3.0}}, "values: got values of type set, "),
+    ({"values": [1, 10**400, 2]}, "values: got values of type int, 1000.* in row 1"),
+    ({"values": [1, None, 2j]}, "values: got values of type complex, 2j in row 2"),
+    ({"values": [[1], [2, 3], [4]]}, "values: got rows of different lengths"),
+    ({"values": [np.nan] * 3}, "values: got missing values in all rows"),
+    ({"times": [], "values": []}, "values: got no rows"),
+    ({"times": pd.Series(["1", "2"])}, "times: got text, 1 in row 0.*pandas.to_datetime"),
+    ({"times": ["2020-01-01"]}, "times: got text, 2020-01-01 in row 0, .*expected numbers or dates; pandas"),
+    ({"times": [2**60, 2**60 + 1, 2**60 + 2]}, "times: got numbers that float64 does not hold, .* in row 1, .* pandas"),
+    ({"times": [0, 1, 1e300]}, "times: got times beyond 1e.100, 1e.300 in row 2"),
+    ({"times": [time(1), time(2), time(3)]}, "times: got values of type time, 01:00:00 in row 0"),
+    ({"times": [0, np.nan, 2]}, "times: got NaN or infinite times, nan in row 1"),
+    ({"times": [date(2020, 1, 1), date(3000, 1, 1)]}, "times: got dates that are too far, 3000-"),
+    ({"times": [0, 2, 1]}, "times: got times that decrease, 1.0 in row 2"),
+    ({"times": [0, 1, 1]}, "times: got two readings at one time, 1.0 in row 2.*sensor="),
+    ({"exog": [1, np.inf, 2]}, "exog: got NaN or infinite values, inf in row 1"),
+    ({"noise": -1.0}, "noise: got a negative variance, -1.0 in row 0"),
+    ({"observation": [[1, 2]] * 3}, "observation: got 2 columns, expected 1, one for each state: level"),
+    ({"fixed": [1.0]}, "fixed: got .1.0., expected values of parameters by name"),
+    ({"fixed": {"sigma": 1.0}}, "fixed: got sigma, expected one of"),
+    ({"fixed": {"level": -1.0}}, "fixed.sigma2.level.: got -1.0"),
+    ({"fixed": {"sigma2.irregular": 0.0}}, "sigma2.irregular: got a reading without noise"),
+]
+BAD_CALLS = [  # of a filter that has seen NOW
+    (lambda f: f.simulate(2, generator=3), "generator: got 3, expected a torch.Gen"),
+    (lambda f: f.rolling_forecast([0, -1], [1, 2]), "origins: got no reading, -1.0 in row 1, .* from 0 to 2"),
+    (lambda f: f.rolling_forecast([0], [1.5]), "targets: got no reading, 1.5 in row 0"),
+    (lambda f: f.rolling_forecast([0, 1], [2]), r"origins: got shape \(2,\) beside \(1,\) of targets"),
+    (lambda f: f.rolling_forecast([0, 1], [2, 1]), "targets: got a time before its origins, 1 in row 1"),
+    (lambda f: f.forecast([date(2020, 1, 1)]), "query_times: got dates"),
+    (lambda f: f.forecast([1.0]), "query_times: got .*before the last"),
+    (lambda f: f.update(4.0, 1.0, sensor="b"), "sensor: got"),
+    (lambda f: f.update(4.0, [1.0, 2.0]), "value: got shape"),
+    (lambda f: f.update(4.0, 1e200), "value: got a number beyond"),
+    (lambda f: f.filter().interval(2.0), "probability: got 2.0"),
+    (lambda f: f.fit(pd.date_range("2020", periods=3), NOW, fixed=FIXED).forecast(100_000), "query_times: got 100000"),
+    (lambda f: f.fit(NOW, NOW, exog=NOW, fixed=FIXED).forecast([4.0]), "exog: got 0 columns, expected 1, as in fit"),
+    (lambda _: RobustFilter(Level(), False).fit(NOW, NOW, noise=1e308), "values: got a likelihood"),
+    (lambda _: RobustFilter(Level()).filter(), "fit: got no series yet"),
+    (lambda _: RobustFilter(3), "model: got 3, expected components"),
+    (lambda _: RobustFilter(Level(), time_unit="month"), "time_unit: got month, expected one of"),
+    (lambda _: Level() + Trend(), "model: got two components with a state level"),
+]
 
 
-@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD)
-def test_bad_input_raises_one_clear_error(call, message):
-    with pytest.raises(ValueError, match=": got ") as error:
-        call(RobustFilter(Level()))
-    assert re.search(message, str(error.value).translate({ord("'"): None, ord('"'): None}))
+def test_bad_input_raises_one_clear_error():
+    fitted = RobustFilter(Level()).fit(NOW, NOW, fixed=FIXED)
+    calls = [(lambda f, given=given: f.fit(**given), message) for given, message in BAD_FITS]
+    for given, _ in BAD_FITS:
+        given.setdefault("times", NOW), given.setdefault("values", NOW[: len(given["times"])])
+        given.setdefault("fixed", FIXED)
+    for call, message in calls + BAD_CALLS:
+        with pytest.raises(ValueError, match=": got ") as error:
+            call(fitted)
+        assert re.search(message, str(error.value).translate({ord("'"): None, ord('"'): None}))
 
 
 def test_edges():

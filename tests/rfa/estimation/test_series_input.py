@@ -344,24 +344,6 @@ def test_dates_with_a_zone_stay_so():
         RobustFilter(Level()).fit(np.arange(3.0), pd.array([True, None, False], dtype="boolean"))
 
 
-def test_steps_of_numbers_that_floats_round():
-    """Unix seconds at 10 Hz, Julian dates at 20 s, float32 at 0.1 s, hours as days; irregular ones have no step."""
-    steps = np.arange(60)
-    for times, step in (
-        (1.7e9 + steps / 10, 0.1),
-        (2460000.5 + steps * 20 / 86400, 20 / 86400),
-        ((steps / 10).astype(np.float32), 0.1),
-        (np.round(45292 + steps / 24, 4), 1 / 24),
-    ):
-        filter = RobustFilter(Level()).fit(times, np.sin(np.arange(60.0)), fixed={"level": 0.1})
-        expected = float(times[-1]) + step * np.arange(1, 601)
-        np.testing.assert_allclose(filter.forecast(600).times, expected, rtol=0, atol=0.003 * step + 1e-6)
-    for times in ([0, 10, 21, 30], [0, 1, 3, 4, 5, 6, 7, 8, 9], np.cumsum(1 + 0.1 * np.sin(steps)).tolist()):
-        filter = RobustFilter(Level()).fit(times, np.sin(np.arange(len(times))), fixed={"level": 0.1})
-        with pytest.raises(ValueError, match="steps of a series without a frequency"):
-            filter.forecast(2)
-
-
 def test_a_daily_season_is_on_the_clock_of_the_zone():
     """A day of 25 hours keeps it: as the same readings on a clock without a zone, the double hour apart."""
     dates = pd.date_range("2024-10-20", "2024-10-29", freq="h", tz="Europe/Berlin", inclusive="left")

@@ -14,13 +14,11 @@ from rfa.estimation import (
     RobustFilter,
     Season,
     Trend,
-    fit,
-    log_likelihood,
     robust_estimate,
 )
 from rfa.estimation.matrices import symmetric
 
-from .models import EYE, coupled, irregular_times, matrix, rotating, trend, with_gaps
+from .models import coupled, irregular_times, matrix, trend, with_gaps
 
 LENGTH, SERIES = 12, 3
 QUERIES = matrix([-0.3, 0.7, 40.0])
@@ -57,15 +55,6 @@ def test_dense(model, known):
             assert found.covariance.shape == (SERIES, queries, n, n)
             if options.get("return_weights", True):
                 assert found.weights.shape == (SERIES, queries, LENGTH)
-
-
-def test_fit():
-    sde, times = rotating(), irregular_times(LENGTH)
-    seen = drawn(sde, times, False)
-    assert log_likelihood(sde, times, seen).shape == (SERIES,)
-    fit(sde, times, seen, max_steps=1)
-    sde.diagonalize()
-    assert LinearSDE(-EYE, EYE, EYE, EYE).covariance(times).shape == (LENGTH, 2, 2)
 
 
 @pytest.mark.parametrize("robust", [False, True])

@@ -5,21 +5,21 @@
 
 namespace rfa {
 
-// Means, least squares and log densities of the series of one group at one time index.
+// Means and least squares of the series of one group at one time index.
 template <int N> struct Group {
   const Problem& p;
   const int64_t group, first, count, model, n, m;
   Steps<N> steps;
   Covariance<N> state;
   Components components;
-  std::vector<double> means, least_squares, x, spread;
+  std::vector<double> means, least_squares, x;
 
   Group(const Problem& problem, Matrices<N> of, int64_t index)
       : p(problem), group(index), first(index), count(p.covariances == 1 ? p.series : 1),
         model(p.models == 1 ? 0 : index), n(p.states), m(p.components), steps(of),
         state(of, p.start_covariance + index * n * n),
         components(m, n), means(p.start_mean + first * n, p.start_mean + (first + count) * n),
-        least_squares(count), x(n), spread(size_t(m * n)) {
+        least_squares(count), x(n) {
     if (p.diffuse) state.set_diffuse(units());
   }
 
@@ -51,16 +51,8 @@ template <int N> struct Group {
     return both == 0 || !(both < NO_TURN * std::abs(phi[i * n + i] * phi[j * n + j]));
   }
 
-  // Whether the row that was last used shows a diffuse direction. It then has no prediction.
-  bool shows() const {
-    for (const Component& c : components.all)
-      if (c.seen && c.shows) return true;
-    return false;
-  }
-
-  int64_t pattern(int64_t k) const { return p.row_index[model * p.length + k]; }
   int64_t lag(int64_t k) const { return p.lag_index[model * (p.length - 1) + k - 1]; }
-  const double* row(int64_t k, int64_t i) const { return p.rows + (pattern(k) * m + i) * n; }
+  const double* row(int64_t k, int64_t i) const { return p.rows + ((model * p.length + k) * m + i) * n; }
   const double* values(int64_t series, int64_t k) const { return p.values + ((first + series) * p.length + k) * m; }
 
   // From the time index before k to k. False where the covariance overflows.
@@ -74,39 +66,21 @@ template <int N> struct Group {
     return steps.finite(state.p.data());
   }
 
-  // Component i with the value z. Returns the innovation.
-  double move(const Component& c, const double* row, int64_t s, double z) {
+  // Component i with the value z.
+  void move(const Component& c, const double* row, int64_t s, double z) {
     const double innovation = z - steps.of.dot(row, &means[s * n]);
     for (int64_t j = 0; j < n; j++) means[s * n + j] += c.gain[j] * innovation;
     if (!c.shows) least_squares[s] += innovation * innovation / c.variance;
-    return innovation;
   }
 
-  // The row at k. `density` gets the log density of each series where it is wanted.
-  void update(int64_t k, double* density) {
+  // The row at k, component by component.
+  void update(int64_t k) {
     for (int64_t i = 0; i < m; i++) {
       Component& c = components.all[i];
       steps.update(state, row(k, i), c);
       if (!c.seen) continue;
-      const double half_log = density ? std::log(c.variance) / 2 : 0;
-      for (int64_t s = 0; s < count; s++) {
-        const double innovation = move(c, row(k, i), s, values(s, k)[i]);
-        if (density) density[s] -= half_log + innovation * innovation / c.variance / 2;
-      }
+      for (int64_t s = 0; s < count; s++) move(c, row(k, i), s, values(s, k)[i]);
     }
-  }
-
-  // Whether H P H^T + I has the digits of I: by its Cholesky factor.
-  bool noise_is_kept(int64_t k) {
-    if (m == 1) return true;
-    Matrices<0> of(m);
-    std::vector<double> variance(size_t(m * m));
-    for (int64_t i = 0; i < m; i++) {
-      steps.of.apply(state.p.data(), row(k, i), &spread[i * n]);
-      for (int64_t j = 0; j <= i; j++)
-        variance[i * m + j] = variance[j * m + i] = steps.of.dot(row(k, j), &spread[i * n]) + (i == j);
-    }
-    return of.cholesky(variance.data());
   }
 };
 

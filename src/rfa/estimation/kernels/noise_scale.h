@@ -7,26 +7,27 @@
 namespace rfa {
 
 constexpr int SCALES = 18;
-constexpr double ABOVE = 0.25, FALL = 0.6, PRIOR_ROWS = 5, PERSISTENCE = 0.3, LARGEST_VARIANCE = 100;
 using Scales = std::array<double, SCALES>;
+
+// What robust_weight.py says of the scales, and of when a challenger starts and ends.
+struct RobustConstants {
+  Scales scales, prior;  // multiples of R, and their probabilities
+  double prior_rows, persistence, largest_variance, rejected, prior_log_odds, abandoned_log_odds, same_log_odds, no_digits;
+};
 
 // What is known of the scales of a series: rows of each scale so far, and the probabilities of the last row.
 struct NoiseScale {
   Scales counts, last;
 
-  NoiseScale() {
-    double sum = 0;
-    for (int i = 1; i < SCALES; i++) sum += last[i] = std::pow(FALL, i - 1);
-    for (int i = 1; i < SCALES; i++) last[i] *= ABOVE / sum;
-    last[0] = 1 - ABOVE;
-    for (int i = 0; i < SCALES; i++) counts[i] = PRIOR_ROWS * last[i];
+  explicit NoiseScale(const RobustConstants& constants) : last(constants.prior) {
+    for (int i = 0; i < SCALES; i++) counts[i] = constants.prior_rows * last[i];
   }
 
-  Scales expected() const {
+  Scales expected(double persistence) const {
     double sum = 0;
     Scales found;
     for (double count : counts) sum += count;
-    for (int i = 0; i < SCALES; i++) found[i] = (1 - PERSISTENCE) * (counts[i] / sum) + PERSISTENCE * last[i];
+    for (int i = 0; i < SCALES; i++) found[i] = (1 - persistence) * (counts[i] / sum) + persistence * last[i];
     return found;
   }
 };
@@ -49,13 +50,13 @@ struct RowScale {
 struct ScaleInference {
   const Matrices<0> of;
   const int m;
-  Scales scale, log_density;
+  const RobustConstants& constants;
+  Scales log_density;
   std::vector<double> factor, corrections, mean;
 
-  explicit ScaleInference(int64_t components)
-      : of(components), m(int(components)), factor(of.nn()), corrections(size_t(SCALES * m)), mean(size_t(m)) {
-    for (int i = 0; i < SCALES; i++) scale[i] = std::pow(10.0, i / 2.0);
-  }
+  ScaleInference(int64_t components, const RobustConstants& given)
+      : of(components), m(int(components)), constants(given), factor(of.nn()), corrections(size_t(SCALES * m)),
+        mean(size_t(m)) {}
 
   // A^-1 e of each scale with A = H + s I, and e^T A^-1 e + log |A|. False where an A is not positive definite.
   bool correct(const double* innovation, const double* variance, const bool* present, const Scales& scales) {
@@ -87,7 +88,7 @@ struct ScaleInference {
     double square = 0, trace = 0;
     int observed = 0;
     for (int j = 0; j < m; j++) square += innovation[j] * innovation[j], trace += variance[j * m + j], observed += present[j];
-    Scales scales = scale;
+    Scales scales = constants.scales;
     scales[SCALES - 1] = std::max(scales[SCALES - 1], square / observed);  // so that no row lies above all scales
     if (m == 1) {
       if (variance[0] + 1 <= 0) trace = variance[0] = -variance[0];  // by rounding
@@ -109,7 +110,7 @@ struct ScaleInference {
       sum += row.probability[i];
     }
     row.log_evidence = most + std::log(sum), row.valid = true;
-    const double mean_variance = trace / observed, bounded = std::min(mean_variance, LARGEST_VARIANCE);
+    const double mean_variance = trace / observed, bounded = std::min(mean_variance, constants.largest_variance);
     double above = 0, below = 0;
     std::fill(mean.begin(), mean.end(), 0.0);
     for (int i = 0; i < SCALES; i++) {
@@ -120,7 +121,7 @@ struct ScaleInference {
     }
     row.weight = above / below;
     std::fill(row.scatter.begin(), row.scatter.end(), 0.0);
-    const double reduction = mean_variance > LARGEST_VARIANCE ? bounded / mean_variance : 1;
+    const double reduction = mean_variance > constants.largest_variance ? bounded / mean_variance : 1;
     for (int i = 0; i < SCALES; i++)
       for (int j = 0; j < m; j++)
         for (int k = 0; k < m; k++)

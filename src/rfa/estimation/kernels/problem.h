@@ -8,8 +8,7 @@ namespace rfa {
 struct Problem {
   int64_t series, covariances, models, length, components, states, threads, smooth;
   int64_t diffuse;            // whether nothing is known of the state before the first row
-  const double *rows;         // (patterns, m, n): H, zeros where nothing is seen
-  const int64_t *row_index;   // (models, length)
+  const double *rows;         // (models, length, m, n): H, zeros where nothing is seen
   const double *values;       // (series, length, m)
   const double *transition;   // (lags, n, n)
   const double *variance;     // (lags, n, n)
@@ -19,17 +18,7 @@ struct Problem {
   double *mean;               // (series, length, n)
   double *covariance;         // (covariances, length, n, n)
   double *least_squares;      // (series, length)
-  double *density;            // (series, length): log p of each row, given the earlier ones; null where not wanted
-  int64_t *counts;            // (covariances, length): whether the row has a density; -1 where noise is lost to rounding
   int64_t *overflow;          // (covariances,): the time index at which a covariance overflows, or -1
-  const double *grad_density; // (series, length)
-  double *grad_rows;          // (covariances, patterns, m, n)
-  double *grad_values;        // (series, length, m)
-  double *grad_transition;    // (covariances, lags, n, n)
-  double *grad_variance;      // (covariances, lags, n, n)
-  double *grad_mean;          // (series, n)
-  double *grad_covariance;    // (covariances, n, n)
-  int64_t patterns, lags;
   // before each row, where they are wanted: of the Kalman filter with `series` = `covariances`, and of the robust filter
   double *predicted_mean;     // (series, length, n)
   double *predicted_covariance;  // (series, length, n, n)
@@ -37,6 +26,7 @@ struct Problem {
   double *weight;             // (series, length): of each row, as the filter used it
   const double *resumed;      // (series, RobustFilter::carried_size()): what earlier rows carry on, in place of the start
   double *carried;            // the same after the last row, where it is wanted
+  const void *constants;      // RobustConstants
 };
 
 // Models of one series, and its log-likelihood under each. Readings of one time follow each other.

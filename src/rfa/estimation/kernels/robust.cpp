@@ -6,11 +6,6 @@
 
 namespace rfa {
 
-constexpr double REJECTED = 0.1;              // a row of smaller weight starts a challenger
-constexpr double PRIOR_LOG_ODDS = -7;         // of a new challenger
-constexpr double ABANDONED_LOG_ODDS = -9;     // a challenger with smaller odds is given up
-constexpr double SAME_LOG_ODDS = 0.05;        // change in odds by which filter and challenger are the same
-constexpr double NO_DIGITS = 1e14;            // a squared distance by which a row would lose its digits
 constexpr double NONE = -std::numeric_limits<double>::infinity();  // odds where there is no challenger
 
 template <int N> struct Candidate {
@@ -22,6 +17,7 @@ template <int N> struct Candidate {
 
 template <int N> struct RobustFilter {
   const Problem& p;
+  const RobustConstants& constants;
   const int64_t index, model, n, m;
   Group<N> group;  // its accessors and working memory
   Steps<N>& steps;
@@ -34,9 +30,10 @@ template <int N> struct RobustFilter {
   std::vector<Covariance<N>> diffuse;  // the first predicted states, while a direction is diffuse, for smoothing
 
   RobustFilter(const Problem& problem, Matrices<N> of, int64_t series)
-      : p(problem), index(series), model(p.models == 1 ? 0 : series), n(p.states), m(p.components),
-        group(problem, of, series), steps(group.steps), filter{group.state, group.means, NoiseScale(), RowScale(m)},
-        challenger(filter), inference(m), x(n), innovation(m), variance(size_t(m * m)), across(size_t(m * n)),
+      : p(problem), constants(*static_cast<const RobustConstants*>(p.constants)), index(series),
+        model(p.models == 1 ? 0 : series), n(p.states), m(p.components), group(problem, of, series), steps(group.steps),
+        filter{group.state, group.means, NoiseScale(constants), RowScale(m)}, challenger(filter),
+        inference(m, constants), x(n), innovation(m), variance(size_t(m * m)), across(size_t(m * n)),
         scaled(n), present(new bool[size_t(m)]) {
     if (p.resumed) resume(p.resumed + index * carried_size());
   }
@@ -138,20 +135,20 @@ template <int N> struct RobustFilter {
     bool ended = true, same = false, valid = filter.row.valid;
     if (active) {
       infer(challenger, k, seen);
-      if (trusted > 0 && challenger.row.weight < REJECTED) {  // keeps what it says of the scale
+      if (trusted > 0 && challenger.row.weight < constants.rejected) {  // keeps what it says of the scale
         challenger.row.weight = 1;
         std::fill(challenger.row.scatter.begin(), challenger.row.scatter.end(), 0.0);
       }
       valid = valid && challenger.row.valid;
       const double change = valid ? challenger.row.log_evidence - filter.row.log_evidence : 0;
-      same = valid && std::abs(change) < SAME_LOG_ODDS;
+      same = valid && std::abs(change) < constants.same_log_odds;
       log_odds += change;
       if (log_odds > 0) filter = challenger;
-      ended = log_odds > 0 || !(log_odds > ABANDONED_LOG_ODDS);
+      ended = log_odds > 0 || !(log_odds > constants.abandoned_log_odds);
     }
     trusted = std::max<int64_t>(trusted - valid, 0);
-    if ((ended || same) && filter.row.valid && filter.row.weight < REJECTED) {
-      log_odds = PRIOR_LOG_ODDS;
+    if ((ended || same) && filter.row.valid && filter.row.weight < constants.rejected) {
+      log_odds = constants.prior_log_odds;
       trusted = 2 * ((n + m - 1) / m - 1);
       challenge(k);
     } else if (ended) {
@@ -192,7 +189,7 @@ template <int N> struct RobustFilter {
     for (double e : innovation) sum += e * 0;
     for (double v : variance) sum += v * 0;
     if (sum != 0) return;  // a prediction that overflows gives no weight
-    inference.infer(one.scale.expected(), innovation.data(), variance.data(), present.get(), one.row);
+    inference.infer(one.scale.expected(constants.persistence), innovation.data(), variance.data(), present.get(), one.row);
   }
 
   // Whether a row shows a diffuse direction. It then has no prediction.
@@ -221,7 +218,7 @@ template <int N> struct RobustFilter {
   // The challenger that a row starts: the filter, inflated until it expects the row.
   void challenge(int64_t k) {
     challenger = filter;
-    if (misfit(challenger, k) > NO_DIGITS) std::fill(challenger.mean.begin(), challenger.mean.end(), 0.0);
+    if (misfit(challenger, k) > constants.no_digits) std::fill(challenger.mean.begin(), challenger.mean.end(), 0.0);
     const double inflation = misfit(challenger, k);
     for (double& entry : challenger.state.p) entry *= inflation;
     challenger.row.full_weight();
@@ -255,6 +252,8 @@ template <int N> struct RobustFilter {
 };
 
 }  // namespace rfa
+
+extern "C" int64_t rfa_robust_constants_size() { return sizeof(rfa::RobustConstants); }
 
 // As rfa_filter.
 extern "C" int rfa_robust_filter(const rfa::Problem* p) {

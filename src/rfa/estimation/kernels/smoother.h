@@ -13,7 +13,7 @@ template <int N> struct Smoother {
   Group<N>& g;
   Matrices<N> of;
   const int64_t n;
-  std::vector<double> covariances, unused;
+  std::vector<double> covariances;
   std::vector<Covariance<N>> diffuse;  // the first states, while a direction is diffuse
   std::vector<double> j, y, constant;  // later information: J of the group, y and c of each series
   std::vector<double> a, b, c, scale, left, vector, mean, values, observed;
@@ -21,13 +21,12 @@ template <int N> struct Smoother {
   int64_t rank = 0;
 
   explicit Smoother(Group<N>& group)
-      : g(group), of(g.steps.of), n(g.n), unused(of.nn()), j(of.nn()), y(size_t(g.count * n)),
+      : g(group), of(g.steps.of), n(g.n), j(of.nn()), y(size_t(g.count * n)),
         constant(size_t(g.count)), a(of.nn()), b(of.nn()), c(of.nn()), scale(n), left(n), vector(n), mean(n), values(n),
         observed(y.size()), pivots(size_t(n)) {
     if (g.p.smooth) covariances.resize(size_t(g.p.length * n * n));
   }
 
-  double* scratch() { return unused.data(); }
 
   // Keeps the covariance at k. The means are in the problem's output.
   void keep(int64_t k) {

@@ -1,4 +1,4 @@
-// Phi(dt) = exp(A dt) and V(dt) = integral_0^dt exp(A s) Q exp(A s)^T ds of many lags, and their gradient.
+// Phi(dt) = exp(A dt) and V(dt) = integral_0^dt exp(A s) Q exp(A s)^T ds of many lags.
 //
 // Over a short lag h, with |A| h <= 1/2, both are power series:
 //   Phi = sum_k A^k h^k / k!,    V = sum_k M_k h^(k+1) / (k+1)!,    M_0 = Q, M_k+1 = A M_k + M_k A^T
@@ -13,8 +13,6 @@ struct Lags {
   int64_t models, count, states, threads;
   const double *dynamics, *diffusion, *lags;  // A, Q (models, n, n), dt (count,)
   double *transition, *variance;              // (models, count, n, n)
-  const double *grad_transition, *grad_variance;  // of one model
-  double *grad_dynamics, *grad_diffusion;     // (n, n)
 };
 
 constexpr int TERMS = 18;  // (2 |A| h)^18 / 18! < 1e-15 for |A| h <= 1/2
@@ -24,13 +22,11 @@ template <int N> struct Discretization {
   Matrices<N> of;
   std::vector<double> powers, moments;  // A^k and M_k, of the dynamics times the unit of time
   double norm = 0;
-  std::vector<double> a, b, c, d;
-  std::vector<double> phis, variances;  // before each doubling
-  std::vector<double> d_powers, d_moments;
+  std::vector<double> a, b, d;
 
   Discretization(const Lags& lags, Matrices<N> size)
       : given(lags), of(size), powers(size_t((TERMS + 1) * of.nn())), moments(powers.size()), a(of.nn()), b(of.nn()),
-        c(of.nn()), d(of.nn()) {
+        d(of.nn()) {
     const double* dynamics = given.dynamics;
     for (int j = 0; j < of.n(); j++) {
       double sum = 0;
@@ -55,13 +51,13 @@ template <int N> struct Discretization {
       for (int j = 0; j < of.n(); j++) out[i * of.n() + j] = a[i * of.n() + j] + a[j * of.n() + i];
   }
 
-  // Phi and V of a lag, and how often it was doubled. `kept`: what each doubling had before it.
-  int compute(double lag, double* phi, double* variance, bool kept) {
+  // Phi and V of a lag.
+  void compute(double lag, double* phi, double* variance) {
     int doublings = 0;
     double h = lag * norm;
     if (!std::isfinite(h)) {
       std::fill(phi, phi + of.nn(), NAN), std::fill(variance, variance + of.nn(), NAN);
-      return 0;
+      return;
     }
     for (; std::abs(h) > 0.5; doublings++) h /= 2;
     std::fill(phi, phi + of.nn(), 0.0), std::fill(variance, variance + of.nn(), 0.0);
@@ -73,9 +69,7 @@ template <int N> struct Discretization {
       for (int i = 0; i < of.nn(); i++) phi[i] += factor * power[i], variance[i] += next / norm * moment[i];
       factor = next;
     }
-    if (kept) phis.clear(), variances.clear();
     for (int step = 0; step < doublings; step++) {
-      if (kept) phis.insert(phis.end(), phi, phi + of.nn()), variances.insert(variances.end(), variance, variance + of.nn());
       of.multiply(phi, variance, a.data());
       of.multiply_transposed(a.data(), phi, b.data());
       for (int i = 0; i < of.nn(); i++) variance[i] += b[i];
@@ -83,62 +77,11 @@ template <int N> struct Discretization {
       of.copy(a.data(), phi);
     }
     of.symmetrize(variance);
-    return doublings;
-  }
-
-  // The slope of the series' coefficients by that of Phi and V of a lag.
-  void reverse(double lag, const double* d_phi_given, const double* d_variance_given) {
-    std::vector<double> phi(of.nn()), variance(of.nn()), d_phi(d_phi_given, d_phi_given + of.nn()),
-        d_variance(d_variance_given, d_variance_given + of.nn());
-    const int doublings = compute(lag, phi.data(), variance.data(), true);
-    of.symmetrize(d_variance.data());
-    for (int step = doublings - 1; step >= 0; step--) {
-      const double *f = &phis[step * of.nn()], *v = &variances[step * of.nn()];
-      of.multiply_transposed(d_phi.data(), f, a.data());  // Phi' = Phi Phi: d Phi^T + Phi^T d
-      of.transposed_multiply(f, d_phi.data(), b.data());
-      of.multiply(d_variance.data(), f, c.data());  // V' = V + Phi V Phi^T: 2 d Phi V, and d + Phi^T d Phi
-      of.multiply(c.data(), v, d_phi.data());
-      for (int i = 0; i < of.nn(); i++) d_phi[i] = a[i] + b[i] + 2 * d_phi[i];
-      of.transposed_multiply(f, c.data(), a.data());
-      for (int i = 0; i < of.nn(); i++) d_variance[i] += a[i];
-      of.symmetrize(d_variance.data());
-    }
-    double h = lag * norm, factor = 1;
-    for (int step = 0; step < doublings; step++) h /= 2;
-    for (int k = 0; k <= TERMS; k++) {
-      const double next = factor * h / (k + 1);
-      for (int i = 0; i < of.nn(); i++) {
-        d_powers[k * of.nn() + i] += factor * d_phi[i];
-        d_moments[k * of.nn() + i] += next / norm * d_variance[i];
-      }
-      factor = next;
-    }
   }
 
   void run() {
     for (int64_t k = 0; k < given.count; k++)
-      compute(given.lags[k], given.transition + k * of.nn(), given.variance + k * of.nn(), false);
-  }
-
-  void run_gradient() {
-    d_powers.assign(powers.size(), 0.0), d_moments = d_powers;
-    for (int64_t k = 0; k < given.count; k++)
-      reverse(given.lags[k], given.grad_transition + k * of.nn(), given.grad_variance + k * of.nn());
-    std::vector<double> d_dynamics(of.nn());
-    for (int k = TERMS - 1; k >= 0; k--) {
-      const double *after = &d_powers[(k + 1) * of.nn()], *moments_after = &d_moments[(k + 1) * of.nn()];
-      of.multiply_transposed(after, &powers[k * of.nn()], a.data());  // A^(k+1) = A A^k
-      of.transposed_multiply(d.data(), after, b.data());
-      for (int i = 0; i < of.nn(); i++) d_dynamics[i] += a[i], d_powers[k * of.nn() + i] += b[i];
-      of.multiply(moments_after, &moments[k * of.nn()], a.data());  // M' = A M + M A^T, all symmetric
-      of.transposed_multiply(d.data(), moments_after, b.data());
-      for (int i = 0; i < of.n(); i++)
-        for (int j = 0; j < of.n(); j++) {
-          d_dynamics[i * of.n() + j] += 2 * a[i * of.n() + j];
-          d_moments[k * of.nn() + i * of.n() + j] += b[i * of.n() + j] + b[j * of.n() + i];
-        }
-    }
-    for (int i = 0; i < of.nn(); i++) given.grad_dynamics[i] = d_dynamics[i] / norm, given.grad_diffusion[i] = d_moments[i];
+      compute(given.lags[k], given.transition + k * of.nn(), given.variance + k * of.nn());
   }
 };
 
@@ -208,10 +151,5 @@ void discretize(const Lags& p, const std::vector<int64_t>& members) {
 // 0, or 1 where there is no memory. The caller has filled both results with zeros.
 extern "C" int rfa_transitions(const rfa::Lags* p) try {
   for (const auto& members : rfa::joined_states(*p)) rfa::discretize(*p, members);
-  return 0;
-} catch (const std::exception&) { return 1; }
-
-extern "C" int rfa_transitions_gradient(const rfa::Lags* p) try {
-  rfa::with_size(p->states, [&](auto of) { rfa::Discretization<decltype(of)::SIZE>(*p, of).run_gradient(); });
   return 0;
 } catch (const std::exception&) { return 1; }
