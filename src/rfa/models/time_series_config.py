@@ -12,8 +12,7 @@ from transformers import PreTrainedConfig
 from rfa.checks import check_range, require
 
 from .attention import AttentionConfig, StateSpaceConfig
-from .configuration import DecoderConfig, with_value_errors
-from .flat import FLAT_NAMES, change
+from .configuration import ATTENTION_FIELDS, DecoderConfig, with_value_errors
 from .presets import PRESETS
 from .series_tokens import robust_location_and_spread
 from .time_series_data import SeriesExample, times_and_values
@@ -54,7 +53,7 @@ class RFATimeSeriesConfig(DecoderConfig):
         attention_dropout: share of the attention weights that training drops; it needs the reference backend.
         layer_norm_eps: as elsewhere in transformers.
         attention: the attention itself, instead of `preset`, or the dictionary from its `to_dict`.
-        **kwargs: fields of attention by flat names, such as `learn_decay=False` or `frequency_base=100.0`.
+        **kwargs: fields of attention by their plain names, such as `learn_decay=False` or `base=100.0`.
 
     Raises:
         ValueError: if a value is unknown or values do not fit together.
@@ -80,7 +79,7 @@ class RFATimeSeriesConfig(DecoderConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         for name in kwargs.keys() - _of_transformers():
-            require(False, name, kwargs[name], f"one of {', '.join([*self.field_names(), *sorted(FLAT_NAMES)])}")
+            require(False, name, kwargs[name], f"one of {', '.join([*self.field_names(), *sorted(ATTENTION_FIELDS)])}")
         check_range("channels", self.channels, 1, _MOST_CHANNELS)
         if self.location is None:
             self.location = [0.0] * self.channels
@@ -114,12 +113,12 @@ class RFATimeSeriesConfig(DecoderConfig):
         attention = PRESETS[name]
         gap, span = given.get("typical_gap", cls.typical_gap), given.get("span", cls.span)
         changes: dict[str, Any] = {}
-        if "frequency_base" not in attention.without_effect() and _longer(span, gap):
-            changes["frequency_base"] = span / gap
+        if "base" not in attention.without_effect() and _longer(span, gap):
+            changes["base"] = span / gap
         if isinstance(attention, StateSpaceConfig):
             parts = ((option, getattr(attention, part).kind) for option, part in _LEARNED.items())
             changes |= {option: True for option, kind in parts if kind != "none"}
-        return change(attention, changes)
+        return attention.changed(changes)
 
     def __setattr__(self, name: str, value: object) -> None:
         built = name in ("preset", "typical_gap", "span") and name in vars(self) and "attention" in vars(self)

@@ -4,7 +4,6 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -15,7 +14,7 @@ from rfa.ops.problem import Certified
 
 from .cache import Cache, check_cache, locate_tokens
 from .cache_layer import FilterLayer
-from .checks import check_backend, check_certified, check_choice, check_dropout, check_sizes, check_states, gated_of
+from .checks import check_backend, check_certified, check_choice, check_dropout, check_sizes, check_states
 from .projections import (
     HeadStates,
     complex_deviation,
@@ -25,7 +24,7 @@ from .projections import (
     of_all_heads,
     split_heads,
 )
-from .state_options import Clock, ContentClock, OutputGain, StateScale, Taps, states_before, tapped
+from .state_options import Clock, ContentClock, StateScale
 
 QueryStates = Float[Tensor, "batch heads queries channels"]
 Marks = Float[Tensor, "batch heads keys ..."]  # cached beside keys and values, such as gates and speeds of clocks
@@ -48,13 +47,8 @@ class Attention(nn.Module, ABC):
             `1 / (1 - share)`. Weights exist in the reference only: "auto" takes it then, a fused backend is refused.
         clock: "times", the given times; or "content", a `ContentClock`: the tokens say how fast the time of each head
             passes, which rotation, decay and noise follow. Then there are no queries of their own.
-        gated_heads: share of the heads that have forget gates or a content clock, the last ones. The others have gates
-            of one and the given times. It must give a whole number of heads.
         normalise_states: queries and keys of each head have a root mean square of one, times a learned scale
             (`StateScale`). Tied values are the normalised keys.
-        taps: a share of the token before is taken from keys and values (`Taps`), before they are turned. A cache keeps
-            keys and values without it too, and is twice as large. Then there are no queries of their own.
-        output_gain: each head's output is multiplied by a gain from 0 to 1 that the query's token sets (`OutputGain`).
         certified: eps, by which old keys are left out that provably cannot change an estimate, as of
             `robust_filter_attention`; or "auto", 2^-24 for states in float32 and 2^-12 in half precision, where the
             layer's scores have a bound and a fused backend saves time; or None, to visit all keys.
@@ -76,22 +70,16 @@ class Attention(nn.Module, ABC):
         causal: bool = True,
         dropout: float = 0.0,
         clock: Clock = "times",
-        gated_heads: float = 1.0,
         normalise_states: bool = False,
-        taps: bool = False,
-        output_gain: bool = False,
         certified: Certified = "auto",
         num_key_value_heads: int | None = None,
     ):
         super().__init__()
         check_sizes(hidden_size, num_heads, num_key_value_heads)
         check_choice("clock", clock, Clock)
-        self.gated_heads = gated_of(gated_heads, num_heads)
-        self.clock = ContentClock(hidden_size, num_heads, self.gated_heads) if clock == "content" else None
-        self.taps = Taps(hidden_size, num_heads) if taps else None
-        self.output_gain = OutputGain(hidden_size, num_heads) if output_gain else None
+        self.clock = ContentClock(hidden_size, num_heads) if clock == "content" else None
         require(causal or clock == "times", "clock", clock, "'times' with causal=False: a token sets the time after it")
-        self.marked = clock == "content" or taps
+        self.marked = clock == "content"  # tokens say something about the time after them
         self.state_scale = StateScale(num_heads) if normalise_states else None
         self.hidden_size, self.num_heads, self.innovation = hidden_size, num_heads, innovation
         check_backend(backend)
@@ -149,7 +137,7 @@ class Attention(nn.Module, ABC):
         require(self.causal or cache is None, "past_key_values", type(cache).__name__, "None with causal=False")
         if query_states is not None or query_times is not None:
             without = {"past_key_values": cache is not None, "segment_ids": segment_ids is not None}
-            without["gates, taps or a content clock"] = self.marked
+            without["gates or a content clock"] = self.marked
             others = [name for name, given in without.items() if given]
             self._check_queries(query_states, query_times, positions, others)
         if positions is not None:
@@ -164,8 +152,7 @@ class Attention(nn.Module, ABC):
                 queries = query_states.shape[1]
                 positions = checked_positions(batch, queries, length, device, times, query_times, key_mask)
         hidden_states = finite_where_absent(hidden_states, positions)
-        asking = hidden_states if query_states is None else query_states
-        query = self.queries(asking)
+        query = self.queries(hidden_states if query_states is None else query_states)
         layer = None if cache is None else cache.layer(layer_index)
         if layer is not None:
             layer.check_positions(positions, length)
@@ -181,8 +168,6 @@ class Attention(nn.Module, ABC):
             estimate = self.estimate_with_cache(query, key, value, layer, **given)
         if self.innovation:
             estimate = estimate - own
-        if self.output_gain is not None:
-            estimate = self.output_gain(asking)[..., None] * estimate
         return self.output_projection(merge_heads(estimate.to(value.dtype)))
 
     def located_states(
@@ -197,26 +182,12 @@ class Attention(nn.Module, ABC):
         if cached is not None:
             key, value = (states.to(cached.common_dtype(states.dtype)) for states in (key, value))
         marks = self.marks(hidden_states)
-        if self.taps is not None:
-            marks["untapped"] = torch.cat([key, value], dim=-1)
         if cached is not None and marks:
             cached.check_fit(key, value)
             marks = cached.update_marks(marks)
         if (rate := marks.pop("rate", None)) is not None:
             positions = clocked(positions, rate)
-        if self.taps is not None:
-            before, elapsed = states_before(marks.pop("untapped"), positions)
-            key_before, value_before = before.chunk(2, dim=-1)
-            key_before, value_before = self.transported(key_before, value_before, elapsed)
-            share = self.taps(hidden_states)
-            key, value = tapped(key, key_before, share), tapped(value, value_before, share)
         return key, value, {"positions": positions, **marks}
-
-    def transported(
-        self, key: HeadStates, value: HeadStates, elapsed: Float[Tensor, "b h length"]
-    ) -> tuple[HeadStates, HeadStates]:
-        """Keys and values of tokens after a time in each head, for taps; here they stay as they are."""
-        return key, value
 
     def queries(self, hidden_states: Float[Tensor, "batch queries hidden"]) -> QueryStates:
         """The queries of tokens."""

@@ -45,7 +45,7 @@ class FilterCache(Cache):
             "auto" as the layer says, an eps instead of the layer's, or None to keep and read all. Dropped are those
             behind the horizon of the slowest head, `(log(1 / eps) + reserve) / slope` tokens, as soon as the cache
             holds half as many more. So memory and the time of a token stop growing. Only filters with the Riccati prior
-            drop, with a fused backend, tokens at 0, 1, 2, ..., and no taps, content clock or `max_length`; dot products
+            drop, with a fused backend, tokens at 0, 1, 2, ..., and no content clock or `max_length`; dot products
             keep all. A layer whose scores have no bound refuses an eps.
         reserve: nats that a row's sum may lie below the largest that the prior allows. Each row is held against its
             real sum; `uncertified` counts those to which dropped keys might have mattered.

@@ -26,8 +26,8 @@ _NEEDS: dict[tuple[str, str], dict[str, object]] = {
     },
 }
 UNBOUNDED_PRODUCTS = (
-    "these dot products, expected None: only causal ones with slopes or forget gates, normalise_states=True and no "
-    "taps have a bound"
+    "these dot products, expected None: only causal ones with slopes or forget gates and normalise_states=True have a "
+    "bound"
 )
 _MULTIPLIED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -71,12 +71,6 @@ def check_routing(weight: str, backend: str) -> None:
         require(given in served, name, given, f"one of {served} with aggregation='routing'")
 
 
-def check_channel_gates(plain: bool, backend: str) -> None:
-    """Raise `ValueError` where gates of channels meet what mixes channels, or a backend that lacks them."""
-    require(plain, "gates", "channel", "no frequencies, no decay and clock='times' with it")
-    require(backend in ("auto", "reference"), "backend", backend, "'auto' or 'reference' with gates of channels")
-
-
 def check_turned_values(rotate_values: bool, turns: bool) -> None:
     """Raise `ValueError` where dot products would turn values by frequencies that cannot turn them back."""
     require(turns or not rotate_values, "rotate_values", rotate_values, "frequencies that turn values")
@@ -92,10 +86,9 @@ def unbounded_products(gates: str | None, sloped: bool, *, normalised: bool, kep
     """Why the scores of causal dot products have no bound that falls with time; None where they have one.
 
     Slopes or gates of tokens make it fall. Queries and keys that are `normalised`, and whose lengths are `kept` by
-    what follows, bound it: neither taps, nor YaRN, nor the released map.
+    what follows, bound it: neither YaRN nor the released map.
     """
-    falls = sloped if gates is None else gates != "channel"
-    return None if falls and normalised and kept else UNBOUNDED_PRODUCTS
+    return None if (sloped or gates is not None) and normalised and kept else UNBOUNDED_PRODUCTS
 
 
 def check_backend(name: str) -> None:
@@ -144,13 +137,6 @@ def check_sizes(hidden_size: int, num_heads: int, groups: int | None = None) -> 
     require(fits, "hidden_size", hidden_size, f"a multiple of the number of heads, {num_heads}")
     divides = groups is None or (groups >= 1 and num_heads % groups == 0)
     require(divides, "num_key_value_heads", groups, f"a divisor of the number of heads, {num_heads}")
-
-
-def gated_of(share: float, heads: int) -> int:
-    """The number of heads with gates; `ValueError` unless the share gives a whole number from 1 on."""
-    count = round(share * heads) if 0 < share <= 1 else 0
-    require(count > 0 and abs(share * heads - count) < 1e-6, "gated_heads", share, f"a share of {heads} heads, above 0")
-    return count
 
 
 def check_rates(name: str, given: Tensor, heads: int) -> None:

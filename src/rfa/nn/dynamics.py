@@ -132,7 +132,7 @@ class HeadDynamics(PositiveParameters):
         noise_parts: their number; without effect where the noise is constant.
         horizon: time added to each lag, or None.
         source_rate: `(heads,)`, initial `rho > 0` of the sources of posterior routing; None for equally likely ones.
-        learn_frequency, learn_decay, learn_horizon, learn_noise_floor: make parameters of them.
+        learn_frequencies, learn_decay, learn_horizon, learn_noise_floor: make parameters of them.
         process_noise_as: what is learned of the process noise: "rate", sigma^2 itself, as in the released code; or
             "steady_state", sigma~^2 as in algorithm 1. A head with mu = 0 has none and keeps its rate.
 
@@ -155,7 +155,7 @@ class HeadDynamics(PositiveParameters):
         noise_parts: int = NOISE_PARTS,
         horizon: float | None = None,
         source_rate: Float[Tensor, " heads"] | None = None,
-        learn_frequency: bool = False,
+        learn_frequencies: bool = False,
         learn_decay: bool = False,
         learn_horizon: bool = False,
         learn_noise_floor: bool = False,
@@ -165,8 +165,8 @@ class HeadDynamics(PositiveParameters):
         require(frequency.dim() == 2, "frequency", tuple(frequency.shape), "shape (heads, modes)")
         heads, modes = frequency.shape
         check_frequencies("frequency", frequency, heads, modes)
-        if learn_frequency:
-            check_learnable("learn_frequency", "frequency", frequency)
+        if learn_frequencies:
+            check_learnable("learn_frequencies", "frequency", frequency)
         check_rates("decay", decay, heads)
         check_choice("prior", prior, LayerPrior)
         require(slopes is None or prior == "riccati", "slopes", slopes, "prior='riccati' with them")
@@ -180,7 +180,7 @@ class HeadDynamics(PositiveParameters):
         if slopes is not None:
             check_rates("slopes", slopes, heads)
             process_noise = process_noise_of_slope(slopes, decay, KEY_NOISE + NOISE_FLOOR)
-        if learn_frequency:  # the positive half; the rest follows by conjugation
+        if learn_frequencies:  # the positive half; the rest follows by conjugation
             self.raw_frequency = nn.Parameter(frequency[:, ::2].clone())
         else:
             self.register_buffer("frequency", frequency)

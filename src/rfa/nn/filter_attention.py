@@ -40,13 +40,13 @@ class RobustFilterAttention(Attention):
             0.05 times the fastest frequency of each head, 0 for the first two.
         weight: "student_t" or "exponential".
         prior: "riccati", "lyapunov", or "flat".
-        slopes: where a Riccati prior starts: at ALiBi's slopes, the first head slowest ("alibi"), at those given,
-            `(heads,)` per unit of time, or at those of `steady_state` (None). Other priors have no slopes.
+        initial_slopes: where a Riccati prior starts: at ALiBi's slopes, the first head slowest ("alibi"), at those
+            given, `(heads,)` per unit of time, or at those of `steady_state` (None). Other priors have no slopes.
         gate: off, `Sigma + gamma^2` is 1 in the residual term.
         rotate_values: transport values by rotation too.
         innovation: return the correction from the token's value toward the estimate, not the estimate.
         query_noise_in_bias: gamma^2 in the additive prior too, as in the released code.
-        steady_state, horizon, learn_frequency, learn_decay, learn_horizon, learn_noise_floor, process_noise_as,
+        steady_state, horizon, learn_frequencies, learn_decay, learn_horizon, learn_noise_floor, process_noise_as,
             noise, noise_parts: as of `HeadDynamics`.
         step: "learned", part of the output projection; or "precision", the innovation times the gain
             `sigmoid(p log s_i + log gamma^2)` of each query and head, with p learned from 1 on (appendix E.2). It needs
@@ -72,13 +72,13 @@ class RobustFilterAttention(Attention):
         weight: Weight = "student_t",
         prior: LayerPrior = "riccati",
         steady_state: float = 0.1,
-        slopes: Float[Tensor, " heads"] | Literal["alibi"] | None = "alibi",
+        initial_slopes: Float[Tensor, " heads"] | Literal["alibi"] | None = "alibi",
         gate: bool = True,
         rotate_values: bool = True,
         innovation: bool = False,
         query_noise_in_bias: bool = False,
         horizon: float | None = None,
-        learn_frequency: bool = False,
+        learn_frequencies: bool = False,
         learn_decay: bool = False,
         learn_horizon: bool = False,
         learn_noise_floor: bool = False,
@@ -101,7 +101,6 @@ class RobustFilterAttention(Attention):
         self.log_source = source_prior if callable(source_prior) else None
         if self.log_source is None:
             check_choice("source_prior", source_prior, SourcePrior)
-        require(self.gated_heads == num_heads or self.clock is not None, "gated_heads", "some", "1 without a clock")
         precise, routed = step == "precision", aggregation == "routing"
         falls = source_prior == "exponential"
         plain = routed or source_prior == "uniform"
@@ -111,15 +110,15 @@ class RobustFilterAttention(Attention):
             require(not self.dropout, "dropout", self.dropout, "0 with aggregation='routing'")
             require(self.clock is None, "clock", "content", "'times' with aggregation='routing'")
         frequency, decay = bank(num_heads, self.modes, frequency, decay)
-        if isinstance(slopes, str):
-            require(slopes == "alibi", "slopes", slopes, "'alibi', a tensor or None")
-            slopes = ascending_slopes(num_heads).to(decay) if prior == "riccati" else None
+        if isinstance(initial_slopes, str):
+            require(initial_slopes == "alibi", "initial_slopes", initial_slopes, "'alibi', a tensor or None")
+            initial_slopes = ascending_slopes(num_heads).to(decay) if prior == "riccati" else None
         self.dynamics = HeadDynamics(
             frequency,
             decay,
             steady_state=steady_state,
             prior=prior,
-            slopes=slopes,
+            slopes=initial_slopes,
             uses_query_noise=gate or query_noise_in_bias or precise,
             robust=not routed,
             tempered=precise,
@@ -127,7 +126,7 @@ class RobustFilterAttention(Attention):
             noise_parts=noise_parts,
             horizon=horizon,
             source_rate=ascending_slopes(num_heads) if falls else None,
-            learn_frequency=learn_frequency,
+            learn_frequencies=learn_frequencies,
             learn_decay=learn_decay,
             learn_horizon=learn_horizon,
             learn_noise_floor=learn_noise_floor,
@@ -183,13 +182,6 @@ class RobustFilterAttention(Attention):
         ahead = dynamics["horizon"][:, None] if "horizon" in dynamics else 0.0
         frequency = dynamics["frequency"]
         return rotation_of_heads(frequency, of_keys), rotation_of_heads(frequency, of_queries + ahead)
-
-    def transported(
-        self, key: HeadStates, value: HeadStates, elapsed: Float[Tensor, "b h length"]
-    ) -> tuple[HeadStates, HeadStates]:
-        """Turned by the frequencies; values only where they turn."""
-        phases = rotation_of_heads(self.dynamics()["frequency"], elapsed)
-        return turn(key, *phases), turn(value, *phases) if self.rotate_values else value
 
     def robust_weights(
         self, hidden_states: Float[Tensor, "batch length hidden"], positions: Positions

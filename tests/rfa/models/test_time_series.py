@@ -13,7 +13,7 @@ from .small import assert_same
 
 BATCH, LENGTH, QUERIES, CHANNELS = 3, 12, 5, 2
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "span": 20.0, "channels": CHANNELS}
-KINDS = ["x2-riccati-alibi", "m2-sc-rfa", "b2-alibi", "c9-rotation-fox", "c10-rotation-learned"]
+KINDS = ["x2-riccati-alibi", "m2-sc-rfa", "b2-alibi", "x7-gated-roper", "x3-rotation-riccati"]
 NAMES = ("location", "deviation", "degrees_of_freedom")
 
 
@@ -279,7 +279,7 @@ def test_a_batch_without_a_seen_target_costs_nothing(likelihood):
 
 def test_saved_models_are_the_same(tmp_path):
     times, values, queries = data()
-    model = network("c10-rotation-learned", location=[1.0, 2.0], spread=[3.0, 4.0], learn_frequencies=True)
+    model = network("x3-rotation-riccati", location=[1.0, 2.0], spread=[3.0, 4.0], learn_frequencies=True)
     model.save_pretrained(tmp_path)
     loaded = AutoModel.from_pretrained(tmp_path).eval()
     assert isinstance(loaded, RFAForTimeSeries)

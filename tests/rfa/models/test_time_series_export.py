@@ -76,7 +76,7 @@ def assert_same(found, wanted):
 
 @cover(
     1,
-    preset=["rfa", "m2-sc-rfa", "b2-alibi", "c10-rotation-learned"],
+    preset=["rfa", "m2-sc-rfa", "b2-alibi", "x3-rotation-riccati"],
     causal=[True, False],
     scaling=["window", "training"],
     likelihood=["student_t", "gaussian"],

@@ -27,7 +27,7 @@ def without_gradients():
 
 def build(slopes=SLOPES, **options):
     torch.manual_seed(2)
-    start = {"prior": "riccati", "slopes": slopes, "decay": torch.zeros(HEADS)}
+    start = {"prior": "riccati", "initial_slopes": slopes, "decay": torch.zeros(HEADS)}
     return RobustFilterAttention(SIZE, HEADS, **start, **options)
 
 
@@ -81,7 +81,6 @@ KEEPING = {
     "None": ({}, {"certified": None}),
     "eps of 0": ({}, {"certified": 0.0}),
     "layer's None": ({"certified": None}, {"certified": "auto"}),
-    "taps": ({"taps": True}, {}),
     "clock": ({"clock": "content"}, {}),
     "reference": ({"backend": "reference"}, {}),
 }

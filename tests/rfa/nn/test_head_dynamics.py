@@ -72,7 +72,7 @@ def test_positive_parameters_are_stored_through_softplus():
 
 
 def test_learning_does_not_change_the_start():
-    x, learned = hidden(size=8), {"learn_horizon": True, "learn_frequency": True, "learn_decay": True}
+    x, learned = hidden(size=8), {"learn_horizon": True, "learn_frequencies": True, "learn_decay": True}
     fixed_options = {"horizon": 0.7}
     moving = layer_with(torch.float64, **fixed_options, **learned, decay=DECAY.clamp(min=1e-6))
     still = layer_with(torch.float64, **{**fixed_options, "decay": DECAY.clamp(min=1e-6)})
@@ -82,7 +82,7 @@ def test_learning_does_not_change_the_start():
 
 
 def test_a_step_keeps_conjugate_pairs():
-    layer = layer_with(learn_frequency=True)
+    layer = layer_with(learn_frequencies=True)
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
     layer(hidden(size=8, dtype=torch.float32)).square().sum().backward()
     optimizer.step()

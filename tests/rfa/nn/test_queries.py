@@ -180,7 +180,7 @@ def test_what_a_layer_lacks_is_refused_by_name():
     refused("query_times", lambda: layer("b1-rope")(keys, times=times, query_states=queries))
 
 
-@cover(1, preset=["b2-alibi", "b3-decayed-rope", "c10-rotation-learned", "x2-riccati-alibi"], causal=[True, False])
+@cover(1, preset=["b2-alibi", "b3-decayed-rope", "x3-rotation-riccati", "x2-riccati-alibi"], causal=[True, False])
 def test_fused_gradients_are_those_of_the_reference(preset, causal):
     keys, queries, times, query_times, mask = data(torch.float32)
     gradients = {}
