@@ -28,8 +28,7 @@ from .packing import CACHE_NAME, CACHE_NAMES, one_cache
 from .remote_code import auto_map
 
 NOT_SCORED = -100  # transformers' loss ignores this label
-_FULL_PRECISION = {"dynamics", "geometry", "clock", "state_scale", "taps", "output_gain", "logarithmic"}  # modules
-_FULL_PRECISION |= {"gate_projection"}
+_FULL_PRECISION = {"dynamics", "geometry", "clock", "state_scale", "gate_projection"}  # modules of a layer
 
 
 @dataclass

@@ -19,7 +19,7 @@ from rfa.ops.transforms import readable, values_at_hand
 
 from .decoder import RFABlock, RFAPreTrainedModel
 from .packing import NO_COLUMNS
-from .series_tokens import ReadingRows, Scale, WindowScaling, checked_readings, series_tokens, time_frequencies
+from .series_tokens import ReadingRows, Scale, WindowScaling, checked_readings, series_tokens
 from .time_series_config import RFATimeSeriesConfig
 from .time_series_export import write_step
 
@@ -79,9 +79,7 @@ class RFAForTimeSeries(RFAPreTrainedModel):
 
     def __init__(self, config: RFATimeSeriesConfig):
         super().__init__(config)
-        features = 2 * (config.channels + 1 + config.time_features)
-        # a list, so that saving, loading and the meta device leave it alone
-        self.time_frequencies = time_frequencies(config.time_features, config.typical_gap, config.span)
+        features = 2 * (config.channels + 1)
         self.scaling = WindowScaling(config.location or [], config.spread or [], config.scaling)
         self.embedding = NormalLinear(features, config.hidden_size, deviation=(features * config.hidden_size) ** -0.5)
         self.add_blocks(config)
@@ -161,11 +159,8 @@ class RFAForTimeSeries(RFAPreTrainedModel):
     ) -> TimeSeriesOutput:
         """The output without its loss. `scale` and `ordered` are those of `series_tokens`."""
         config = cast(RFATimeSeriesConfig, self.config)
-        frequencies = None
-        if self.time_frequencies:
-            frequencies = torch.tensor(self.time_frequencies, device=readings.values.device)
         dtype = self.embedding.weight.dtype
-        tokens = series_tokens(readings, self.scaling, config.typical_gap, dtype, scale, frequencies, ordered)
+        tokens = series_tokens(readings, self.scaling, config.typical_gap, dtype, scale, ordered)
         weights: list[Tensor] = []
 
         def watch(layer: RFABlock, hidden_states: Tensor) -> None:

@@ -47,9 +47,6 @@ class RFATimeSeriesConfig(DecoderConfig):
         hidden_size, num_hidden_layers, num_attention_heads: the decoder's sizes.
         intermediate_size: size of the feed-forward network; by default four times `hidden_size`.
         num_key_value_heads: groups of heads share keys and values; by default each head has its own.
-        time_features: number of frequencies whose sine and cosine of the time since the first reading enter each token,
-            from one radian per typical gap to one per span, in geometric steps. Attention needs none: they are for
-            comparison with transformers that know time by such an embedding alone (`preset="c1-nope"`).
         attention_dropout: share of the attention weights that training drops; it needs the reference backend.
         layer_norm_eps: as elsewhere in transformers.
         attention: the attention itself, instead of `preset`, or the dictionary from its `to_dict`.
@@ -75,7 +72,6 @@ class RFATimeSeriesConfig(DecoderConfig):
     hidden_size: int = 64
     num_hidden_layers: int = 2
     num_attention_heads: int = 4
-    time_features: int = 0
 
     def __post_init__(self, **kwargs: Any) -> None:
         for name in kwargs.keys() - _of_transformers():
@@ -89,7 +85,6 @@ class RFATimeSeriesConfig(DecoderConfig):
 
     def validate_architecture(self) -> None:
         """Check that the values fit together. `strict` calls this."""
-        check_range("time_features", self.time_features, 0, 2**20)
         for name in ("typical_gap", "span"):
             require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "a positive finite number")
         require(self.span > self.typical_gap, "span", self.span, f"more than typical_gap = {self.typical_gap}")

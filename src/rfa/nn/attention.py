@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rfa.checks import require
 from rfa.ops.cumulative import clocked
-from rfa.ops.positions import Positions, checked_positions
+from rfa.ops.positions import Positions
 from rfa.ops.problem import Certified
 
 from .cache import Cache, check_cache, locate_tokens
@@ -46,7 +46,7 @@ class Attention(nn.Module, ABC):
         dropout: in training this share of the weights of each query becomes 0, and the others grow by
             `1 / (1 - share)`. Weights exist in the reference only: "auto" takes it then, a fused backend is refused.
         clock: "times", the given times; or "content", a `ContentClock`: the tokens say how fast the time of each head
-            passes, which rotation, decay and noise follow. Then there are no queries of their own.
+            passes, which rotation, decay and noise follow.
         normalise_states: queries and keys of each head have a root mean square of one, times a learned scale
             (`StateScale`). Tied values are the normalised keys.
         certified: eps, by which old keys are left out that provably cannot change an estimate, as of
@@ -79,7 +79,6 @@ class Attention(nn.Module, ABC):
         check_choice("clock", clock, Clock)
         self.clock = ContentClock(hidden_size, num_heads) if clock == "content" else None
         require(causal or clock == "times", "clock", clock, "'times' with causal=False: a token sets the time after it")
-        self.marked = clock == "content"  # tokens say something about the time after them
         self.state_scale = StateScale(num_heads) if normalise_states else None
         self.hidden_size, self.num_heads, self.innovation = hidden_size, num_heads, innovation
         check_backend(backend)
@@ -106,9 +105,7 @@ class Attention(nn.Module, ABC):
         past_key_values: Cache | None = None,
         layer_index: int = 0,
         positions: Positions | None = None,
-        query_states: Float[Tensor, "batch queries hidden"] | None = None,
-        query_times: Float[Tensor, "*q queries"] | Int[Tensor, "*q queries"] | None = None,
-    ) -> Float[Tensor, "batch outputs hidden"]:
+    ) -> Float[Tensor, "batch length hidden"]:
         """The layer's correction, to be added to the residual stream.
 
         Args:
@@ -120,13 +117,6 @@ class Attention(nn.Module, ABC):
             layer_index: the layer's index in that cache.
             positions: of the tokens, instead of times, mask and segments. A model locates its tokens once for all
                 layers. With a cache they are those of `FilterCache.locate`.
-            query_states: queries of their own, already normalised: cross attention in time. The tokens are keys and
-                values only, and the innovation step starts from the queries' values. Not with a cache, with gates, a
-                content clock or segments.
-            query_times: of these queries, in any order, in the past or in the future.
-
-        Returns:
-            `(batch, length, hidden)`, or `(batch, queries, hidden)` with queries of their own.
 
         Raises:
             ValueError: for another cache, a cache whose layers hold different tokens after a call that was broken
@@ -135,39 +125,26 @@ class Attention(nn.Module, ABC):
         batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size, self.query_projection)
         cache = check_cache(past_key_values)
         require(self.causal or cache is None, "past_key_values", type(cache).__name__, "None with causal=False")
-        if query_states is not None or query_times is not None:
-            without = {"past_key_values": cache is not None, "segment_ids": segment_ids is not None}
-            without["gates or a content clock"] = self.marked
-            others = [name for name, given in without.items() if given]
-            self._check_queries(query_states, query_times, positions, others)
-        if positions is not None:
-            beside = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids, "query_times": query_times}
-            for name, value in beside.items():
-                require(value is None, name, "given beside positions", "positions alone: they have it already")
-        else:
+        if positions is None:
             device = hidden_states.device
-            if query_states is None:
-                positions = locate_tokens(batch, length, device, times, key_mask, segment_ids, cache, layer_index)
-            else:
-                queries = query_states.shape[1]
-                positions = checked_positions(batch, queries, length, device, times, query_times, key_mask)
+            positions = locate_tokens(batch, length, device, times, key_mask, segment_ids, cache, layer_index)
+        else:
+            for name, value in {"times": times, "key_mask": key_mask, "segment_ids": segment_ids}.items():
+                require(value is None, name, "given beside positions", "positions alone: they have it already")
         hidden_states = finite_where_absent(hidden_states, positions)
-        query = self.queries(hidden_states if query_states is None else query_states)
+        query = self.queries(hidden_states)
         layer = None if cache is None else cache.layer(layer_index)
         if layer is not None:
             layer.check_positions(positions, length)
             check_certified(layer.certified, self.unbounded)
         key, value, given = self.located_states(hidden_states, positions, layer)
         query = query.to(key.dtype)
-        own = value
-        if query_states is not None:
-            own = given["own"] = self.values(query_states, self.keys(query_states))
         if layer is None:
             estimate = self.estimate(query, key, value, **given)
         else:
             estimate = self.estimate_with_cache(query, key, value, layer, **given)
         if self.innovation:
-            estimate = estimate - own
+            estimate = estimate - value
         return self.output_projection(merge_heads(estimate.to(value.dtype)))
 
     def located_states(
@@ -213,17 +190,6 @@ class Attention(nn.Module, ABC):
         states = split_heads(projected, self.num_key_value_heads)
         return of_all_heads(states, self.num_heads // self.num_key_value_heads)
 
-    def _check_queries(
-        self, query_states: Tensor | None, query_times: Tensor | None, positions: Positions | None, others: list[str]
-    ) -> None:
-        """Raise `ValueError` where queries of their own do not fit the other arguments or the layer."""
-        located = positions is not None and query_states is not None
-        both = (query_states is None) == (query_times is None) or (located and query_times is None)
-        require(both, "query_times", query_times is not None, "query_times if and only if there are query_states")
-        if query_states is not None:
-            check_states("query_states", query_states, self.hidden_size, self.query_projection)
-            require(not others, "query_states", f"queries of their own with {', '.join(others)}", "none of these")
-
     def marks(self, hidden_states: Float[Tensor, "batch length hidden"]) -> dict[str, Marks]:
         """What each token says about the time after it, `(batch, heads, length, ...)` by name.
 
@@ -246,12 +212,8 @@ class Attention(nn.Module, ABC):
         value: HeadStates,
         *,
         positions: Positions,
-        own: QueryStates | None = None,
     ) -> QueryStates:
-        """The estimates from the queries, keys and values of whole sequences.
-
-        `own` are the values of queries that are not the keys' tokens; None where they are.
-        """
+        """The estimates from the queries, keys and values of whole sequences."""
 
     @abstractmethod
     def estimate_with_cache(

@@ -118,7 +118,7 @@ class ContentFilterAttention(Attention):
         require(self.causal, "causal", False, "True: a token sets the dynamics of the time after it")
         require(not self.dropout, "dropout", self.dropout, "0 with content-dependent dynamics")
         require(self.clock is None, "clock", "content", "'times': each token sets all dynamics already")
-        self.marked, self.weight = True, weight
+        self.weight = weight
         frequency, decay = bank(num_heads, self.modes, frequency, decay)
         self.dynamics = ContentDynamics(hidden_size, frequency, decay, steady_state)
 
@@ -137,7 +137,6 @@ class ContentFilterAttention(Attention):
         value: HeadStates,
         *,
         positions: Positions,
-        own: QueryStates | None = None,
         rates: Rates | None = None,
     ) -> QueryStates:
         """The operator under the dynamics of the tokens."""

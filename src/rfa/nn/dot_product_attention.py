@@ -248,7 +248,7 @@ class DotProductAttention(Attention):
         if learn_slopes:
             none = torch.zeros(num_heads, self.modes, dtype=torch.float32), torch.zeros(num_heads, dtype=torch.float32)
             self.dynamics = HeadDynamics(*none, prior="riccati", slopes=slopes, uses_query_noise=False, robust=False)
-        self.gates, self.marked, self.gate_projection = gates, self.marked or gates is not None, None
+        self.gates, self.gate_projection = gates, None
         if gates is not None:
             start = torch.zeros(num_heads, device="cpu")
             if slopes is not None:
@@ -287,19 +287,16 @@ class DotProductAttention(Attention):
         value: HeadStates,
         *,
         positions: Positions,
-        own: QueryStates | None = None,
         log_gate: LogGates | None = None,
     ) -> QueryStates:
         """Scaled dot-product attention of whole sequences."""
-        separate_queries = own is not None
         scale = None if self.yarn is None else self.yarn.scale(positions)
         turned_first = self.window is not None or self.rotary_map == "as_released"
-        if turned_first or scale is not None or self._plain(positions, separate_queries):
+        if turned_first or scale is not None or self._plain(positions):
             of_keys, of_queries = positions.times_of_heads()
             query = self._turn(query, of_queries, scale)  # an absent key has no time, but its query has
-            key_scale = scale[:, :1].expand(-1, key.shape[2]) if separate_queries and scale is not None else scale
-            key = self._turn(key, of_keys, key_scale)
-            return self._attend(query, key, value, positions, log_gate, separate_queries)
+            key = self._turn(key, of_keys, scale)
+            return self._attend(query, key, value, positions, log_gate)
         frequency = self.geometry.frequency
         if frequency is not None and not self.rotate_values:
             frequency = -frequency  # RoPE turns forwards
@@ -336,10 +333,10 @@ class DotProductAttention(Attention):
             estimate = turn(estimate, *rotation_of_heads(self.geometry.frequency, times))
         return estimate
 
-    def _plain(self, positions: Positions, separate_queries: bool) -> bool:
+    def _plain(self, positions: Positions) -> bool:
         """Whether PyTorch's own kernel serves: no bias, no decay, no turned values, only later keys unseen."""
         keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
-        masked = positions.key_groups is not None or (self.causal if separate_queries else queries not in (1, keys))
+        masked = positions.key_groups is not None or queries not in (1, keys)
         biased = self.geometry.slopes is not None or self.learn_slopes or self.gate_projection is not None
         beyond = self.window is not None and (exported() or not (positions.uniform and keys <= self.window))
         return not (masked or beyond or biased or self.rotate_values or self.geometry.decay is not None)
@@ -370,12 +367,11 @@ class DotProductAttention(Attention):
         value: Tensor,
         positions: Positions,
         log_gate: Tensor | None,
-        separate_queries: bool = False,
         certified: Certified = None,
     ) -> Tensor:
-        """Attention over turned states. `separate_queries`: the queries are not tokens of the keys."""
+        """Attention over turned states."""
         twice, dropout = self.backend == "reference", self._dropout()  # twice: differentiable a second time
-        if self._plain(positions, separate_queries):
+        if self._plain(positions):
             # a single query sees all keys; a bool even while lengths are symbols
             causal = True if self.causal and query.shape[2] == key.shape[2] else False  # noqa: SIM210
             return scaled_dot_product_attention(query, key, value, twice, is_causal=causal, dropout_p=dropout)

@@ -152,27 +152,17 @@ class RobustFilterAttention(Attention):
         value: HeadStates,
         *,
         positions: Positions,
-        own: QueryStates | None = None,
     ) -> QueryStates:
         """The operator under the layer's dynamics."""
-        own = value if own is None else own
         dynamics = self.dynamics()
         if self.aggregation == "routing":
             parameters = gaussian_parameters(**dynamics)
-            return located_posterior_routing(
-                positions,
-                query,
-                key,
-                value,
-                own,
-                parameters,
-                causal=self.causal,
-                rotate_values=self.rotate_values,
-                log_source=self.log_source,
-            )
+            options: dict[str, Any] = {"causal": self.causal, "rotate_values": self.rotate_values}
+            options["log_source"] = self.log_source
+            return located_posterior_routing(positions, query, key, value, value, parameters, **options)
         problem = Problem(Parameters(**dynamics), positions, self._options())
         result = located_filter_attention(query, key, value, problem, backend=self.backend)
-        return result if isinstance(result, Tensor) else self.stepped(own, *result, dynamics["query_noise"])
+        return result if isinstance(result, Tensor) else self.stepped(value, *result, dynamics["query_noise"])
 
     def value_rotations(self, positions: Positions, **marks: Marks) -> tuple[Rotation, Rotation] | None:
         """By the frequencies; the estimate also by the horizon."""

@@ -121,7 +121,7 @@ class _Heads(ParallelStyle):
         return module
 
 
-_STATES = ("hidden_states", "query_states")
+_STATES = ("hidden_states",)
 
 
 def _cut(attention: Attention) -> Iterator[nn.Module]:

@@ -184,7 +184,6 @@ BAD_CONFIG = [
     ("learn_decay", {"preset": "b1-rope", "learn_decay": True}),
     ("base", {"preset": "b2-alibi", "base": 100.0}),
     ("hidden_sizee", {"model_type": "rfa_time_series", "hidden_sizee": 3}),
-    ("time_features", {"time_features": -1}),
     ("channels", {"channels": 10**10}),
 ]
 BAD_DATA = [

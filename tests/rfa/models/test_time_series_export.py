@@ -80,10 +80,9 @@ def assert_same(found, wanted):
     causal=[True, False],
     scaling=["window", "training"],
     likelihood=["student_t", "gaussian"],
-    time_features=[0, 2],
 )
-def test_a_step_is_the_model_on_the_readings_that_are_kept(preset, causal, scaling, likelihood, time_features):
-    fields = {"causal": causal, "scaling": scaling, "likelihood": likelihood, "time_features": time_features}
+def test_a_step_is_the_model_on_the_readings_that_are_kept(preset, causal, scaling, likelihood):
+    fields = {"causal": causal, "scaling": scaling, "likelihood": likelihood}
     model, given = network(preset, **fields), steps(20)
     step = SeriesStep(model)
     times, values = torch.zeros(KEPT, dtype=torch.float64), torch.full((KEPT, CHANNELS), math.nan)
@@ -101,7 +100,7 @@ def test_a_step_is_the_model_on_the_readings_that_are_kept(preset, causal, scali
     [
         ("rfa", {}),
         ("m2-sc-rfa", {"scaling": "training", "likelihood": "gaussian"}),
-        ("b1-rope", {"time_features": 2}),
+        ("b1-rope", {}),
     ],
 )
 def test_ten_thousand_steps_in_onnxruntime(preset, fields, tmp_path):

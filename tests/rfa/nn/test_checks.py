@@ -114,12 +114,6 @@ def test_times_masks_and_segments_that_do_not_fit(layer):
             LAYERS[layer]()(hidden(dtype=torch.float32), **given)
 
 
-def test_layers_whose_tokens_leave_marks_have_no_queries_of_their_own():
-    x = hidden(dtype=torch.float32)
-    with pytest.raises(ValueError, match="query_states: got 'queries of their own with gates or a content clock"):
-        RobustFilterAttention(16, 4, clock="content")(x, query_states=x, query_times=torch.arange(7.0))
-
-
 LAYERS = {
     "filter": lambda: RobustFilterAttention(16, 4),
     "tied": lambda: RobustFilterAttention(16, 4, tie_key_value=True),
