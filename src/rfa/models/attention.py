@@ -11,21 +11,13 @@ from huggingface_hub.dataclasses import type_validator
 from jaxtyping import Float
 from torch import Tensor
 
-from rfa.checks import check_range, require
+from rfa.checks import require
 from rfa.dynamics import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
 from rfa.nn import Attention, ContentFilterAttention, RobustFilterAttention
-from rfa.nn.checks import (
-    check_backend,
-    check_certified,
-    check_dynamics,
-    check_filter,
-    check_noises,
-    check_routing,
-)
 from rfa.nn.dynamics import NOISE_PARTS, LayerPrior, Noise, ProcessNoiseAs
 from rfa.nn.filter_attention import SourcePrior, Step
 from rfa.nn.state_options import Clock
-from rfa.ops.problem import Certified, Weight, certificate_missing
+from rfa.ops.problem import Certified, Weight
 
 _LARGEST = 10**300  # the largest integer that is stored as a float
 
@@ -221,12 +213,12 @@ class AttentionConfig(CheckedFields):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_backend(self.backend)
-        check_certified(self.certified, self.unbounded())
+        self.check_rules()
+        with torch.device("meta"):  # most rules are those of the layer, which says them when it is built
+            self.build(8, 2, 16)
 
-    def unbounded(self) -> str | None:
-        """Why scores have no bound that falls with time, so that `certified` cannot be an eps; None where they have."""
-        return certificate_missing("lyapunov", True)
+    def check_rules(self) -> None:
+        """Raise `ValueError` for values that the layer could not tell are wrong."""
 
     def build(self, hidden_size: int, heads: int, train_length: int, **options: Any) -> Attention:
         """A new layer with initial weights. `train_length` is in tokens, `options` are of every layer (`Attention`)."""
@@ -299,10 +291,9 @@ class StateSpaceConfig(AttentionConfig):
     noise: Noise = "constant"
     noise_parts: int = NOISE_PARTS
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_rules(self) -> None:
+        """Raise `ValueError` for frequencies that a filter does not have, or cannot learn."""
         kind = self.frequencies.kind
-        check_range("noise_parts", self.noise_parts, 1, 1000)
         require(kind not in ("as_released", "yarn"), "frequencies", kind, "dot-product attention with it")
         paired = kind != "rope" or not self.learn_frequencies
         require(paired, "learn_frequencies", True, "frequencies='paired_rope' or 'partitioned' with it")
@@ -351,19 +342,13 @@ class FilterAttentionConfig(StateSpaceConfig):
     step: Step = "learned"
     clock: Clock = "times"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_dynamics(self.prior, self.steady_state, self.noise, self.horizon, self.learn_horizon)
-        check_noises(self.prior, self.learn_noise_floor, self.process_noise_as)
+    def check_rules(self) -> None:
+        """Raise `ValueError` for a clock without an effect too."""
+        super().check_rules()
         if self.prior != "riccati":
             object.__setattr__(self, "initial_slopes", None)
-        check_filter({**vars(self), "aggregation": "consensus"})
         moves = self.prior != "flat" or self.frequencies.kind != "none" or self.decay.kind != "none"
         require(moves or self.clock == "times", "clock", self.clock, "'times' where nothing depends on the lag")
-
-    def unbounded(self) -> str | None:
-        """Why scores have no bound: the Riccati prior's have one."""
-        return certificate_missing(self.prior, True)
 
     def has_precision(self) -> bool:
         """Whether weights are precisions: Riccati weights and weights without a variance are not."""
@@ -394,11 +379,6 @@ class RoutingAttentionConfig(StateSpaceConfig):
 
     source_prior: SourcePrior = "uniform"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_dynamics("lyapunov", self.steady_state, self.noise)
-        check_routing("student_t", self.backend)
-
     def arguments(self, hidden_size: int, heads: int, train_length: int) -> dict[str, Any]:
         """The arguments of the layer."""
         of_layer = super().arguments(hidden_size, heads, train_length)
@@ -426,9 +406,8 @@ class ContentAttentionConfig(AttentionConfig):
     weight: Weight = "student_t"
     steady_state: float = 0.1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_dynamics("lyapunov", self.steady_state, "constant")
+    def check_rules(self) -> None:
+        """Raise `ValueError` for frequencies without pairs, or values that do not turn."""
         kind = self.frequencies.kind
         require(kind in ("partitioned", "paired_rope"), "frequencies", kind, "'partitioned' or 'paired_rope'")
         require(self.rotate_values, "rotate_values", False, "True where each token sets the dynamics")

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rfa.checks import require
 from rfa.nn import Attention, DotProductAttention, Yarn, alibi_slopes
-from rfa.nn.checks import check_turned_values, unbounded_products
 from rfa.nn.dot_product_attention import Gates, ascending_slopes
 from rfa.nn.state_options import Clock
 
@@ -79,27 +78,13 @@ class DotProductAttentionConfig(AttentionConfig):
     learn_frequencies: bool = False
     clock: Clock = "times"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_rules(self) -> None:
+        """Raise `ValueError` for an unknown prior, a prior that has no decay, or a clock without an effect."""
         require(self.prior in PRIORS, "prior", self.prior, f"one of {', '.join(map(repr, PRIORS))}")
-        term, bank = self.term, self.frequencies.kind
-        still = bank == "none" and self.decay.kind == "none"
-        lag = not still or term.depends_on_lag
+        lag = self.frequencies.kind != "none" or self.decay.kind != "none" or self.term.depends_on_lag
         require(lag or self.clock == "times", "clock", self.clock, "'times' where nothing depends on the lag")
-        alone = not (term.is_riccati or term.windowed) or self.decay.kind == "none"
+        alone = not (self.term.is_riccati or self.term.windowed) or self.decay.kind == "none"
         require(alone, "decay", self.decay.kind, f"'none' for dot products with prior={self.prior!r}")
-        require(not (term.windowed and self.rotate_values), "rotate_values", True, "False with prior='window'")
-        turns = bank not in ("none", "as_released", "yarn")
-        require(turns or not self.learn_frequencies, "learn_frequencies", True, "frequencies that turn states with it")
-        check_turned_values(self.rotate_values, turns)
-        free = not term.windowed and bank not in ("as_released", "yarn")
-        require(free or self.clock == "times", "clock", self.clock, "'times' with a window, YaRN or the released map")
-
-    def unbounded(self) -> str | None:
-        """Why scores have no bound: normalised products with slopes or forget gates have one."""
-        term = PRIORS.get(self.prior, LagTerm())
-        kept = self.frequencies.kind not in ("as_released", "yarn")
-        return unbounded_products(term.gates, term.slopes is not None, normalised=self.normalise_states, kept=kept)
 
     @property
     def term(self) -> LagTerm:

@@ -1,7 +1,6 @@
 """Certified windows of models: which attention has them, that keys are left out, and generation without old keys."""
 
 import dataclasses
-import json
 import math
 import warnings
 
@@ -11,8 +10,7 @@ from cover import cover, some
 from transformers import AutoConfig
 
 import rfa.ops.cpu.operator
-from rfa.models import PRESETS, RFAConfig, preset
-from rfa.models.configuration import read_attention
+from rfa.models import PRESETS, preset
 from rfa.nn import FilterCache, RobustFilterAttention
 
 from .small import NAMES, SIZES, assert_same, small, tokens
@@ -31,12 +29,11 @@ def test_which_attention_takes_an_eps(name, normalised):
     for given in ("auto", None):
         chosen = dataclasses.replace(attention, normalise_states=normalised, certified=given)
         layer = chosen.build(32, 4, 16)
-        assert (layer.unbounded is None) == (chosen.unbounded() is None)
         assert layer.certified == (given if layer.unbounded is None else None)
     for wrong in (-0.1, 1.0, math.nan):
         with pytest.raises(ValueError, match=rf"^certified: got {wrong}, expected None or a number eps"):
             dataclasses.replace(attention, certified=wrong)
-    if chosen.unbounded() is None:
+    if layer.unbounded is None:
         assert dataclasses.replace(chosen, certified=EPS).build(32, 4, 16).certified == EPS
         assert name in BOUNDED or (normalised and name in NORMALISED)
     else:
@@ -51,15 +48,6 @@ def test_it_is_saved(name, certified, tmp_path):
     config = preset(name, **SIZES, certified=certified)
     config.save_pretrained(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path).attention.certified == config.attention.certified == certified
-
-
-def test_configurations_from_before_read_as_auto():
-    stored = preset("x2-riccati-alibi", **SIZES).attention.to_dict()
-    del stored["certified"]
-    assert read_attention(json.loads(json.dumps(stored))).certified == "auto"
-    assert RFAConfig(attention=stored, **SIZES).attention.certified == "auto"
-    with pytest.raises(ValueError, match=r"^certified: got 0.001 with prior='lyapunov'"):
-        RFAConfig(certified=EPS, prior="lyapunov")
 
 
 @pytest.fixture
