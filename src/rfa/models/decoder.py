@@ -23,9 +23,8 @@ from rfa.nn.state_options import TokenLogits
 from rfa.ops.positions import Positions, check_tensor
 from rfa.ops.transforms import joined, recorded_weights
 
-from .configuration import DecoderConfig
+from .configuration import DecoderConfig, auto_map
 from .packing import CACHE_NAME, CACHE_NAMES, one_cache
-from .remote_code import auto_map
 
 NOT_SCORED = -100  # transformers' loss ignores this label
 _FULL_PRECISION = {"dynamics", "geometry", "clock", "state_scale", "gate_projection"}  # modules of a layer

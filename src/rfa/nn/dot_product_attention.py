@@ -18,12 +18,9 @@ from rfa.ops.transforms import readable, scaled_dot_product_attention, values_at
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
 from .checks import (
-    UNBOUNDED_PRODUCTS,
     check_choice,
     check_frequencies,
     check_rates,
-    check_turned_values,
-    unbounded_products,
 )
 from .dynamics import FullPrecision, HeadDynamics
 from .state_options import TokenLogits
@@ -165,6 +162,10 @@ class Yarn(NamedTuple):
 RotaryMap = Literal["complex", "as_released"]
 Gates = Literal["forget", "gain"]
 LogGates = Float[Tensor, "batch heads keys"]
+UNBOUNDED_PRODUCTS = (
+    "these dot products, expected None: only causal ones with slopes or forget gates and normalise_states=True have a "
+    "bound"
+)
 GATE_DEVIATION = 0.02  # of the gates' initial weights, whose bias starts at 0 in forget gates (Lin et al. 2025)
 
 
@@ -218,11 +219,11 @@ class DotProductAttention(Attention):
     ):
         super().__init__(hidden_size, num_heads, innovation, backend=backend, **options)
         check_choice("rotary_map", rotary_map, RotaryMap)
-        check_turned_values(rotate_values, turns=frequency is not None and rotary_map == "complex")
+        turns = frequency is not None and rotary_map == "complex"
+        require(turns or not rotate_values, "rotate_values", rotate_values, "frequencies that turn values")
         self.rotate_values, self.rotary_map = rotate_values, rotary_map
-        turned = frequency is not None and rotary_map == "complex" and not rotate_values
         needed = "frequencies, rotary_map='complex' and rotate_values=False with it"
-        require(yarn is None or turned, "yarn", yarn, needed)
+        require(yarn is None or (turns and not rotate_values), "yarn", yarn, needed)
         fixed = self.clock is None or (rotary_map == "complex" and yarn is None and window is None)
         require(fixed, "clock", "content", "'times' with a window, yarn or rotary_map='as_released'")
         require(window is None or window >= 1, "window", window, "None or a number >= 1")
@@ -236,13 +237,11 @@ class DotProductAttention(Attention):
         lone = window is None or (decay is None and not rotate_values)
         require(lone, "window", window, "no decay and rotate_values=False with it")
         self.window, self.yarn, self.learn_slopes = window, yarn, learn_slopes
-        kept = yarn is None and rotary_map == "complex"
-        normalised, sloped = self.state_scale is not None, slopes is not None
-        missing = unbounded_products(gates, sloped, normalised=normalised, kept=kept)
-        self.settle_certified(missing if self.causal else UNBOUNDED_PRODUCTS)
-        turned = frequency is not None and rotary_map == "complex" and yarn is None
-        needed = "frequencies, rotary_map='complex', no yarn"
-        require(turned or not learn_frequencies, "learn_frequencies", True, needed)
+        # slopes and gates make scores fall with time; normalised states bound them, where nothing changes their lengths
+        bounded = (slopes is not None or gates is not None) and self.state_scale is not None and self.causal
+        self.settle_certified(None if bounded and yarn is None and rotary_map == "complex" else UNBOUNDED_PRODUCTS)
+        learnable = not learn_frequencies or (turns and yarn is None)
+        require(learnable, "learn_frequencies", True, "frequencies, rotary_map='complex', no yarn")
         fixed_slopes = None if learn_slopes or gates else slopes
         self.geometry = Geometry(num_heads, self.modes, frequency, decay, fixed_slopes, learn_frequencies)
         if learn_slopes:

@@ -1,5 +1,6 @@
 """The learned dynamics and noises of a layer's heads, in full precision."""
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -11,7 +12,7 @@ from rfa.checks import check_range, require
 from rfa.dynamics import TimeDependentNoise, accumulated_variance, partitioned_frequencies, spectral_decay
 from rfa.ops.problem import Prior
 
-from .checks import check_choice, check_dynamics, check_frequencies, check_learnable, check_noises, check_rates
+from .checks import check_choice, check_frequencies, check_learnable, check_rates
 
 LayerPrior = Literal[Prior, "flat"]  # a flat one is Lyapunov's with a constant variance
 Noise = Literal["constant", "time_dependent"]
@@ -172,10 +173,14 @@ class HeadDynamics(PositiveParameters):
         require(slopes is None or prior == "riccati", "slopes", slopes, "prior='riccati' with them")
         check_choice("noise", noise, Noise)
         check_range("noise_parts", noise_parts, 1, 1000)
-        check_dynamics(prior, steady_state, noise, horizon, learn_horizon)
+        require(0 <= steady_state < math.inf, "steady_state", steady_state, "a finite number >= 0")
+        require(horizon is None or 0 <= horizon < math.inf, "horizon", horizon, "None or a number >= 0")
+        require(horizon is not None or not learn_horizon, "learn_horizon", learn_horizon, "a horizon to start from")
+        require(noise == "constant" or prior == "lyapunov", "noise", noise, "prior='lyapunov' with it")
         check_choice("process_noise_as", process_noise_as, ProcessNoiseAs)
-        check_noises(prior, learn_noise_floor, process_noise_as)
         noisy = prior != "flat"
+        require(noisy or not learn_noise_floor, "learn_noise_floor", True, "a prior other than 'flat' with it")
+        require(noisy or process_noise_as == "rate", "process_noise_as", process_noise_as, "'rate' with prior='flat'")
         process_noise = torch.where(decay > 0, 2 * decay * steady_state, SMALLEST)
         if slopes is not None:
             check_rates("slopes", slopes, heads)

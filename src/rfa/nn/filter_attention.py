@@ -17,7 +17,7 @@ from rfa.ops.transforms import transformed
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
-from .checks import check_choice, check_filter, check_routing
+from .checks import check_choice
 from .dot_product_attention import ascending_slopes
 from .dynamics import NOISE_PARTS, HeadDynamics, LayerPrior, Noise, ProcessNoiseAs, bank
 from .projections import finite_where_absent
@@ -25,6 +25,21 @@ from .projections import finite_where_absent
 Step = Literal["learned", "precision"]
 Aggregation = Literal["consensus", "routing"]
 SourcePrior = Literal["uniform", "exponential"]
+_NEEDS: dict[tuple[str, str], dict[str, object]] = {  # what the extensions of appendix E need of other choices
+    # Riccati weights are not precisions, a flat prior has no gamma^2, and a bias with gamma^2 would count it twice
+    ("step", "precision"): {"prior": "lyapunov", "query_noise_in_bias": False},
+    # the likelihood has gamma^2 in both places, and each source its own gain
+    ("aggregation", "routing"): {
+        "prior": "lyapunov",
+        "gate": True,
+        "query_noise_in_bias": False,
+        "horizon": None,
+        "step": "learned",
+        "weight": "student_t",
+        "dropout": 0.0,
+        "clock": "times",
+    },
+}
 
 
 class RobustFilterAttention(Attention):
@@ -96,8 +111,15 @@ class RobustFilterAttention(Attention):
         check_choice("weight", weight, Weight)
         check_choice("step", step, Step)
         check_choice("aggregation", aggregation, Aggregation)
+        require(gate or prior != "flat", "gate", gate, "a prior other than 'flat' with it")
+        biased = "prior='lyapunov' with it"
+        require(prior == "lyapunov" or not query_noise_in_bias, "query_noise_in_bias", query_noise_in_bias, biased)
         chosen: dict[str, Any] = {"prior": prior, "gate": gate, "query_noise_in_bias": query_noise_in_bias}
-        check_filter({**chosen, "horizon": horizon, "step": step, "aggregation": aggregation})
+        chosen |= {"horizon": horizon, "step": step, "aggregation": aggregation, "weight": weight}
+        chosen |= {"dropout": self.dropout, "clock": "times" if self.clock is None else "content"}
+        for (extension, choice), needs in _NEEDS.items():
+            for name, wanted in needs.items() if chosen[extension] == choice else ():
+                require(chosen[name] == wanted, name, chosen[name], f"{wanted!r} with {extension}={choice!r}")
         self.log_source = source_prior if callable(source_prior) else None
         if self.log_source is None:
             check_choice("source_prior", source_prior, SourcePrior)
@@ -105,10 +127,8 @@ class RobustFilterAttention(Attention):
         falls = source_prior == "exponential"
         plain = routed or source_prior == "uniform"
         require(plain, "source_prior", source_prior, "'uniform' without aggregation='routing'")
-        if routed:
-            check_routing(weight, backend)
-            require(not self.dropout, "dropout", self.dropout, "0 with aggregation='routing'")
-            require(self.clock is None, "clock", "content", "'times' with aggregation='routing'")
+        served = not routed or backend in ("auto", "reference")
+        require(served, "backend", backend, "'auto' or 'reference' with aggregation='routing'")
         frequency, decay = bank(num_heads, self.modes, frequency, decay)
         if isinstance(initial_slopes, str):
             require(initial_slopes == "alibi", "initial_slopes", initial_slopes, "'alibi', a tensor or None")

@@ -84,7 +84,7 @@ EXPORT = [
              "the card shows the result of another seed", "lab/export/test_export.py"),
     Mutation("rfa_lab/training/run_folder.py", "allow_inf_nan=False", "allow_inf_nan=True",
              "the card shows a perplexity that is no number", "lab/training/test_run_folder.py"),
-    Mutation("rfa/models/remote_code.py", '"AutoModelForCausalLM": "RFAForCausalLM"', '"AutoModelForCausalLM": "RFAModel"',
+    Mutation("rfa/models/configuration.py", '"AutoModelForCausalLM": "RFAForCausalLM"', '"AutoModelForCausalLM": "RFAModel"',
              "a model without its head is loaded", "lab/export/test_export.py"),
     Mutation("rfa/nn/projections.py", "    made.__class__ = nn.Linear\n", "",
              "torch.ao leaves the projections alone", "rfa/models/test_tools.py"),
