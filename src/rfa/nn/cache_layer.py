@@ -10,7 +10,7 @@ from torch import Tensor
 from rfa.checks import installed, require
 from rfa.dynamics import rotation_of_heads
 from rfa.ops.backends import compiled_decoding
-from rfa.ops.certified import allowed, certified_tail, reach_of, misses_dropped
+from rfa.ops.certified import allowed, certified_tail, misses_dropped, reach_of
 from rfa.ops.positions import Positions
 from rfa.ops.prior import BITS, DecodingCache
 from rfa.ops.problem import Certified, Options
