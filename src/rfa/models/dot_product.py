@@ -53,10 +53,12 @@ class DotProductAttentionConfig(AttentionConfig):
     """Dot-product attention. The defaults are `b1-rope`.
 
     Args:
-        prior: the term of the lag in the score: "flat", "alibi", "window" (keys farther than the training length
-            are invisible), "forget_gate" (the Forgetting Transformer's gates of the tokens in between), "riccati"
-            (slopes from learned noises, without decay), or "content_riccati" (Kalman gains that depend on the content,
-            without decay). Both Riccati priors start at ALiBi's slopes.
+        prior: the term of the lag in the score: "flat", "alibi",
+            "window" (keys farther than the training length are invisible),
+            "forget_gate" (the Forgetting Transformer's gates of the tokens in between),
+            "riccati" (slopes from learned noises, without decay), or
+            "content_riccati" (Kalman gains that depend on the content, without decay).
+            Both Riccati priors start at ALiBi's slopes.
         learn_frequencies: train the frequencies, which are fixed by default.
         clock: "times", the given times; or "content": each token says how fast the time of each head passes until the
             next token. Rotation, slopes and decay follow that clock.
