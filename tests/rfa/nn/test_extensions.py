@@ -209,16 +209,6 @@ def test_routing_by_hand(irregular, noise, source_prior):
 DEFAULTS = {"tie_key_value": False, "step": "learned", "noise": "constant", "aggregation": "consensus"}
 
 
-def test_defaults_leave_the_layer_as_it_is():
-    torch.manual_seed(0)
-    plain = RobustFilterAttention(SIZE, HEADS)
-    torch.manual_seed(0)
-    named = RobustFilterAttention(SIZE, HEADS, **DEFAULTS)
-    assert plain.state_dict().keys() == named.state_dict().keys()
-    assert not [name for name in plain.state_dict() if "noise." in name or "tempering" in name]
-    assert torch.equal(plain(hidden(dtype=torch.float32)), named(hidden(dtype=torch.float32)))
-
-
 def test_noise_on_irregular_times_has_no_fused_backend():
     layer, x = build(noise="time_dependent", backend="cpu").float(), hidden(length=9, dtype=torch.float32)
     assert layer(x).isfinite().all()
