@@ -111,7 +111,7 @@ def with_value_errors(cls):
 
     @functools.wraps(construct)
     def init(self, *args, **kwargs):
-        given = _nested(cls, kwargs)
+        given = _constructor_arguments(cls, kwargs)
         try:
             construct(self, *args, **given)
         except StrictDataclassError as error:
@@ -231,7 +231,7 @@ def _name_adapter_targets() -> None:
 _MOST_LABELS = 2**20
 
 
-def _nested(cls: type[DecoderConfig], given: dict[str, Any]) -> dict[str, Any]:
+def _constructor_arguments(cls: type[DecoderConfig], given: dict[str, Any]) -> dict[str, Any]:
     """The constructor's arguments, with attention as an object of its class."""
     given = dict(given)
     _check_version(given.pop(VERSION, __version__))

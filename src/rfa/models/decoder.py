@@ -44,7 +44,7 @@ class DecoderOutput(BaseModelOutputWithPast):
     log_precisions: tuple[Tensor, ...] | None = None
 
     def beside_states(self) -> dict[str, Any]:
-        """What the output of a model with a head takes over."""
+        """The fields that the output of a model with a head takes over."""
         return {name: value for name, value in self.items() if name != "last_hidden_state"}
 
 

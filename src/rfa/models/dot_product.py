@@ -19,7 +19,7 @@ _ROPE, _NO_DECAY = FrequencyBank(kind="rope"), DecayRates(kind="none", zero_head
 
 
 class LagTerm(NamedTuple):
-    """What a prior is to the layer, of which the rules of the configuration follow."""
+    """The arguments that a prior gives the layer. The rules of the configuration follow from them."""
 
     slopes: Callable[[int], Tensor] | None = None  # makes the initial slopes of a number of heads
     learn_slopes: bool = False
@@ -90,7 +90,7 @@ class DotProductAttentionConfig(AttentionConfig):
 
     @property
     def term(self) -> LagTerm:
-        """What the prior is to the layer."""
+        """The arguments that the prior gives the layer."""
         return PRIORS[self.prior]
 
     def is_relative(self) -> bool:

@@ -47,11 +47,11 @@ class TimeSeriesOutput(ModelOutput):
 
     @property
     def distribution(self) -> Distribution:
-        """Of the values at the outputs' times, one for each channel, in the units of the values."""
+        """The distribution of the values at the outputs' times, one for each channel, in their units."""
         return self._distribution(None if readable(self.location) else False)  # vmap has no values to read
 
     def unchecked(self) -> Distribution:
-        """As `distribution`, also of numbers that are not finite: a training that diverges has a loss that is none."""
+        """The distribution, also of numbers that are not finite: a training that diverges has a loss that is none."""
         if self.degrees_of_freedom is None:
             return self._distribution(False)
         lost = self.degrees_of_freedom.isnan()  # PyTorch checks them in any case

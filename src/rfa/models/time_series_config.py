@@ -74,7 +74,7 @@ class RFATimeSeriesConfig(DecoderConfig):
     num_attention_heads: int = 4
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for name in kwargs.keys() - _of_transformers():
+        for name in kwargs.keys() - _transformers_fields():
             require(False, name, kwargs[name], f"one of {', '.join([*self.field_names(), *sorted(ATTENTION_FIELDS)])}")
         check_range("channels", self.channels, 1, _MOST_CHANNELS)
         if self.location is None:
@@ -108,7 +108,7 @@ class RFATimeSeriesConfig(DecoderConfig):
         attention = PRESETS[name]
         gap, span = given.get("typical_gap", cls.typical_gap), given.get("span", cls.span)
         changes: dict[str, Any] = {}
-        if "base" not in attention.without_effect() and _longer(span, gap):
+        if "base" not in attention.without_effect() and _spans_a_bank(span, gap):
             changes["base"] = span / gap
         if isinstance(attention, StateSpaceConfig):
             parts = ((option, getattr(attention, part).kind) for option, part in _LEARNED.items())
@@ -171,13 +171,13 @@ class RFATimeSeriesConfig(DecoderConfig):
         return cls(**(known | fields))
 
 
-def _longer(span: object, gap: object) -> bool:
+def _spans_a_bank(span: object, gap: object) -> bool:
     """Whether both are numbers that give a bank; `validate_architecture` has the messages for others."""
     numbers = isinstance(span, int | float) and isinstance(gap, int | float)
     return numbers and 0 < gap < span < math.inf  # type: ignore[operator]
 
 
-def _of_transformers() -> set[str]:
+def _transformers_fields() -> set[str]:
     """The names that a file may hold beside the fields: transformers' own."""
     return {
         *PreTrainedConfig().to_dict(),

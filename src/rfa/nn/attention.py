@@ -21,7 +21,7 @@ from .projections import (
     finite_where_absent,
     merge_heads,
     normal_projection,
-    of_all_heads,
+    repeated_for_heads,
     split_heads,
 )
 from .state_options import Clock, ContentClock, StateScale
@@ -172,11 +172,11 @@ class Attention(nn.Module, ABC):
 
     def keys(self, hidden_states: Float[Tensor, "batch length hidden"]) -> HeadStates:
         """The keys of tokens, those of a group repeated for each of its heads."""
-        return self._scaled(self._of_groups(self.key_projection(hidden_states)))
+        return self._scaled(self._repeated_groups(self.key_projection(hidden_states)))
 
     def values(self, hidden_states: Float[Tensor, "batch length hidden"], key: HeadStates) -> HeadStates:
         """The values of tokens, which are their keys where these are tied."""
-        return key if self.value_projection is None else self._of_groups(self.value_projection(hidden_states))
+        return key if self.value_projection is None else self._repeated_groups(self.value_projection(hidden_states))
 
     def settle_certified(self, missing: str | None) -> None:
         """Say why scores have no bound, or None. `ValueError` for an eps without one, where "auto" becomes None."""
@@ -186,9 +186,9 @@ class Attention(nn.Module, ABC):
     def _scaled(self, states: Tensor) -> Tensor:
         return states if self.state_scale is None else self.state_scale(states)
 
-    def _of_groups(self, projected: Tensor) -> Tensor:
+    def _repeated_groups(self, projected: Tensor) -> Tensor:
         states = split_heads(projected, self.num_key_value_heads)
-        return of_all_heads(states, self.num_heads // self.num_key_value_heads)
+        return repeated_for_heads(states, self.num_heads // self.num_key_value_heads)
 
     def marks(self, hidden_states: Float[Tensor, "batch length hidden"]) -> dict[str, Marks]:
         """What each token says about the time after it, `(batch, heads, length, ...)` by name.

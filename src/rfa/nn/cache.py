@@ -182,7 +182,7 @@ class FilterCache(Cache):
         return positions
 
     def _check_rows(self, batch: int) -> None:
-        """Of any layer with tokens: all have the same rows."""
+        """Raise `ValueError` unless layers with tokens have as many rows as the input."""
         for layer in cast(list[FilterLayer], self.layers):
             if layer.get_seq_length() and layer.keys is not None:
                 rows = layer.keys.shape[0]

@@ -127,7 +127,7 @@ class ContentFilterAttention(Attention):
         return {"rates": self.dynamics.rates(hidden_states)}
 
     def value_rotations(self, positions: Positions, **marks: Marks) -> tuple[Rotation, Rotation] | None:
-        """By the phases of the tokens."""
+        """The rotations by the phases of the tokens."""
         return content_path(self.dynamics(marks["rates"])[0], positions).rotations()
 
     def estimate(

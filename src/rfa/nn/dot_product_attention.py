@@ -265,14 +265,14 @@ class DotProductAttention(Attention):
         return marks | {"log_gate": F.logsigmoid(self.gate_projection(hidden_states)).transpose(1, 2)}
 
     def value_rotations(self, positions: Positions, **marks: Marks) -> tuple[Rotation, Rotation] | None:
-        """By the frequencies, where values turn."""
+        """The rotations by the frequencies, where values turn."""
         if not self.rotate_values or self.geometry.frequency is None:
             return None
         frequency, (of_keys, of_queries) = self.geometry.frequency, positions.times_of_heads()
         return rotation_of_heads(frequency, of_keys), rotation_of_heads(frequency, of_queries)
 
     def slopes(self) -> Float[Tensor, " heads"] | None:
-        """Of the linear bias, fixed or from the learned noises."""
+        """The slopes of the linear bias, fixed or from the learned noises."""
         if not self.learn_slopes:
             return self.geometry.slopes
         held = self.dynamics()

@@ -185,7 +185,7 @@ class RobustFilterAttention(Attention):
         return result if isinstance(result, Tensor) else self.stepped(value, *result, dynamics["query_noise"])
 
     def value_rotations(self, positions: Positions, **marks: Marks) -> tuple[Rotation, Rotation] | None:
-        """By the frequencies; the estimate also by the horizon."""
+        """The rotations by the frequencies; the estimate turns by the horizon too."""
         if not self.rotate_values:
             return None
         dynamics, (of_keys, of_queries) = self.dynamics(), positions.times_of_heads()

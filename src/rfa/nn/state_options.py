@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rfa.ops.transforms import without_autocast
 
 from .dynamics import FullPrecision, PositiveParameters, softplus_inverse
-from .projections import HeadStates, full_precision_linear, numbers_of
+from .projections import HeadStates, full_precision_linear, initial_values
 
 LEAST_RATE = 1e-6  # of a clock, so that two tokens never stand at the same time
 LEAST_SQUARE = 1e-6  # added to the mean square, so that a state of zeros stays zero
@@ -31,7 +31,7 @@ class TokenLogits(FullPrecision):
 
     def __init__(self, hidden_size: int, start: Float[Tensor, " outputs"], deviation: float = 0.0):
         super().__init__()
-        self.start, self.deviation = numbers_of(start), deviation
+        self.start, self.deviation = initial_values(start), deviation
         self.weight = nn.Parameter(torch.empty(len(start), hidden_size))
         self.bias = nn.Parameter(torch.empty(len(start)))
         self.reset_parameters()

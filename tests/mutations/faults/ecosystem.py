@@ -38,7 +38,7 @@ INTEGRATIONS = [
              "tokens after packed sequences see all of them", "rfa/integrations/test_places.py"),
     Mutation("rfa/integrations/located.py", '"attention_mask": flags.segment_ids}', "}",
              "packed sequences of a mask run together", "rfa/integrations/test_places.py"),
-    Mutation("rfa/integrations/replaced_attention.py", "(noted_options(config) or {}).items()", "{}.items()",
+    Mutation("rfa/integrations/replaced_attention.py", "(saved_options(config) or {}).items()", "{}.items()",
              "other options than those of the weights", "rfa/integrations/test_saved.py"),
     Mutation("rfa/integrations/replaced_attention.py", "own = copy.deepcopy(config)", "own = config",
              "a model that was not replaced says that it was", "rfa/integrations/test_saved.py"),
