@@ -163,7 +163,9 @@ def test_slopes_of_the_layer(heads, damping):
     slopes = torch.logspace(-2, -0.3, heads)
     frequency = partitioned_frequencies(heads, 4)
     decay = spectral_decay(frequency, damping, zero_heads=1)
-    layer = RobustFilterAttention(4 * heads, heads, frequency=frequency, decay=decay, prior="riccati", slopes=slopes)
+    layer = RobustFilterAttention(
+        4 * heads, heads, frequency=frequency, decay=decay, prior="riccati", initial_slopes=slopes
+    )
     expected = np.broadcast_to(slopes.numpy()[:, None], (heads, LENGTH - 1))
     np.testing.assert_allclose(
         measured_slopes(layer), expected, rtol=2e-4
@@ -178,7 +180,9 @@ def test_the_start_is_at_alibis_slopes_the_fastest_band_has_the_largest(start):
     np.testing.assert_allclose(measured_slopes(layer)[:, 0], expected, rtol=2e-4)
 
 
-@pytest.mark.parametrize("options", [{"slopes": None}, {"prior": "lyapunov"}, {"prior": "lyapunov", "slopes": None}])
+@pytest.mark.parametrize(
+    "options", [{"initial_slopes": None}, {"prior": "lyapunov"}, {"prior": "lyapunov", "initial_slopes": None}]
+)
 def test_without_slopes_the_start_is_at_the_steady_state(options):
     """Slopes are of the Riccati prior: the others take none, given or not."""
     found = values(layer_with(**options).dynamics)["process_noise"]
