@@ -26,16 +26,6 @@ class LagTerm(NamedTuple):
     gates: Gates | None = None
     windowed: bool = False  # keys farther than the training length are invisible
 
-    @property
-    def is_riccati(self) -> bool:
-        """Whether the term comes from noises, by which old states lose weight as by decay."""
-        return self.learn_slopes or self.gates == "gain"
-
-    @property
-    def depends_on_lag(self) -> bool:
-        """Whether it changes with a clock. Gates do not: they are of the tokens in between."""
-        return self.slopes is not None and self.gates is None
-
 
 # the only list of the priors of dot products
 PRIORS = {
@@ -83,9 +73,11 @@ class DotProductAttentionConfig(AttentionConfig):
     def check_rules(self) -> None:
         """Raise `ValueError` for an unknown prior, a prior that has no decay, or a clock without an effect."""
         require(self.prior in PRIORS, "prior", self.prior, f"one of {', '.join(map(repr, PRIORS))}")
-        lag = self.frequencies.kind != "none" or self.decay.kind != "none" or self.term.depends_on_lag
+        sloped = self.term.slopes is not None and self.term.gates is None  # gates are of tokens, and not of the lag
+        lag = self.frequencies.kind != "none" or self.decay.kind != "none" or sloped
         require(lag or self.clock == "times", "clock", self.clock, "'times' where nothing depends on the lag")
-        alone = not (self.term.is_riccati or self.term.windowed) or self.decay.kind == "none"
+        decays = self.prior not in ("riccati", "content_riccati", "window")  # noises let old states fade as decay does
+        alone = decays or self.decay.kind == "none"
         require(alone, "decay", self.decay.kind, f"'none' for dot products with prior={self.prior!r}")
 
     @property

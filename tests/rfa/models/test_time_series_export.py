@@ -11,7 +11,7 @@ from cover import cover, slow
 
 from rfa.checks import MissingExtra
 from rfa.models import RFAForTimeSeries, RFATimeSeriesConfig
-from rfa.models.time_series_export import SeriesStep
+from rfa.models.time_series import SeriesStep
 
 KEPT, CHANNELS = 8, 2
 RUN = """
