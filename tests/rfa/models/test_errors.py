@@ -34,35 +34,22 @@ VALUES = [
     ("gate", {"gate": "off"}),
     ("rotate_values", {"rotate_values": 1}),
 ]
-COMBINATIONS = [
-    ("learn_horizon", {"learn_horizon": True}),
+COMBINATIONS = [  # rules of the configuration, and one of the layer's: those are in tests/rfa/nn/test_checks.py
+    ("query_noise_in_bias", {"query_noise_in_bias": True, "prior": "riccati"}),
     ("prior", {"prior": "alibi"}),
     ("frequencies", {"frequencies": "as_released"}),
-    ("query_noise_in_bias", {"query_noise_in_bias": True, "prior": "riccati"}),
-    ("query_noise_in_bias", {"query_noise_in_bias": True, "prior": "flat"}),
-    ("gate", {"gate": False, "prior": "flat"}),
-    ("learn_noise_floor", {"learn_noise_floor": True, "prior": "flat"}),
-    ("process_noise_as", {"process_noise_as": "steady_state", "prior": "flat"}),
     ("learn_frequencies", {"learn_frequencies": True, "frequencies": "rope"}),  # no pairs to keep
-    ("prior", {"prior": "window"}),
     ("frequencies", {"frequencies": "yarn"}),
     ("num_key_value_heads", {"num_key_value_heads": 3}),
     ("dropout", {"attention_dropout": 1.0}),
-    ("backend", {"attention_dropout": 0.1, "backend": "cpu"}),
     ("backend", {"backend": "gpu"}),
 ]
 BASELINE_COMBINATIONS = [
-    ("rotate_values", {"rotate_values": True, "frequencies": "none"}),
     ("rotate_values", {"rotate_values": True, "frequencies": "as_released"}),
-    ("query_noise_in_bias", {"query_noise_in_bias": True}),
     ("learn_frequencies", {"learn_frequencies": True, "frequencies": "none"}),
-    ("learn_decay", {"learn_decay": True}),
-    ("gate", {"gate": False}),
-    ("horizon", {"horizon": 0.7}),
-    ("initial_slopes", {"initial_slopes": "alibi"}),
-    ("rotate_values", {"prior": "window", "rotate_values": True}),
-    ("rotate_values", {"frequencies": "yarn", "rotate_values": True}),
+    *((name, {name: value}) for name, value in (("learn_decay", True), ("gate", False), ("horizon", 0.7))),
     ("decay", {"prior": "window", "decay": "spectral"}),
+    ("decay", {"prior": "riccati", "decay": "spectral"}),
     ("clock", {"frequencies": "none", "clock": "content"}),
     ("clock", {"frequencies": "none", "prior": "forget_gate", "clock": "content"}),
 ]

@@ -1,17 +1,15 @@
 """Normalised states, robust weights, dropout and shared keys, by hand in numpy."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from cover import cover
 from ops import oracle
-from shapes import only_our_own_checks
 
 from rfa.dynamics import rotary_frequencies
-from rfa.models import PRESETS, RoutingAttentionConfig
+from rfa.models import PRESETS
 from rfa.nn import DotProductAttention, RobustFilterAttention
 from rfa.ops.cumulative import clocked
 from rfa.ops.positions import checked_positions
@@ -186,15 +184,3 @@ def test_shared_keys_are_equal_keys(preset, groups):
     assert shared.key_projection.out_features == 2 * HIDDEN * groups // 4
     shared(keys, times=times).square().sum().backward()
     assert shared.key_projection.weight.grad.abs().max() > 0
-
-
-def test_what_a_layer_lacks_is_refused_by_name():
-    refused = {
-        "backend": lambda: replace(PRESETS["m2-sc-rfa"], backend="cpu").build(HIDDEN, HEADS, 4, dropout=0.1),
-        "dropout": lambda: RoutingAttentionConfig().build(HIDDEN, HEADS, 4, dropout=0.1),
-        "num_key_value_heads": lambda: layer("b1-rope", num_key_value_heads=3),
-        "gates": lambda: layer("c4-fox", causal=False),
-    }
-    for name, call in refused.items():
-        with only_our_own_checks(), pytest.raises(ValueError, match=rf"^{name}: .*expected"):
-            call()
