@@ -33,7 +33,7 @@ def check_type(name: str, given: object, kind: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckedFields:
-    """Base class of attention and its parts. A subclass adds its own rules in `__post_init__`.
+    """Base class of attention and its parts. A part adds its rules in `__post_init__`.
 
     A field of type `float` accepts an integer too, and stores it as a `float`.
 
@@ -87,7 +87,7 @@ class CheckedFields:
         Raises:
             ValueError: for a name that no field has, or values that do not fit together.
         """
-        for name in changes.keys() - self.plain_names():
+        for name in sorted(changes.keys() - self.plain_names()):
             expected = f"nothing: it has no effect in {getattr(self, 'kind', self.noun)} attention, which takes "
             require(False, name, changes[name], expected + ", ".join(sorted(self.plain_names())))
         values: dict[str, Any] = {}
