@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from rfa.checks import require
 from rfa.files import write_whole
 from rfa.models import describe
-from rfa.models.remote_code import auto_map
+from rfa.models.configuration import auto_map
 from rfa.models.saved_files import quiet_transformers
 from rfa_lab.record import read_rows
 from rfa_lab.training import RunFolder

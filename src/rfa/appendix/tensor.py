@@ -317,7 +317,6 @@ class TensorFilterAttention(Attention):
         value: HeadStates,
         *,
         positions: Positions,
-        own: QueryStates | None = None,
     ) -> QueryStates:
         """The operator under the layer's dynamics."""
         given = {name: x.reshape(self.num_heads, -1) for name, x in self.mode_dynamics().items()}

@@ -10,7 +10,7 @@ from transformers.masking_utils import sdpa_mask
 
 from rfa.checks import require
 from rfa.nn.dynamics import ROBUSTNESS
-from rfa.nn.projections import of_all_heads
+from rfa.nn.projections import repeated_for_heads
 from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.positions import checked_positions
 from rfa.ops.problem import Options, Parameters, Problem
@@ -100,8 +100,8 @@ def student_t_attention(
     share = heads // key.shape[1]
     estimate = located_filter_attention(
         query,
-        of_all_heads(key, share),
-        of_all_heads(value, share),
+        repeated_for_heads(key, share),
+        repeated_for_heads(value, share),
         Problem(parameters, positions, IN_FRAME._replace(dropout=dropout)),
     )
     assert isinstance(estimate, Tensor)

@@ -44,7 +44,7 @@ def read_mask(mask: Mask | None, batch: int, queries: int, keys: int) -> TokenFl
         raise
 
 
-DESCRIBING = ("segment_ids", *PACKING)  # arguments of a model that say where its tokens stand
+TOKEN_ARGUMENTS = ("segment_ids", *PACKING)  # arguments of a model that say where its tokens stand
 
 
 class Located(NamedTuple):
@@ -61,7 +61,7 @@ class Located(NamedTuple):
     packed: bool
 
     def turns(self, frequency: Tensor, dtype: torch.dtype, table: TurnTable | None) -> Turns:
-        """Of the new tokens, by `(heads, modes)`, in a dtype; the table serves where places count 0, 1, 2, ..."""
+        """Turns of the new tokens by `(heads, modes)`, in a dtype; the table serves where places count 0, 1, 2, ..."""
         if self.places is None and table is not None:
             return table.at(frequency, self.positions, dtype)
         times = self.positions.query_times
@@ -133,15 +133,15 @@ def locate(
     Args:
         tokens: the new tokens, whose mask is read here.
         mask: as the model makes it, see `read_mask`.
-        given: arguments by the names in `DESCRIBING`.
+        given: arguments by the names in `TOKEN_ARGUMENTS`.
         cache, layer_idx, note: the cache that the tokens continue, the layer's place in it, and its note.
 
     Raises:
         ValueError: for a mask or arguments that do not fit, or that differ from those of the tokens in the cache.
     """
     if cache is None or note is None:
-        return _located(tokens, mask, given, None)
-    arguments = (mask, *(given.get(name) for name in DESCRIBING))
+        return _new_positions(tokens, mask, given, None)
+    arguments = (mask, *(given.get(name) for name in TOKEN_ARGUMENTS))
     shared = getattr(cache, "rfa_shared", None)
     if shared is not None:
         first, tokens_then, arguments_then, located = shared
@@ -149,18 +149,18 @@ def locate(
         if same and first < layer_idx and tokens_then == tokens:  # the first layer reads anew in each call
             note.located = located
             return located
-    located = _located(tokens, mask, given, note.located if tokens.cached else None)
+    located = _new_positions(tokens, mask, given, note.located if tokens.cached else None)
     cache.rfa_shared = (layer_idx, tokens, arguments, located)  # type: ignore[attr-defined]
     note.located = located
     return located
 
 
-def _located(tokens: NewTokens, mask: Mask | None, given: Mapping[str, Any], before: Located | None) -> Located:
+def _new_positions(tokens: NewTokens, mask: Mask | None, given: Mapping[str, Any], before: Located | None) -> Located:
     keys = tokens.cached + tokens.length
     flags = read_mask(mask, tokens.batch, tokens.length, keys)
     tokens = tokens._replace(key_mask=flags.key_mask)
     given = {**given, "attention_mask": flags.segment_ids}
-    if _says_nothing(given.get("position_ids"), tokens):
+    if _are_default_positions(given.get("position_ids"), tokens):
         del given["position_ids"]
     segment_ids = packed_segments(tokens, given.get("segment_ids"), given)
     places = tokens.places()
@@ -176,7 +176,7 @@ def _located(tokens: NewTokens, mask: Mask | None, given: Mapping[str, Any], bef
     return Located(positions, places, packed=bool((segment_ids != segment_ids[:, :1]).any()))
 
 
-def _says_nothing(position_ids: object, tokens: NewTokens) -> bool:
+def _are_default_positions(position_ids: object, tokens: NewTokens) -> bool:
     """Whether positions are those that models make themselves, or cannot be read after cached tokens."""
     if not isinstance(position_ids, Tensor):
         return False

@@ -17,12 +17,12 @@ from rfa.ops.problem import Prior, Weight
 from .replaced_attention import (
     HOSTS,
     ReplacedAttention,
-    check_noted,
+    check_saved_options,
+    dispatched,
     empty_model,
     load_weights,
-    note_options,
-    noted_options,
-    placed,
+    saved_options,
+    write_options,
 )
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -89,7 +89,7 @@ def replace_attention(
     options: dict[str, Any] = {"weight": weight, "prior": prior, "learn_decay": learn_decay}
     options |= {"rotate_values": rotate_values, "innovation": innovation, "layers": chosen}
     config = next(iter(found.values())).config
-    check_noted(config, options)
+    check_saved_options(config, options)
     replaced = {}
     for name, module in found.items():
         if module.layer_idx in chosen:
@@ -109,7 +109,7 @@ def replace_attention(
             check_dropout(replaced[name].dropout, backend)
     for name, module in replaced.items():  # only now: a refusal leaves the model as it was
         model.set_submodule(name, module)
-    note_options(model, config, options)
+    write_options(model, config, options)
     return model
 
 
@@ -149,12 +149,12 @@ def load_replaced(
         fits = isinstance(wanted, torch.dtype) and wanted.is_floating_point
         require(fits, "dtype", dtype, "a floating-point dtype of PyTorch, its name, 'auto' or None")
     model = empty_model(path, wanted)
-    options = noted_options(model.config)
+    options = saved_options(model.config)
     assert options is not None
     _, groups, modes = _sizes(next(iter(_hosts(model).values())))
     replace_attention(model, frequency=torch.zeros(groups, modes), backend=backend, **options)  # loaded with the rest
     load_weights(model, path)
-    return model.eval() if device_map is None else placed(model.eval(), device_map)
+    return model.eval() if device_map is None else dispatched(model.eval(), device_map)
 
 
 def _hosts(model: object) -> dict[str, Any]:

@@ -20,12 +20,12 @@ from rfa.nn import HeadDynamics
 from rfa.nn.cache_layer import Turns
 from rfa.nn.dot_product_attention import ascending_slopes
 from rfa.nn.dynamics import KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS
-from rfa.nn.projections import merge_heads, of_all_heads
+from rfa.nn.projections import merge_heads, repeated_for_heads
 from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.problem import Parameters, Prior, Problem, Weight
 
 from .attention_interface import IN_FRAME
-from .located import DESCRIBING, LayerNote, Mask, locate, note_of
+from .located import TOKEN_ARGUMENTS, LayerNote, Mask, locate, note_of
 
 
 class Host(NamedTuple):
@@ -42,21 +42,21 @@ class Host(NamedTuple):
     dropout: Callable[[Any], float]
 
 
-def _apart(module: Any, hidden_states: Tensor) -> Iterator[Tensor]:
+def _three_projections(module: Any, hidden_states: Tensor) -> Iterator[Tensor]:
     for name in "qkv":
         states = getattr(module, f"{name}_proj")(hidden_states).unflatten(-1, (-1, module.head_dim))
         norm = getattr(module, f"{name}_norm", None)  # Qwen3 has norms of queries and keys
         yield states if norm is None else norm(states)
 
 
-def _together(module: Any, hidden_states: Tensor) -> Iterator[Tensor]:
+def _one_projection(module: Any, hidden_states: Tensor) -> Iterator[Tensor]:
     for states in module.c_attn(hidden_states).chunk(3, dim=-1):
         yield states.unflatten(-1, (-1, module.head_dim))
 
 
-_LLAMA = Host(_apart, lambda module, states: module.o_proj(states), lambda module: module.attention_dropout)
+_LLAMA = Host(_three_projections, lambda module, states: module.o_proj(states), lambda module: module.attention_dropout)
 _GPT2 = Host(
-    _together,
+    _one_projection,
     lambda module, states: module.resid_dropout(module.c_proj(states)),
     lambda module: module.attn_dropout.p,
 )
@@ -164,7 +164,7 @@ class ReplacedAttention(nn.Module):
         batch, queries, _ = hidden_states.shape
         past_key_values = one_cache(past_key_values, cache)
         cached = 0 if past_key_values is None else int(past_key_values.get_seq_length(self.layer_idx))
-        given = {name: kwargs.get(name) for name in DESCRIBING} | {"position_ids": position_ids}
+        given = {name: kwargs.get(name) for name in TOKEN_ARGUMENTS} | {"position_ids": position_ids}
         note = None if past_key_values is None else note_of(past_key_values, self, cached)
         tokens = NewTokens(batch, queries, cached, hidden_states.device, None)
         located = locate(tokens, attention_mask, given, past_key_values, self.layer_idx, note)
@@ -188,8 +188,8 @@ class ReplacedAttention(nn.Module):
         options = self.options._replace(dropout=self.dropout) if self.training and self.dropout else self.options
         estimate = located_filter_attention(
             query,
-            of_all_heads(key, self.share),
-            of_all_heads(value, self.share),
+            repeated_for_heads(key, self.share),
+            repeated_for_heads(value, self.share),
             Problem(Parameters(**dynamics), located.positions, options),
             cache=None if note is None else note.tables,
             backend=self.backend,
@@ -198,7 +198,7 @@ class ReplacedAttention(nn.Module):
         if self.rotate_values:
             estimate = of_queries.forward(estimate.unflatten(1, (-1, self.share))).flatten(1, 2)
         if self.innovation:
-            estimate = estimate - of_all_heads(own, self.share)
+            estimate = estimate - repeated_for_heads(own, self.share)
         return self.host.output(self, merge_heads(estimate)), None
 
     def _dynamics(self, note: LayerNote | None) -> dict[str, Any]:
@@ -212,35 +212,35 @@ class ReplacedAttention(nn.Module):
 
 # The options of a replaced model in its configuration, and the way from a saved folder back to the model
 
-NOTED = "rfa_attention"  # the field of the configuration
+OPTIONS_FIELD = "rfa_attention"  # the field of the configuration
 _KINDS = {"weight": str, "prior": str, "learn_decay": bool, "rotate_values": bool, "innovation": bool, "layers": list}
 _EXPECTED = f"the options {', '.join(_KINDS)} that replace_attention writes"
 
 
-def noted_options(config: Any) -> dict[str, Any] | None:
+def saved_options(config: Any) -> dict[str, Any] | None:
     """The options in a configuration, by the names of `replace_attention`; None for a model that was never replaced.
 
     Raises:
         ValueError: where they are not what `replace_attention` writes.
     """
-    options = getattr(config, NOTED, None)
+    options = getattr(config, OPTIONS_FIELD, None)
     if options is None:
         return None
     fits = isinstance(options, dict) and {name: type(x) for name, x in options.items()} == _KINDS
-    require(fits, f"config.{NOTED}", options, _EXPECTED)
+    require(fits, f"config.{OPTIONS_FIELD}", options, _EXPECTED)
     return dict(options)
 
 
-def check_noted(config: Any, options: dict[str, Any]) -> None:
+def check_saved_options(config: Any, options: dict[str, Any]) -> None:
     """Raise `ValueError` where a configuration was saved with other options."""
-    for name, saved in (noted_options(config) or {}).items():
-        require(options[name] == saved, name, options[name], f"{saved!r}, with which config.{NOTED} was saved")
+    for name, saved in (saved_options(config) or {}).items():
+        require(options[name] == saved, name, options[name], f"{saved!r}, with which config.{OPTIONS_FIELD} was saved")
 
 
-def note_options(model: nn.Module, config: Any, options: dict[str, Any]) -> None:
+def write_options(model: nn.Module, config: Any, options: dict[str, Any]) -> None:
     """Write the options into the model's configuration, which becomes its own: other models may share the given one."""
     own = copy.deepcopy(config)
-    setattr(own, NOTED, options)
+    setattr(own, OPTIONS_FIELD, options)
     for module in model.modules():
         if getattr(module, "config", None) is config:
             module.config = own
@@ -265,13 +265,13 @@ def load_weights(model: PreTrainedModel, folder: Path) -> None:
         missing, foreign = missing & set(absent), foreign | set(unexpected)
     both = {"missing": missing, "foreign": foreign}
     found = "; ".join(f"{kind}: {', '.join(sorted(names)[:4])}" for kind, names in both.items() if names)
-    require(not found, "folder", found, f"in {folder} the weights of this model with config.{NOTED}, no more")
+    require(not found, "folder", found, f"in {folder} the weights of this model with config.{OPTIONS_FIELD}, no more")
 
 
 _AUTOMATIC = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
-def placed(model: PreTrainedModel, device_map: Any) -> PreTrainedModel:
+def dispatched(model: PreTrainedModel, device_map: Any) -> PreTrainedModel:
     """The model on the devices of a `device_map`, as `from_pretrained` would place it."""
     from accelerate import dispatch_model, infer_auto_device_map  # it takes 0.5 s
     from accelerate.utils import get_balanced_memory
@@ -302,7 +302,7 @@ def empty_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"folder: got {folder}, expected config.json of a model of transformers: {error}") from error
-    require(noted_options(config) is not None, "folder", str(folder), f"config.json with {NOTED}: {_EXPECTED}")
+    require(saved_options(config) is not None, "folder", str(folder), f"config.json with {OPTIONS_FIELD}: {_EXPECTED}")
     model = AutoModelForCausalLM.from_config(config, dtype=dtype or config.dtype, trust_remote_code=False)
     saved = (config.architectures or ["no model"])[0]
     expected = "a causal language model; for others see replace_attention"

@@ -14,11 +14,10 @@ from .attention import (
     FrequencyBank,
     RoutingAttentionConfig,
 )
-from .configuration import RFAConfig
+from .configuration import AUTO_CLASSES, RFAConfig
 from .dot_product import DotProductAttentionConfig
 from .modeling import RFAForCausalLM, RFAForMaskedLM, RFAForSequenceClassification, RFAForTokenClassification, RFAModel
 from .presets import PRESETS, describe, preset
-from .remote_code import AUTO_CLASSES
 from .time_series import RFAForTimeSeries, TimeSeriesOutput
 from .time_series_config import RFATimeSeriesConfig
 from .time_series_data import TimeSeriesCollator

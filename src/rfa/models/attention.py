@@ -11,22 +11,13 @@ from huggingface_hub.dataclasses import type_validator
 from jaxtyping import Float
 from torch import Tensor
 
-from rfa.checks import check_range, require
+from rfa.checks import require
 from rfa.dynamics import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
 from rfa.nn import Attention, ContentFilterAttention, RobustFilterAttention
-from rfa.nn.checks import (
-    check_backend,
-    check_certified,
-    check_dynamics,
-    check_filter,
-    check_noises,
-    check_routing,
-    gated_of,
-)
 from rfa.nn.dynamics import NOISE_PARTS, LayerPrior, Noise, ProcessNoiseAs
 from rfa.nn.filter_attention import SourcePrior, Step
 from rfa.nn.state_options import Clock
-from rfa.ops.problem import Certified, Weight, certificate_missing
+from rfa.ops.problem import Certified, Weight
 
 _LARGEST = 10**300  # the largest integer that is stored as a float
 
@@ -42,7 +33,7 @@ def check_type(name: str, given: object, kind: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckedFields:
-    """Base class of attention and its parts. A subclass adds its own rules in `__post_init__`.
+    """Base class of attention and its parts. A part adds its rules in `__post_init__`.
 
     A field of type `float` accepts an integer too, and stores it as a `float`.
 
@@ -50,8 +41,7 @@ class CheckedFields:
         ValueError: for a value of another type.
     """
 
-    # names for messages, recipes and overrides, of fields whose own name is unclear without the class
-    flat_names: ClassVar[Mapping[str, str]] = {}
+    noun: ClassVar[str] = "kind"  # what messages call the field `kind` of a part
 
     def __post_init__(self) -> None:
         for name, kind in hints(type(self)).items():
@@ -59,12 +49,7 @@ class CheckedFields:
             if type(value) is int and float in (kind, *get_args(kind)) and abs(value) < _LARGEST:
                 object.__setattr__(self, name, float(value))
             else:
-                check_type(self.flat_name(name), value, kind)
-
-    @classmethod
-    def flat_name(cls, field: str) -> str:
-        """The name of a field in messages, recipes and overrides."""
-        return cls.flat_names.get(field, field)
+                check_type(self.noun if name == "kind" else name, value, kind)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields for JSON. Nested parts are dictionaries."""
@@ -88,6 +73,37 @@ class CheckedFields:
                 values[name] = known[name].from_dict(values[name], f"{where}.{name}")
         return cls(**values)
 
+    @classmethod
+    def plain_names(cls) -> set[str]:
+        """The names by which `changed` reaches a field: of the fields here and in nested parts."""
+        nested = (kind.plain_names() - {"kind"} for kind in hints(cls).values() if is_part(kind))
+        return set(hints(cls)).union(*nested)
+
+    def changed(self, changes: Mapping[str, Any]) -> Any:
+        """The same with other values of some fields, each by its plain name, also in nested parts.
+
+        For example, `damping` is the field of `decay`. A part itself takes an object, a dictionary, or its `kind`.
+
+        Raises:
+            ValueError: for a name that no field has, or values that do not fit together.
+        """
+        for name in sorted(changes.keys() - self.plain_names()):
+            expected = f"nothing: it has no effect in {getattr(self, 'kind', self.noun)} attention, which takes "
+            require(False, name, changes[name], expected + ", ".join(sorted(self.plain_names())))
+        values: dict[str, Any] = {}
+        for name, kind in hints(type(self)).items():
+            if not is_part(kind):
+                values |= {name: changes[name]} if name in changes else {}
+                continue
+            part = changes.get(name, getattr(self, name))
+            if isinstance(part, Mapping):
+                part = kind.from_dict(part, name)
+            elif not isinstance(part, kind):
+                part = dataclasses.replace(getattr(self, name), kind=part)
+            inner = (kind.plain_names() - {"kind"}) & changes.keys()
+            values[name] = part.changed({each: changes[each] for each in inner})
+        return dataclasses.replace(self, **values)
+
 
 def hints(cls: type[CheckedFields]) -> dict[str, Any]:
     """The type of each field, by name."""
@@ -109,32 +125,26 @@ class FrequencyBank(CheckedFields):
             "rope" (as published, for dot products), "yarn" (RoPE with YaRN for sequences longer than in training),
             "as_released" (the map of the paper's code), or "none".
         base: ratio of the fastest to the slowest frequency.
-        slow_modes: "rotate", or "real" to set every frequency with `omega T_train < 2 pi` to 0. Such a mode does not
-            turn once within the training length, so it cannot be told from a mode that does not turn.
 
     Raises:
         ValueError: for an unknown kind, or a base that is not a finite number above 1.
     """
 
-    flat_names: ClassVar[Mapping[str, str]] = {"kind": "frequencies", "base": "frequency_base"}
+    noun: ClassVar[str] = "frequencies"
 
     kind: Literal["rope", "yarn", "paired_rope", "partitioned", "none", "as_released"] = "partitioned"
     base: float = 10000.0
-    slow_modes: Literal["rotate", "real"] = "rotate"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(1 < self.base < math.inf, "frequency_base", self.base, "a number above 1")
+        require(1 < self.base < math.inf, "base", self.base, "a number above 1")
 
-    def build(self, heads: int, modes: int, train_length: int) -> Float[Tensor, "heads modes"]:
-        """The frequencies, in radians per token. `train_length` is in tokens."""
+    def build(self, heads: int, modes: int) -> Float[Tensor, "heads modes"]:
+        """The frequencies, in radians per token."""
         if self.kind == "none":
             return torch.zeros(heads, modes, dtype=torch.float32)
         banks = {"partitioned": partitioned_frequencies, "paired_rope": rope_frequencies}
-        frequency = banks.get(self.kind, rotary_frequencies)(heads, modes, self.base)
-        if self.slow_modes == "rotate":
-            return frequency
-        return frequency.masked_fill(frequency.abs() * train_length < 2 * math.pi, 0.0)
+        return banks.get(self.kind, rotary_frequencies)(heads, modes, self.base)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,7 +161,7 @@ class DecayRates(CheckedFields):
         ValueError: for an unknown kind, or a negative number.
     """
 
-    flat_names: ClassVar[Mapping[str, str]] = {"kind": "decay"}
+    noun: ClassVar[str] = "decay"
 
     kind: Literal["none", "spectral", "length_scaled"] = "spectral"
     damping: float = 0.05
@@ -171,15 +181,14 @@ class DecayRates(CheckedFields):
 
 
 _PARTITIONED, _SPECTRAL = FrequencyBank(), DecayRates()
-# of layers, where a field has another name
-_ARGUMENTS = {"score": "weight", "learn_frequencies": "learn_frequency", "initial_slopes": "slopes"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionConfig(CheckedFields):
     """The fields and methods of every kind of attention.
 
-    A subclass names its layer. A field is an argument of the layer by the same name, unless `arguments` says otherwise.
+    A subclass names its layer. A field is an argument of the layer by the same name. `frequencies` and `decay` become
+    the tensors `frequency` and `decay`.
 
     Args:
         frequencies: of the rotation of queries and keys.
@@ -187,14 +196,11 @@ class AttentionConfig(CheckedFields):
         rotate_values: rotate values too.
         innovation: return the step from the query's state toward the estimate instead of the estimate.
         normalise_states: queries and keys of each head have a root mean square of one, times a learned scale.
-        taps: a share of the token before, which depends on the content, is taken from keys and values.
-        output_gain: multiply each head's output by a gain from 0 to 1 that depends on the content.
         certified: an eps, "auto" or None: which old keys are left out, as of the layer.
         backend: of the operator.
     """
 
     kind: ClassVar[str]
-    chosen_by: ClassVar[Mapping[str, str]]  # flat names and values that select this kind
     layer: ClassVar[type[Attention]]
 
     frequencies: FrequencyBank = _PARTITIONED
@@ -202,21 +208,17 @@ class AttentionConfig(CheckedFields):
     rotate_values: bool = True
     innovation: bool = True
     normalise_states: bool = False
-    taps: bool = False
-    output_gain: bool = False
     certified: Certified = "auto"
     backend: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        share = getattr(self, "gated_heads", 1.0)
-        require(0 < share <= 1, "gated_heads", share, "a share above 0, at most 1")
-        check_backend(self.backend)
-        check_certified(self.certified, self.unbounded())
+        self.check_rules()
+        with torch.device("meta"):  # most rules are those of the layer, which says them when it is built
+            self.build(8, 2, 16)
 
-    def unbounded(self) -> str | None:
-        """Why scores have no bound that falls with time, so that `certified` cannot be an eps; None where they have."""
-        return certificate_missing("lyapunov", True)
+    def check_rules(self) -> None:
+        """Raise `ValueError` for values that the layer could not tell are wrong."""
 
     def build(self, hidden_size: int, heads: int, train_length: int, **options: Any) -> Attention:
         """A new layer with initial weights. `train_length` is in tokens, `options` are of every layer (`Attention`)."""
@@ -225,11 +227,9 @@ class AttentionConfig(CheckedFields):
     def arguments(self, hidden_size: int, heads: int, train_length: int) -> dict[str, Any]:
         """The arguments of the layer. Frequencies are in radians per token, decays per token."""
         modes, names = hidden_size // heads, hints(type(self)).keys() - {"frequencies", "decay"}
-        given = {_ARGUMENTS.get(name, name): getattr(self, name) for name in names}
-        if "gated_heads" in self.without_effect():
-            given["gated_heads"] = 1.0
         decay = self.decay.build(heads, modes, self.frequencies.base, train_length)
-        return {"frequency": self.frequencies.build(heads, modes, train_length), "decay": decay, **given}
+        given = {name: getattr(self, name) for name in names}
+        return {"frequency": self.frequencies.build(heads, modes), "decay": decay, **given}
 
     def to_dict(self) -> dict[str, Any]:
         """The kind and the fields for JSON."""
@@ -242,13 +242,6 @@ class AttentionConfig(CheckedFields):
         even = (hidden_size // heads) % 2 == 0
         expected = "an even number of modes (hidden_size / heads) for pairs"
         require(even or not self.has_paired_modes(), "hidden_size", hidden_size, expected)
-        gated_of(getattr(self, "gated_heads", 1.0), heads)
-
-    def check_slow_modes(self, learned: bool) -> None:
-        """Raise `ValueError` for real slow modes where frequencies are learned: after one step they would turn."""
-        mode = self.frequencies.slow_modes
-        expected = "'rotate' where frequencies are learned, or learn_frequencies=False"
-        require(mode == "rotate" or not learned, "slow_modes", mode, expected)
 
     def has_paired_modes(self) -> bool:
         """Whether modes come in conjugate pairs, so that their number must be even."""
@@ -267,13 +260,10 @@ class AttentionConfig(CheckedFields):
         return False
 
     def without_effect(self) -> set[str]:
-        """Flat names of the fields that have no effect with the values of the other fields."""
-        unread = {"slow_modes"} if self.frequencies.kind == "none" else set()
-        if self.decay.kind == "none":
-            unread |= {"damping", "zero_heads"}
-            if self.frequencies.kind == "none":
-                unread |= {"frequency_base"}
-        return unread
+        """Plain names of the fields that have no effect with the values of the other fields."""
+        if self.decay.kind != "none":
+            return set()
+        return {"damping", "zero_heads"} | ({"base"} if self.frequencies.kind == "none" else set())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -301,12 +291,10 @@ class StateSpaceConfig(AttentionConfig):
     noise: Noise = "constant"
     noise_parts: int = NOISE_PARTS
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_rules(self) -> None:
+        """Raise `ValueError` for frequencies that a filter does not have, or cannot learn."""
         kind = self.frequencies.kind
-        check_range("noise_parts", self.noise_parts, 1, 1000)
-        require(kind not in ("as_released", "yarn"), "frequencies", kind, "score='dot_product' with it")
-        self.check_slow_modes(self.learn_frequencies)
+        require(kind not in ("as_released", "yarn"), "frequencies", kind, "dot-product attention with it")
         paired = kind != "rope" or not self.learn_frequencies
         require(paired, "learn_frequencies", True, "frequencies='paired_rope' or 'partitioned' with it")
 
@@ -315,7 +303,7 @@ class StateSpaceConfig(AttentionConfig):
         return super().has_paired_modes() or self.learn_frequencies
 
     def without_effect(self) -> set[str]:
-        """Flat names of the fields without effect. Constant noise has no parts."""
+        """Plain names of the fields without effect. Constant noise has no parts."""
         return super().without_effect() | (set() if self.noise == "time_dependent" else {"noise_parts"})
 
 
@@ -326,8 +314,7 @@ class FilterAttentionConfig(StateSpaceConfig):
     Args:
         clock: "times", the given times; or "content": each token says how fast the time of each head passes until the
             next token, and rotation, decay and uncertainty follow that clock.
-        gated_heads: share of the heads that have such a clock, the last ones. The others have the given times.
-        score: the robust weight of a residual, "student_t" or "exponential".
+        weight: the robust weight of a residual, "student_t" or "exponential".
         prior: the term of the lag in the score: "lyapunov", "riccati" or "flat".
         initial_slopes: a Riccati prior starts at ALiBi's slopes ("alibi") or at those of `steady_state` (None). Other
             priors have no slopes, so that it is None with them.
@@ -343,10 +330,9 @@ class FilterAttentionConfig(StateSpaceConfig):
     """
 
     kind: ClassVar[str] = "filter"
-    chosen_by: ClassVar[Mapping[str, str]] = {"aggregation": "consensus"}
 
     innovation: bool = False
-    score: Weight = "student_t"
+    weight: Weight = "student_t"
     prior: LayerPrior = "riccati"
     initial_slopes: Literal["alibi"] | None = "alibi"
     gate: bool = True
@@ -355,30 +341,22 @@ class FilterAttentionConfig(StateSpaceConfig):
     learn_horizon: bool = False
     step: Step = "learned"
     clock: Clock = "times"
-    gated_heads: float = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_dynamics(self.prior, self.steady_state, self.noise, self.horizon, self.learn_horizon)
-        check_noises(self.prior, self.learn_noise_floor, self.process_noise_as)
+    def check_rules(self) -> None:
+        """Raise `ValueError` for a clock without an effect too."""
+        super().check_rules()
         if self.prior != "riccati":
             object.__setattr__(self, "initial_slopes", None)
-        check_filter({**vars(self), "aggregation": "consensus"})
         moves = self.prior != "flat" or self.frequencies.kind != "none" or self.decay.kind != "none"
         require(moves or self.clock == "times", "clock", self.clock, "'times' where nothing depends on the lag")
-
-    def unbounded(self) -> str | None:
-        """Why scores have no bound: the Riccati prior's have one."""
-        return certificate_missing(self.prior, True)
 
     def has_precision(self) -> bool:
         """Whether weights are precisions: Riccati weights and weights without a variance are not."""
         return self.prior == "lyapunov"
 
     def without_effect(self) -> set[str]:
-        """Flat names of the fields without effect. A flat prior has no variance, and initial slopes set their own."""
-        unread = super().without_effect() | (set() if self.clock == "content" else {"gated_heads"})
-        unread |= set() if self.prior == "riccati" else {"initial_slopes"}
+        """Plain names of the fields without effect. A flat prior has no variance, and initial slopes set their own."""
+        unread = super().without_effect() | (set() if self.prior == "riccati" else {"initial_slopes"})
         return unread | {"steady_state"} if self.prior == "flat" or self.initial_slopes is not None else unread
 
 
@@ -398,14 +376,8 @@ class RoutingAttentionConfig(StateSpaceConfig):
     """
 
     kind: ClassVar[str] = "routing"
-    chosen_by: ClassVar[Mapping[str, str]] = {"aggregation": "routing"}
 
     source_prior: SourcePrior = "uniform"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_dynamics("lyapunov", self.steady_state, self.noise)
-        check_routing("student_t", self.backend)
 
     def arguments(self, hidden_size: int, heads: int, train_length: int) -> dict[str, Any]:
         """The arguments of the layer."""
@@ -418,31 +390,27 @@ class ContentAttentionConfig(AttentionConfig):
     """Robust filter attention in which each token sets decay, frequencies and noise until the next one (appendix E.6).
 
     Args:
-        score: the robust weight of a residual, "student_t" or "exponential".
+        weight: the robust weight of a residual, "student_t" or "exponential".
         steady_state: initial stationary variance of the process noise.
         frequencies, decay: where the dynamics of all tokens start.
         rotate_values: always True.
-        innovation, normalise_states, taps, output_gain, certified, backend: as in `AttentionConfig`.
+        innovation, normalise_states, certified, backend: as in `AttentionConfig`.
 
     Raises:
         ValueError: if values do not fit together.
     """
 
     kind: ClassVar[str] = "content"
-    chosen_by: ClassVar[Mapping[str, str]] = {"dynamics": "content"}
     layer: ClassVar[type[Attention]] = ContentFilterAttention
 
-    score: Weight = "student_t"
+    weight: Weight = "student_t"
     steady_state: float = 0.1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_dynamics("lyapunov", self.steady_state, "constant")
+    def check_rules(self) -> None:
+        """Raise `ValueError` for frequencies without pairs, or values that do not turn."""
         kind = self.frequencies.kind
         require(kind in ("partitioned", "paired_rope"), "frequencies", kind, "'partitioned' or 'paired_rope'")
-        require(not self.taps, "taps", True, "False with dynamics='content'")
-        self.check_slow_modes(learned=True)
-        require(self.rotate_values, "rotate_values", False, "True with dynamics='content'")
+        require(self.rotate_values, "rotate_values", False, "True where each token sets the dynamics")
 
     def has_precision(self) -> bool:
         """Whether the sum of a query's weights is the precision of its estimate, as in the isotropic filter."""

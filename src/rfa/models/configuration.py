@@ -1,9 +1,9 @@
 """The configurations of the decoder: its sizes and its attention, and what the language model adds."""
 
 import functools
-import json
 import re
 import sys
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, get_origin
@@ -12,14 +12,20 @@ from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError, StrictDataclassFieldValidationError
 from transformers import PreTrainedConfig
 
-from rfa.checks import check_range, install_command, require
+from rfa.checks import PACKAGE, check_range, install_command, require
+from rfa.files import write_text_whole
 from rfa.nn import Attention
 from rfa.nn.checks import check_dropout, check_sizes
 from rfa.version import __version__
 
-from .attention import AttentionConfig, FilterAttentionConfig, check_type
-from .flat import FLAT_NAMES, change, from_flat, read_attention
-from .remote_code import write_remote_code
+from .attention import (
+    AttentionConfig,
+    ContentAttentionConfig,
+    FilterAttentionConfig,
+    RoutingAttentionConfig,
+    check_type,
+)
+from .dot_product import DotProductAttentionConfig
 
 VERSION = "rfa_version"  # the field of a file that holds the version of the package that wrote it
 _SIZES = {  # limits beyond every machine; larger values would overflow in other libraries, or never finish
@@ -32,13 +38,80 @@ _SIZES = {  # limits beyond every machine; larger values would overflow in other
 }
 
 
+KINDS: dict[str, type[AttentionConfig]] = {
+    kind.kind: kind
+    for kind in (FilterAttentionConfig, RoutingAttentionConfig, DotProductAttentionConfig, ContentAttentionConfig)
+}
+# the plain names of attention's fields, by which constructors, recipes and `--set` reach them
+ATTENTION_FIELDS = frozenset().union(*(kind.plain_names() for kind in KINDS.values()))
+
+
+def read_attention(given: object) -> AttentionConfig:
+    """The attention of a nested configuration in a file.
+
+    Raises:
+        ValueError: for an unknown kind or field, or values that do not fit together.
+    """
+    if not isinstance(given, Mapping):
+        raise ValueError(f"attention: got {given!r:.80}, expected an object with kind and its fields")
+    fields = dict(given)
+    kind = fields.pop("kind", None)
+    known = isinstance(kind, str) and kind in KINDS
+    require(known, "attention.kind", kind, f"one of {', '.join(map(repr, KINDS))}")
+    return KINDS[str(kind)].from_dict(fields, "attention")
+
+
+# What lets a saved model load without `import rfa`: `auto_map` in config.json, and the two files that it names, which
+# transformers imports where `trust_remote_code=True` is given. They import the installed `rfa`, or say how to get it.
+# First the classes of this package that serve transformers' Auto classes, by model type.
+AUTO_CLASSES = {
+    "rfa": {
+        "AutoConfig": "RFAConfig",
+        "AutoModel": "RFAModel",
+        "AutoModelForCausalLM": "RFAForCausalLM",
+        "AutoModelForMaskedLM": "RFAForMaskedLM",
+        "AutoModelForSequenceClassification": "RFAForSequenceClassification",
+        "AutoModelForTokenClassification": "RFAForTokenClassification",
+    },
+    "rfa_time_series": {"AutoConfig": "RFATimeSeriesConfig", "AutoModel": "RFAForTimeSeries"},
+}
+# transformers takes imports outside `try` for packages of that name, and would advise `pip install rfa`
+_CODE = '''"""The model itself is in the installed package `rfa`; transformers looks for its classes here."""
+
+try:
+    from rfa.models import {names}  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "this model needs the package {package}: {install}"
+        f" ({{error}})"
+    ) from error
+'''
+
+
+def auto_map(model_type: str) -> dict[str, str]:
+    """The entry of config.json: for each Auto class of transformers the file and the class that serve it."""
+    return {auto: f"{_module(auto)}.{name}" for auto, name in AUTO_CLASSES[model_type].items()}
+
+
+def write_remote_code(folder: Path, model_type: str) -> None:
+    """Write the files that `auto_map` names."""
+    need = {"package": PACKAGE, "install": install_command("hf")}
+    for module in ("configuration_rfa", "modeling_rfa"):
+        names = [name for auto, name in AUTO_CLASSES[model_type].items() if _module(auto) == module]
+        write_text_whole(folder / f"{module}.py", _CODE.format(names=", ".join(names), **need))
+
+
+def _module(auto: str) -> str:
+    return "configuration_rfa" if auto == "AutoConfig" else "modeling_rfa"
+
+
 def with_value_errors(cls):
     """Make the constructor raise `ValueError` with one line where `strict` raises its own errors."""
     construct = cls.__init__
 
     @functools.wraps(construct)
     def init(self, *args, **kwargs):
-        given = _nested(cls, kwargs)
+        given = _constructor_arguments(cls, kwargs)
         try:
             construct(self, *args, **given)
         except StrictDataclassError as error:
@@ -66,7 +139,7 @@ class DecoderConfig(PreTrainedConfig):
     causal: bool = True
 
     attention: AttentionConfig = FilterAttentionConfig()
-    refuses_idle_fields: ClassVar[bool] = False  # flat names without an effect
+    refuses_idle_fields: ClassVar[bool] = False  # changes of attention without an effect
 
     def __post_init__(self, **kwargs):
         if self.intermediate_size is None:
@@ -110,7 +183,7 @@ class DecoderConfig(PreTrainedConfig):
 
     @classmethod
     def start_of_attention(cls, given: dict[str, Any]) -> AttentionConfig | None:
-        """The attention that flat names of the constructor's arguments change; None for the default."""
+        """The attention that other arguments of the constructor change; None for the default."""
         return given.get("attention")
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,22 +193,14 @@ class DecoderConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """The configuration of a `config.json`, or of a result's record, with flat names for attention.
+        """The configuration of a `config.json`, with other values of the fields in `kwargs`, attention's included.
 
         Raises:
             ValueError: for an unknown value, kind or field of attention, values that do not fit together, or a file of
                 a newer version.
         """
-        given = dict(config_dict)
-        if "attention" not in given and (flat := _take_flat(given)):
-            given["attention"] = from_flat(flat)
-        given |= _take_flat(kwargs)
-        return super().from_dict(given, **kwargs)
-
-    @classmethod
-    def from_json_file(cls, json_file: str | PathLike[str]) -> Any:
-        """The configuration of a file, as by `from_dict`."""
-        return cls.from_dict(json.loads(Path(json_file).read_text(encoding="utf-8")))
+        changes = {name: kwargs.pop(name) for name in ATTENTION_FIELDS & kwargs.keys()}
+        return super().from_dict({**config_dict, **changes}, **kwargs)
 
     def save_pretrained(self, save_directory: str | PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Write config.json, and beside it the files that `auto_map` names, if the configuration has this entry."""
@@ -148,7 +213,7 @@ class DecoderConfig(PreTrainedConfig):
         """Do nothing. transformers would copy the package's own files, which import each other, beside a model."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in FLAT_NAMES:  # the assignment would have no effect, and nobody would notice
+        if name in ATTENTION_FIELDS:  # the assignment would have no effect, and nobody would notice
             raise ValueError(f"{name}: got {value!r}, expected an assignment to `attention`, whose field it is")
         if name == "attention" and value is not None and not isinstance(value, AttentionConfig):
             value = read_attention(value)
@@ -163,15 +228,10 @@ def _name_adapter_targets() -> None:
             targets.setdefault(model_type, ["query_projection", "value_projection"])
 
 
-def _take_flat(given: dict[str, Any]) -> dict[str, Any]:
-    """Remove the flat names of attention's fields and return them."""
-    return {name: given.pop(name) for name in [*given] if name in FLAT_NAMES}
-
-
 _MOST_LABELS = 2**20
 
 
-def _nested(cls: type[DecoderConfig], given: dict[str, Any]) -> dict[str, Any]:
+def _constructor_arguments(cls: type[DecoderConfig], given: dict[str, Any]) -> dict[str, Any]:
     """The constructor's arguments, with attention as an object of its class."""
     given = dict(given)
     _check_version(given.pop(VERSION, __version__))
@@ -180,12 +240,12 @@ def _nested(cls: type[DecoderConfig], given: dict[str, Any]) -> dict[str, Any]:
     attention = given.get("attention")
     if attention is not None and not isinstance(attention, AttentionConfig):
         given["attention"] = read_attention(attention)
-    flat = _take_flat(given)
+    changes = {name: given.pop(name) for name in [*given] if name in ATTENTION_FIELDS}
     start = cls.start_of_attention(given)
-    if flat:
-        start = change(start, flat)
-        for name in sorted(flat.keys() & start.without_effect()) if cls.refuses_idle_fields else ():
-            raise ValueError(f"{name}: got {flat[name]!r}, expected nothing: it has no effect in this attention")
+    if changes:
+        start = (FilterAttentionConfig() if start is None else start).changed(changes)
+        for name in sorted(changes.keys() & start.without_effect()) if cls.refuses_idle_fields else ():
+            raise ValueError(f"{name}: got {changes[name]!r}, expected nothing: it has no effect in this attention")
     return given if start is None else {**given, "attention": start}
 
 
@@ -211,11 +271,11 @@ class RFAConfig(DecoderConfig):
         attention_dropout: share of the attention weights that training drops; it needs the reference backend.
         train_length: tokens of a training block, T_train.
         causal: tokens see earlier tokens only. Off for a bidirectional encoder, as `RFAForMaskedLM` is; then there is
-            no cache, and attention cannot have gates, taps or a content clock.
+            no cache, and attention cannot have gates or a content clock.
         layer_norm_eps, use_cache: as elsewhere in transformers.
         attention: an `AttentionConfig` of any kind, such as `FilterAttentionConfig`, or the dictionary from its
             `to_dict`.
-        **kwargs: fields of attention by flat names, such as `damping=0.2`. They replace fields of `attention`.
+        **kwargs: fields of attention by their plain names, such as `damping=0.2`. They replace those of `attention`.
 
     Raises:
         ValueError: if a value is unknown or values do not fit together.

@@ -23,13 +23,11 @@ from rfa.nn.state_options import TokenLogits
 from rfa.ops.positions import Positions, check_tensor
 from rfa.ops.transforms import joined, recorded_weights
 
-from .configuration import DecoderConfig
+from .configuration import DecoderConfig, auto_map
 from .packing import CACHE_NAME, CACHE_NAMES, one_cache
-from .remote_code import auto_map
 
 NOT_SCORED = -100  # transformers' loss ignores this label
-_FULL_PRECISION = {"dynamics", "geometry", "clock", "state_scale", "taps", "output_gain", "logarithmic"}  # modules
-_FULL_PRECISION |= {"gate_projection"}
+_FULL_PRECISION = {"dynamics", "geometry", "clock", "state_scale", "gate_projection"}  # modules of a layer
 
 
 @dataclass
@@ -46,7 +44,7 @@ class DecoderOutput(BaseModelOutputWithPast):
     log_precisions: tuple[Tensor, ...] | None = None
 
     def beside_states(self) -> dict[str, Any]:
-        """What the output of a model with a head takes over."""
+        """The fields that the output of a model with a head takes over."""
         return {name: value for name, value in self.items() if name != "last_hidden_state"}
 
 

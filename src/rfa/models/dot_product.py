@@ -1,7 +1,7 @@
 """The configuration of baselines and controls: dot-product attention with a term of the lag."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, ClassVar, NamedTuple
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rfa.checks import require
 from rfa.nn import Attention, DotProductAttention, Yarn, alibi_slopes
-from rfa.nn.checks import check_channel_gates, check_turned_values, unbounded_products
 from rfa.nn.dot_product_attention import Gates, ascending_slopes
 from rfa.nn.state_options import Clock
 
@@ -20,34 +19,20 @@ _ROPE, _NO_DECAY = FrequencyBank(kind="rope"), DecayRates(kind="none", zero_head
 
 
 class LagTerm(NamedTuple):
-    """What a prior is to the layer, of which the rules of the configuration follow."""
+    """The arguments that a prior gives the layer. The rules of the configuration follow from them."""
 
     slopes: Callable[[int], Tensor] | None = None  # makes the initial slopes of a number of heads
     learn_slopes: bool = False
-    logarithmic: bool = False
     gates: Gates | None = None
     windowed: bool = False  # keys farther than the training length are invisible
-
-    @property
-    def is_riccati(self) -> bool:
-        """Whether the term comes from noises, by which old states lose weight as by decay."""
-        return self.learn_slopes or self.gates == "gain"
-
-    @property
-    def depends_on_lag(self) -> bool:
-        """Whether it changes with a clock. Gates do not: they are of the tokens in between."""
-        return self.logarithmic or (self.slopes is not None and self.gates is None)
 
 
 # the only list of the priors of dot products
 PRIORS = {
     "flat": LagTerm(),
     "alibi": LagTerm(slopes=alibi_slopes),
-    "kerple": LagTerm(logarithmic=True),
     "window": LagTerm(windowed=True),
     "forget_gate": LagTerm(gates="forget"),
-    "alibi_gate": LagTerm(gates="forget", slopes=ascending_slopes),
-    "channel_gate": LagTerm(gates="channel"),
     "riccati": LagTerm(slopes=ascending_slopes, learn_slopes=True),
     "content_riccati": LagTerm(slopes=ascending_slopes, gates="gain"),
 }
@@ -58,26 +43,23 @@ class DotProductAttentionConfig(AttentionConfig):
     """Dot-product attention. The defaults are `b1-rope`.
 
     Args:
-        prior: the term of the lag in the score: "flat", "alibi", "kerple" (a learned logarithmic bias), "window" (keys
-            farther than the training length are invisible), "forget_gate" (the Forgetting Transformer's gates of the
-            tokens in between), "alibi_gate" (the same, started at ALiBi's slopes), "channel_gate" (the same for each
-            channel, without rotation and decay, dense), "riccati" (slopes from learned noises, without decay), or
-            "content_riccati" (Kalman gains that depend on the content, without decay). Both Riccati priors start at
-            ALiBi's slopes.
+        prior: the term of the lag in the score: "flat", "alibi",
+            "window" (keys farther than the training length are invisible),
+            "forget_gate" (the Forgetting Transformer's gates of the tokens in between),
+            "riccati" (slopes from learned noises, without decay), or
+            "content_riccati" (Kalman gains that depend on the content, without decay).
+            Both Riccati priors start at ALiBi's slopes.
         learn_frequencies: train the frequencies, which are fixed by default.
         clock: "times", the given times; or "content": each token says how fast the time of each head passes until the
             next token. Rotation, slopes and decay follow that clock.
-        sink: a key of score 0 and value 0 takes part in each softmax.
-        gated_heads: share of the heads that have forget gates or such a clock, the last ones. The others have none.
-        frequencies, decay, rotate_values, innovation, normalise_states, taps, output_gain, certified, backend: as in
-            `AttentionConfig`. Decays multiply the weights after the softmax.
+        frequencies, decay, rotate_values, innovation, normalise_states, certified, backend: as in `AttentionConfig`.
+            Decays multiply the weights after the softmax.
 
     Raises:
         ValueError: if values do not fit together.
     """
 
     kind: ClassVar[str] = "dot_product"
-    chosen_by: ClassVar[Mapping[str, str]] = {"score": "dot_product"}
     layer: ClassVar[type[Attention]] = DotProductAttention
 
     frequencies: FrequencyBank = _ROPE
@@ -86,48 +68,22 @@ class DotProductAttentionConfig(AttentionConfig):
     innovation: bool = False
     prior: str = "flat"
     learn_frequencies: bool = False
-    sink: bool = False
     clock: Clock = "times"
-    gated_heads: float = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_rules(self) -> None:
+        """Raise `ValueError` for an unknown prior, a prior that has no decay, or a clock without an effect."""
         require(self.prior in PRIORS, "prior", self.prior, f"one of {', '.join(map(repr, PRIORS))}")
-        term, bank = self.term, self.frequencies.kind
-        still = bank == "none" and self.decay.kind == "none"
-        lag = not still or term.depends_on_lag
+        sloped = self.term.slopes is not None and self.term.gates is None  # gates are of tokens, and not of the lag
+        lag = self.frequencies.kind != "none" or self.decay.kind != "none" or sloped
         require(lag or self.clock == "times", "clock", self.clock, "'times' where nothing depends on the lag")
-        whole = term.gates in (None, "forget") or self.gated_heads == 1
-        require(whole, "gated_heads", self.gated_heads, f"1 with prior={self.prior!r}")
-        if term.gates == "channel":
-            check_channel_gates(still and self.clock == "times", self.backend)
-        alone = not (term.is_riccati or term.windowed) or self.decay.kind == "none"
+        decays = self.prior not in ("riccati", "content_riccati", "window")  # noises let old states fade as decay does
+        alone = decays or self.decay.kind == "none"
         require(alone, "decay", self.decay.kind, f"'none' for dot products with prior={self.prior!r}")
-        require(not (term.windowed and self.rotate_values), "rotate_values", True, "False with prior='window'")
-        turns = bank not in ("none", "as_released", "yarn")
-        require(turns or not self.learn_frequencies, "learn_frequencies", True, "frequencies that turn states with it")
-        check_turned_values(self.rotate_values, turns)
-        self.check_slow_modes(self.learn_frequencies)
-        free = not term.windowed and bank not in ("as_released", "yarn")
-        sinks = free and term.gates != "channel"
-        require(sinks or not self.sink, "sink", True, "False with a window, YaRN, channel gates or the released map")
-        require(free or self.clock == "times", "clock", self.clock, "'times' with a window, YaRN or the released map")
-
-    def unbounded(self) -> str | None:
-        """Why scores have no bound: normalised products with slopes or forget gates have one."""
-        term = PRIORS.get(self.prior, LagTerm())
-        kept = not self.taps and self.frequencies.kind not in ("as_released", "yarn")
-        return unbounded_products(term.gates, term.slopes is not None, normalised=self.normalise_states, kept=kept)
 
     @property
     def term(self) -> LagTerm:
-        """What the prior is to the layer."""
+        """The arguments that the prior gives the layer."""
         return PRIORS[self.prior]
-
-    def without_effect(self) -> set[str]:
-        """Flat names of the fields without effect. There are gated heads with gates or a clock only."""
-        gated = self.clock == "content" or self.term.gates == "forget"
-        return super().without_effect() | (set() if gated else {"gated_heads"})
 
     def is_relative(self) -> bool:
         """Whether scores depend on differences of times alone. Not with the map of the paper's code."""
@@ -150,7 +106,6 @@ class DotProductAttentionConfig(AttentionConfig):
             "decay": None if self.decay.kind == "none" else given["decay"],
             "slopes": slopes,
             "learn_slopes": term.learn_slopes,
-            "logarithmic": term.logarithmic,
             "window": train_length if term.windowed else None,
             "gates": term.gates,
             "yarn": Yarn(train_length, self.frequencies.base) if kind == "yarn" else None,

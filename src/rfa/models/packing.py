@@ -206,12 +206,12 @@ def packed_segments(
             found[name] = _per_token(name, numbers, tokens)
     for name in LENGTHS:
         if (lengths := given.get(name)) is not None:
-            found[name] = _numbers_of_lengths(name, lengths, tokens)
+            found[name] = _segments_of_lengths(name, lengths, tokens)
     for name in LONGEST:
         require(name not in given or bool(given.keys() & set(LENGTHS)), name, given.get(name), "cu_seq_lens_q with it")
     if (position_ids := given.get("position_ids")) is not None:
         located = _per_token("position_ids", position_ids, tokens)
-        numbers = _numbers_of_positions(located, tokens, continues=segment_ids is None)
+        numbers = _segments_of_positions(located, tokens, continues=segment_ids is None)
         if not readable(numbers) or bool(numbers.any()):
             found["position_ids"] = numbers
     _check_agreement(found, tokens)
@@ -233,10 +233,10 @@ def _per_token(name: str, given: object, tokens: NewTokens) -> Tensor:
     return cast(Tensor, given).expand(shape)
 
 
-def _numbers_of_positions(position_ids: Tensor, tokens: NewTokens, continues: bool) -> Tensor:
+def _segments_of_positions(position_ids: Tensor, tokens: NewTokens, continues: bool) -> Tensor:
     """Numbers 0, 1, 2, ... of the runs of positions `(batch, length)`; absent tokens belong to the run before them."""
     present, index = tokens.present, torch.arange(tokens.length, device=tokens.device)
-    offset = position_ids - _counted(position_ids, tokens)
+    offset = position_ids - _expected_positions(position_ids, tokens)
     # that of the last present token; of the first one where none is before
     last = torch.where(present, index, -1).cummax(-1).values
     first = present.int().argmax(-1, keepdim=True) if tokens.length else last
@@ -257,7 +257,7 @@ def _numbers_of_positions(position_ids: Tensor, tokens: NewTokens, continues: bo
     return begins.cumsum(-1)
 
 
-def _counted(position_ids: Tensor, tokens: NewTokens) -> Tensor:
+def _expected_positions(position_ids: Tensor, tokens: NewTokens) -> Tensor:
     """What the positions count, `(batch or 1, length)`: the places of tokens, or the columns of each row."""
     columns = torch.arange(tokens.cached, tokens.cached + tokens.length, device=tokens.device)[None]
     places, present = tokens.places(), tokens.present
@@ -284,7 +284,7 @@ def _check_continued(given: Tensor, offset: Tensor, tokens: NewTokens) -> None:
         require(False, "position_ids", f"{int(given[row])} for the first new token (batch row {row})", expected)
 
 
-def _numbers_of_lengths(name: str, given: object, tokens: NewTokens) -> Tensor:
+def _segments_of_lengths(name: str, given: object, tokens: NewTokens) -> Tensor:
     """The number of the sequence of each token `(1, length)`, from the tokens before each sequence."""
     given = check_tensor(name, given)
     require(tokens.batch == 1, name, f"a batch of {tokens.batch}", "a batch of one row, which holds all sequences")

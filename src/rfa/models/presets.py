@@ -4,17 +4,14 @@ from types import MappingProxyType
 from typing import Any
 
 from .attention import AttentionConfig, ContentAttentionConfig, DecayRates, FilterAttentionConfig, FrequencyBank
-from .configuration import RFAConfig
+from .configuration import ATTENTION_FIELDS, RFAConfig
 from .dot_product import DotProductAttentionConfig
-from .flat import FLAT_NAMES
 
 _NO_ROTATION, _PARTITIONED = FrequencyBank(kind="none"), FrequencyBank(kind="partitioned")
 _DECAYED = DecayRates(damping=0.05, zero_heads=0)
 # fields that several presets share; RoPER is an ablation of m2 and keeps its innovation step
 _M2: dict[str, Any] = {"prior": "lyapunov", "innovation": True}
 _ROPER: dict[str, Any] = {"frequencies": _PARTITIONED, "rotate_values": True, "innovation": True}
-_GATED_ROPER: dict[str, Any] = {"prior": "forget_gate", "rotate_values": True}
-_X2: dict[str, Any] = {"prior": "riccati"}
 
 # plain names of presets, and their names in the record
 PLAIN_NAMES = MappingProxyType({"sc-rfa": "m2-sc-rfa", "rope": "b1-rope", "alibi": "b2-alibi"})
@@ -51,7 +48,7 @@ _PRESETS: dict[str, tuple[str, AttentionConfig]] = {
     "m3-sc-rfa": _m2(
         "SC-RFA with strong damping, for extrapolation", decay=DecayRates(damping=5.0, zero_heads=0), steady_state=0.5
     ),
-    "m2.1-exponential": _m2("m2 with the exponential weight", score="exponential"),
+    "m2.1-exponential": _m2("m2 with the exponential weight", weight="exponential"),
     "m2.2-flat-prior": _m2("m2 without noise: constant variance", prior="flat"),
     "m2.3-no-gate": _m2("m2 with the residual not divided by its variance", gate=False),
     "m2.4-no-value-rotation": _m2("m2 with values that only decay", rotate_values=False),
@@ -61,16 +58,18 @@ _PRESETS: dict[str, tuple[str, AttentionConfig]] = {
         "b1 with the rotary map of the paper's released code", frequencies=FrequencyBank(kind="as_released")
     ),
     "x1-riccati": _m2("m2 with the Riccati prior", prior="riccati", initial_slopes=None),
-    "x2-riccati-alibi": _m2("x1 started at ALiBi's slopes", **_X2),
+    "x2-riccati-alibi": _m2("x1 started at ALiBi's slopes", prior="riccati"),
     "x3-rotation-riccati": _dot_product(
         "m2.6 with learned Riccati slopes, started at ALiBi's", **_ROPER, prior="riccati"
     ),
     "x4-content-riccati": _dot_product(
         "c7 with Kalman gains from the content for slopes", prior="content_riccati", innovation=True
     ),
-    "x5-content-clock": _m2("x2 on a clock whose speed the tokens set", **_X2, clock="content"),
+    "x5-content-clock": _m2("x2 on a clock whose speed the tokens set", prior="riccati", clock="content"),
     "x6-content-dynamics": ("m2 whose decay, frequencies and noise each token sets", ContentAttentionConfig()),
-    "x7-gated-roper": _dot_product("a forget gate with RoPE and values turned too", **_GATED_ROPER),
+    "x7-gated-roper": _dot_product(
+        "a forget gate with RoPE and values turned too", prior="forget_gate", rotate_values=True
+    ),
     "m2-no-innovation": _m2("m2 that returns the estimate, not the step toward it", innovation=False),
     "m2-released-bias": _m2("m2 with the query's noise in the bias, as released", query_noise_in_bias=True),
     "c1-nope": _dot_product("dot product without positions", frequencies=_NO_ROTATION),
@@ -79,24 +78,12 @@ _PRESETS: dict[str, tuple[str, AttentionConfig]] = {
     "c4-fox": _dot_product(
         "dot product with a forget gate (Forgetting Transformer)", frequencies=_NO_ROTATION, prior="forget_gate"
     ),
-    "c5-rope-innovation": _dot_product("b1 with RFA's innovation step", innovation=True),
-    "c6-alibi-innovation": _dot_product(
-        "b2 with RFA's innovation step", frequencies=_NO_ROTATION, prior="alibi", innovation=True
-    ),
     "c7-rope-alibi-innovation": _dot_product(
         "b1 with ALiBi's slopes and RFA's innovation step", prior="alibi", innovation=True
     ),
     "c8-fox-clock": _dot_product(
         "b1 with learned slopes on x5's clock, which makes a forget gate of them", prior="riccati", clock="content"
     ),
-    "c9-rotation-fox": _dot_product("x7 under its older name", **_GATED_ROPER),
-    "c10-rotation-learned": _dot_product(
-        "b1 with values turned too, learned frequencies and learned slopes, started at ALiBi's",
-        prior="riccati",
-        rotate_values=True,
-        learn_frequencies=True,
-    ),
-    "c12-kerple": _dot_product("dot product with KERPLE's logarithmic bias", frequencies=_NO_ROTATION, prior="kerple"),
 }
 PRESETS: MappingProxyType[str, AttentionConfig] = MappingProxyType(
     {name: _PRESETS[PLAIN_NAMES.get(name, name)][1] for name in ("rfa", *PLAIN_NAMES, *_PRESETS)}
@@ -116,8 +103,8 @@ def preset(name: str, /, **overrides: Any) -> RFAConfig:
     Args:
         name: one of `PRESETS`.
         overrides: fields of `RFAConfig` that replace the preset's, such as `hidden_size=128`, and fields of its
-            attention by flat names, such as `damping=0.2`. Also transformers' fields of classifiers: `num_labels`,
-            `id2label`, `label2id`, `problem_type` and `classifier_dropout`.
+            attention by their plain names, such as `damping=0.2`. Also transformers' fields of classifiers:
+            `num_labels`, `id2label`, `label2id`, `problem_type` and `classifier_dropout`.
 
     Raises:
         ValueError: for an unknown preset or field, a value of the wrong type, values that do not fit together, or a
@@ -125,7 +112,7 @@ def preset(name: str, /, **overrides: Any) -> RFAConfig:
     """
     if name not in PRESETS:
         raise ValueError(f"preset: got {name!r}, expected one of {', '.join(PRESETS)}")
-    known = [*RFAConfig.field_names(), *sorted(FLAT_NAMES)]
+    known = [*RFAConfig.field_names(), *sorted(ATTENTION_FIELDS)]
     for field in overrides:
         if field not in (*known, *_OF_CLASSIFIERS):
             raise ValueError(f"{field}: not a field of RFAConfig, expected one of {', '.join(known)}")

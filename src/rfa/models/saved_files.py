@@ -26,7 +26,6 @@ from rfa.files import sha256, write_text_whole
 from . import RFAConfig
 from .configuration import DecoderConfig
 from .decoder import RFAPreTrainedModel
-from .flat import FLAT_NAMES
 
 DIGESTS = "digests.json"
 
@@ -105,13 +104,11 @@ def read_model(folder: Path, kind: type[Model]) -> Model:
 def read_config(folder: Path, kind: type[DecoderConfig] = RFAConfig) -> DecoderConfig:
     """The configuration of `config.json`: the fields of its kind and the precision of the weights.
 
-    Attention is nested, or its fields stand beside the others by their flat names.
-
     Raises:
         ValueError: for invalid values, or a file that names code.
     """
     given = _read_json(folder / "config.json")
-    fields = {name: given[name] for name in (*kind.field_names(), *FLAT_NAMES) if name in given}
+    fields = {name: given[name] for name in kind.field_names() if name in given}
     dtype = given.get("dtype", given.get("torch_dtype"))  # the latter from older versions of transformers
     if dtype is not None and dtype not in PRECISIONS:
         raise ValueError(f"dtype: got {dtype!r:.80}, expected one of {', '.join(PRECISIONS)}")

@@ -140,10 +140,10 @@ class SeriesTokens(NamedTuple):
     """The sequence that the decoder receives.
 
     Features are scaled values (0 where nothing was read), flags of what was read, the logarithm of the gap to the
-    reading before, whether the token is a query, and sine and cosine of the time at each frequency.
+    reading before, and whether the token is a query.
     """
 
-    features: Tensor  # (batch, tokens, 2 channels + 2 + 2 frequencies)
+    features: Tensor  # (batch, tokens, 2 channels + 2)
     positions: Positions  # in typical gaps
     of_readings: Tensor  # (batch, length), the tokens of the readings
     of_outputs: Tensor  # (batch, outputs), the tokens of the outputs
@@ -206,14 +206,12 @@ def series_tokens(
     typical_gap: float,
     dtype: torch.dtype,
     scale: Scale | None = None,
-    frequencies: Float[Tensor, " frequencies"] | None = None,
     ordered: bool = False,
 ) -> SeriesTokens:
     """The tokens of a batch of windows.
 
-    `scale` replaces that of each row's window. `frequencies` are those of sines and cosines of the time, in radians per
-    typical gap. `ordered`: rows without a reading come first, then the readings in order of time, then one query, and
-    nothing is sorted.
+    `scale` replaces that of each row's window. `ordered`: rows without a reading come first, then the readings in order
+    of time, then one query, and nothing is sorted.
     """
     times, values, query_times, segments = readings
     batch, length, channels = values.shape
@@ -240,9 +238,6 @@ def series_tokens(
     parts = [scaled, observed, _log_gap(clock, is_key, sorted_segments, ordered), ~is_key]
     index = order[..., None].expand(-1, -1, channels)
     parts[:2] = [part.gather(1, index) for part in parts[:2]]
-    if frequencies is not None:
-        angle = _since_first(clock, is_key, sorted_segments)[..., None] * frequencies.to(clock)
-        parts += [angle.sin(), angle.cos()]
     features = torch.cat([(part if part.dim() == 3 else part[..., None]).to(dtype) for part in parts], dim=-1)
     positions = checked_positions(batch, tokens, tokens, values.device, clock, None, is_key, sorted_segments)
     if ordered and positions.key_groups is not None and positions.orders is not None:
@@ -253,11 +248,6 @@ def series_tokens(
     first = 0 if query_times is None else length
     scale = Scale(*(part[:, first:] for part in scale))
     return SeriesTokens(features, positions, place[:, :length], place[:, first:], scale)
-
-
-def time_frequencies(count: int, typical_gap: float, span: float) -> list[float]:
-    """So many frequencies in geometric steps, from one radian per typical gap to one per span."""
-    return [(typical_gap / span) ** (k / max(1, count - 1)) for k in range(count)]
 
 
 def logarithmic_beyond(x: Float[Tensor, "..."], linear: float = LINEAR_UP_TO) -> Float[Tensor, "..."]:
@@ -282,17 +272,6 @@ def _order(
     if segments is None:
         return order
     return order.gather(1, segments.gather(1, order).argsort(dim=-1, stable=True))
-
-
-def _since_first(clock: Tensor, is_key: Tensor, segments: Tensor | None) -> Tensor:
-    """The time of each token since the first reading of its segment, in typical gaps."""
-    of_keys = clock.masked_fill(~is_key, math.inf)
-    if segments is None:
-        return clock - of_keys.amin(dim=-1, keepdim=True)
-    index = segments.to(torch.int64)
-    first = clock.new_full((len(clock), int(segments.max()) + 1), math.inf)
-    first = first.scatter_reduce(1, index, of_keys, "amin").gather(1, index)
-    return torch.where(first.isinf(), 0.0, clock - first)  # 0 in a segment without readings
 
 
 def _log_gap(clock: Tensor, is_key: Tensor, segments: Tensor | None, ordered: bool) -> Tensor:

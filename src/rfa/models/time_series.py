@@ -1,5 +1,6 @@
 """The time-series model: readings at any times in, distributions of values at any times out."""
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -7,21 +8,22 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution, Normal, StudentT
 from transformers.utils import ModelOutput
 
-from rfa.checks import require
+from rfa.checks import needs, require
+from rfa.files import check_writable, write_whole
 from rfa.nn import NormalLinear, RobustFilterAttention
 from rfa.nn.dynamics import softplus_inverse
 from rfa.ops.positions import check_given, check_tensor, times_dtype
 from rfa.ops.transforms import readable, values_at_hand
+from rfa.version import __version__
 
 from .decoder import RFABlock, RFAPreTrainedModel
 from .packing import NO_COLUMNS
-from .series_tokens import ReadingRows, Scale, WindowScaling, checked_readings, series_tokens, time_frequencies
+from .series_tokens import ReadingRows, Scale, WindowScaling, checked_readings, series_tokens
 from .time_series_config import RFATimeSeriesConfig
-from .time_series_export import write_step
 
 FIRST_DEGREES, LEAST_DEGREES = 5.0, 2.0  # of freedom, at the start and at least
 LEAST_DEVIATION = 1e-4  # spreads
@@ -47,11 +49,11 @@ class TimeSeriesOutput(ModelOutput):
 
     @property
     def distribution(self) -> Distribution:
-        """Of the values at the outputs' times, one for each channel, in the units of the values."""
+        """The distribution of the values at the outputs' times, one for each channel, in their units."""
         return self._distribution(None if readable(self.location) else False)  # vmap has no values to read
 
     def unchecked(self) -> Distribution:
-        """As `distribution`, also of numbers that are not finite: a training that diverges has a loss that is none."""
+        """The distribution, also of numbers that are not finite: a training that diverges has a loss that is none."""
         if self.degrees_of_freedom is None:
             return self._distribution(False)
         lost = self.degrees_of_freedom.isnan()  # PyTorch checks them in any case
@@ -79,9 +81,7 @@ class RFAForTimeSeries(RFAPreTrainedModel):
 
     def __init__(self, config: RFATimeSeriesConfig):
         super().__init__(config)
-        features = 2 * (config.channels + 1 + config.time_features)
-        # a list, so that saving, loading and the meta device leave it alone
-        self.time_frequencies = time_frequencies(config.time_features, config.typical_gap, config.span)
+        features = 2 * (config.channels + 1)
         self.scaling = WindowScaling(config.location or [], config.spread or [], config.scaling)
         self.embedding = NormalLinear(features, config.hidden_size, deviation=(features * config.hidden_size) ** -0.5)
         self.add_blocks(config)
@@ -161,11 +161,8 @@ class RFAForTimeSeries(RFAPreTrainedModel):
     ) -> TimeSeriesOutput:
         """The output without its loss. `scale` and `ordered` are those of `series_tokens`."""
         config = cast(RFATimeSeriesConfig, self.config)
-        frequencies = None
-        if self.time_frequencies:
-            frequencies = torch.tensor(self.time_frequencies, device=readings.values.device)
         dtype = self.embedding.weight.dtype
-        tokens = series_tokens(readings, self.scaling, config.typical_gap, dtype, scale, frequencies, ordered)
+        tokens = series_tokens(readings, self.scaling, config.typical_gap, dtype, scale, ordered)
         weights: list[Tensor] = []
 
         def watch(layer: RFABlock, hidden_states: Tensor) -> None:
@@ -206,6 +203,7 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         likelihood = output.unchecked().log_prob(torch.where(seen, targets, cast(Tensor, output.location).detach()))
         return -torch.where(seen, likelihood, 0.0).sum() / seen.sum().clamp(min=1)
 
+    @torch.no_grad()
     def export(self, path: str | Path, readings: int) -> None:
         """Write a step as a file of ONNX. It runs in onnxruntime, without this library and PyTorch.
 
@@ -234,7 +232,33 @@ class RFAForTimeSeries(RFAPreTrainedModel):
                 that scans over its tokens, such as one with a content clock.
             MissingExtra: without the packages `onnx` and `onnxscript`.
         """
-        write_step(self, Path(path), readings)
+        whole = isinstance(readings, int) and not isinstance(readings, bool) and readings >= 2
+        require(whole, "readings", readings, "a whole number >= 2")
+        needs("onnx", "onnxscript")
+        check_writable("path", Path(path))
+        config, times = cast(RFATimeSeriesConfig, self.config), torch.arange(readings, dtype=torch.float64)
+        values = torch.zeros(readings, config.channels, dtype=torch.float32)
+        given = {"kept_times": times, "kept_values": values, "time": times[-1] + 1, "value": values[0]}
+        given["query_time"] = times[-1] + 2
+        outputs = ["location", "deviation", *["degrees_of_freedom"] * (config.likelihood == "student_t")]
+        try:
+            program = torch.onnx.export(
+                SeriesStep(self),
+                tuple(given.values()),
+                dynamo=True,
+                verbose=False,
+                input_names=[*given],
+                output_names=[*outputs, "new_times", "new_values"],
+                custom_translation_table={torch.ops.aten.log1p.default: _log1p, torch.ops.aten.expm1.default: _expm1},
+            )
+        except torch.onnx.OnnxExporterError as error:
+            expected = "one that ONNX can express: without a scan over the tokens"
+            raise ValueError(f"preset: got {config.preset!r}, expected {expected}") from error
+        assert program is not None
+        found = program.model_proto
+        for name, each in {"typical_gap": config.typical_gap, "rfa_version": __version__}.items():
+            found.metadata_props.add(key=name, value=str(each))
+        write_whole(Path(path), lambda temporary: temporary.write_bytes(found.SerializeToString()))
 
     @torch.no_grad()
     def sample(
@@ -296,3 +320,50 @@ def _check_distinct(readings: ReadingRows) -> None:
     require(
         not bool(equal), "query_times", "equal times", "times of no reading, each once; or forward(...).distribution"
     )
+
+
+# A step of the model as a file of ONNX: the readings that it keeps are its state
+
+
+class SeriesStep(nn.Module):
+    """The step that `RFAForTimeSeries.export` writes, with its inputs and outputs."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.model = copy.deepcopy(model)
+        for layer in self.model.layers:
+            layer.attention.backend = "reference"
+        self.eval()
+
+    def forward(
+        self, kept_times: Tensor, kept_values: Tensor, time: Tensor, value: Tensor, query_time: Tensor
+    ) -> tuple[Tensor, ...]:
+        """The distribution at `query_time`, and the readings that are kept."""
+        seen = ~value.isnan().all(-1)
+        times = torch.where(seen, torch.cat([kept_times[1:], time[None]]), kept_times)
+        values = torch.where(seen, torch.cat([kept_values[1:], value[None]]), kept_values)
+        found = self.model.predict_rows(
+            ReadingRows(times[None], values[None], query_time[None, None], None), ordered=True
+        )
+        parts = found.location, found.deviation, found.degrees_of_freedom
+        return *(part[0, 0] for part in parts if part is not None), times, values
+
+
+def _log1p(x: Any) -> Any:
+    """For ONNX, which has none: `log(1 + x)` loses the digits of a small x."""
+    from onnxscript import opset18 as op
+
+    u = op.Add(x, 1.0)
+    exact = op.Div(op.Mul(op.Log(u), x), op.Sub(u, 1.0))  # the rounding of u cancels
+    near = op.Where(op.Equal(u, 1.0), x, exact)
+    return op.Where(op.Less(op.Abs(x), 0.5), near, op.Log(u))
+
+
+def _expm1(x: Any) -> Any:
+    """For ONNX, as `_log1p`."""
+    from onnxscript import opset18 as op
+
+    u = op.Exp(x)
+    exact = op.Div(op.Mul(op.Sub(u, 1.0), x), op.Log(u))
+    near = op.Where(op.Equal(u, 1.0), x, exact)
+    return op.Where(op.Less(op.Abs(x), 0.5), near, op.Sub(u, 1.0))

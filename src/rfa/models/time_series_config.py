@@ -12,8 +12,7 @@ from transformers import PreTrainedConfig
 from rfa.checks import check_range, require
 
 from .attention import AttentionConfig, StateSpaceConfig
-from .configuration import DecoderConfig, with_value_errors
-from .flat import FLAT_NAMES, change
+from .configuration import ATTENTION_FIELDS, DecoderConfig, with_value_errors
 from .presets import PRESETS
 from .series_tokens import robust_location_and_spread
 from .time_series_data import SeriesExample, times_and_values
@@ -48,13 +47,10 @@ class RFATimeSeriesConfig(DecoderConfig):
         hidden_size, num_hidden_layers, num_attention_heads: the decoder's sizes.
         intermediate_size: size of the feed-forward network; by default four times `hidden_size`.
         num_key_value_heads: groups of heads share keys and values; by default each head has its own.
-        time_features: number of frequencies whose sine and cosine of the time since the first reading enter each token,
-            from one radian per typical gap to one per span, in geometric steps. Attention needs none: they are for
-            comparison with transformers that know time by such an embedding alone (`preset="c1-nope"`).
         attention_dropout: share of the attention weights that training drops; it needs the reference backend.
         layer_norm_eps: as elsewhere in transformers.
         attention: the attention itself, instead of `preset`, or the dictionary from its `to_dict`.
-        **kwargs: fields of attention by flat names, such as `learn_decay=False` or `frequency_base=100.0`.
+        **kwargs: fields of attention by their plain names, such as `learn_decay=False` or `base=100.0`.
 
     Raises:
         ValueError: if a value is unknown or values do not fit together.
@@ -76,11 +72,10 @@ class RFATimeSeriesConfig(DecoderConfig):
     hidden_size: int = 64
     num_hidden_layers: int = 2
     num_attention_heads: int = 4
-    time_features: int = 0
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for name in kwargs.keys() - _of_transformers():
-            require(False, name, kwargs[name], f"one of {', '.join([*self.field_names(), *sorted(FLAT_NAMES)])}")
+        for name in kwargs.keys() - _transformers_fields():
+            require(False, name, kwargs[name], f"one of {', '.join([*self.field_names(), *sorted(ATTENTION_FIELDS)])}")
         check_range("channels", self.channels, 1, _MOST_CHANNELS)
         if self.location is None:
             self.location = [0.0] * self.channels
@@ -90,7 +85,6 @@ class RFATimeSeriesConfig(DecoderConfig):
 
     def validate_architecture(self) -> None:
         """Check that the values fit together. `strict` calls this."""
-        check_range("time_features", self.time_features, 0, 2**20)
         for name in ("typical_gap", "span"):
             require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "a positive finite number")
         require(self.span > self.typical_gap, "span", self.span, f"more than typical_gap = {self.typical_gap}")
@@ -114,12 +108,12 @@ class RFATimeSeriesConfig(DecoderConfig):
         attention = PRESETS[name]
         gap, span = given.get("typical_gap", cls.typical_gap), given.get("span", cls.span)
         changes: dict[str, Any] = {}
-        if "frequency_base" not in attention.without_effect() and _longer(span, gap):
-            changes["frequency_base"] = span / gap
+        if "base" not in attention.without_effect() and _spans_a_bank(span, gap):
+            changes["base"] = span / gap
         if isinstance(attention, StateSpaceConfig):
             parts = ((option, getattr(attention, part).kind) for option, part in _LEARNED.items())
             changes |= {option: True for option, kind in parts if kind != "none"}
-        return change(attention, changes)
+        return attention.changed(changes)
 
     def __setattr__(self, name: str, value: object) -> None:
         built = name in ("preset", "typical_gap", "span") and name in vars(self) and "attention" in vars(self)
@@ -177,13 +171,13 @@ class RFATimeSeriesConfig(DecoderConfig):
         return cls(**(known | fields))
 
 
-def _longer(span: object, gap: object) -> bool:
+def _spans_a_bank(span: object, gap: object) -> bool:
     """Whether both are numbers that give a bank; `validate_architecture` has the messages for others."""
     numbers = isinstance(span, int | float) and isinstance(gap, int | float)
     return numbers and 0 < gap < span < math.inf  # type: ignore[operator]
 
 
-def _of_transformers() -> set[str]:
+def _transformers_fields() -> set[str]:
     """The names that a file may hold beside the fields: transformers' own."""
     return {
         *PreTrainedConfig().to_dict(),

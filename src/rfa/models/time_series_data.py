@@ -121,7 +121,7 @@ class TimeSeriesCollator:
             require(name in (*_OF_ROWS, *_OF_QUERIES), "examples", name, f"some of {(*_OF_ROWS, *_OF_QUERIES)}")
         times, values = times_and_values(example)
         require(len(times) > 0, "times", "no rows", "at least one row in each series")
-        values = _wide(values)
+        values = _in_wide_dtype(values)
         given = {name: example[name] for name in example if example[name] is not None}
         if "observed_mask" in given:
             values = values.masked_fill(~_mask("observed_mask", given["observed_mask"], values), math.nan)
@@ -131,7 +131,7 @@ class TimeSeriesCollator:
             require(part["query_times"].dim() == 1, "query_times", tuple(part["query_times"].shape), "(queries,)")
         if "targets" in given:
             outputs, channels = len(part.get("query_times", times)), values.shape[1]
-            targets = part["targets"] = _wide(numbers("targets", given["targets"]))
+            targets = part["targets"] = _in_wide_dtype(numbers("targets", given["targets"]))
             fits = tuple(targets.shape) == (outputs, channels)
             require(fits, "targets", tuple(targets.shape), f"{(outputs, channels)}, one row for each output")
             if "target_mask" in given:
@@ -185,7 +185,7 @@ class TimeSeriesCollator:
         return batch
 
 
-def _wide(readings: Tensor) -> Tensor:
+def _in_wide_dtype(readings: Tensor) -> Tensor:
     """Readings in the default dtype at least. float64 stays: in float32 a high level would swallow what changes."""
     kind = readings.dtype if readings.is_floating_point() else torch.float64
     return readings.to(torch.promote_types(kind, torch.get_default_dtype()))

@@ -4,28 +4,27 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rfa.checks import require
 from rfa.ops.cumulative import clocked
-from rfa.ops.positions import Positions, checked_positions
+from rfa.ops.positions import Positions
 from rfa.ops.problem import Certified
 
 from .cache import Cache, check_cache, locate_tokens
 from .cache_layer import FilterLayer
-from .checks import check_backend, check_certified, check_choice, check_dropout, check_sizes, check_states, gated_of
+from .checks import check_backend, check_certified, check_choice, check_dropout, check_sizes, check_states
 from .projections import (
     HeadStates,
     complex_deviation,
     finite_where_absent,
     merge_heads,
     normal_projection,
-    of_all_heads,
+    repeated_for_heads,
     split_heads,
 )
-from .state_options import Clock, ContentClock, OutputGain, StateScale, Taps, states_before, tapped
+from .state_options import Clock, ContentClock, StateScale
 
 QueryStates = Float[Tensor, "batch heads queries channels"]
 Marks = Float[Tensor, "batch heads keys ..."]  # cached beside keys and values, such as gates and speeds of clocks
@@ -47,14 +46,9 @@ class Attention(nn.Module, ABC):
         dropout: in training this share of the weights of each query becomes 0, and the others grow by
             `1 / (1 - share)`. Weights exist in the reference only: "auto" takes it then, a fused backend is refused.
         clock: "times", the given times; or "content", a `ContentClock`: the tokens say how fast the time of each head
-            passes, which rotation, decay and noise follow. Then there are no queries of their own.
-        gated_heads: share of the heads that have forget gates or a content clock, the last ones. The others have gates
-            of one and the given times. It must give a whole number of heads.
+            passes, which rotation, decay and noise follow.
         normalise_states: queries and keys of each head have a root mean square of one, times a learned scale
             (`StateScale`). Tied values are the normalised keys.
-        taps: a share of the token before is taken from keys and values (`Taps`), before they are turned. A cache keeps
-            keys and values without it too, and is twice as large. Then there are no queries of their own.
-        output_gain: each head's output is multiplied by a gain from 0 to 1 that the query's token sets (`OutputGain`).
         certified: eps, by which old keys are left out that provably cannot change an estimate, as of
             `robust_filter_attention`; or "auto", 2^-24 for states in float32 and 2^-12 in half precision, where the
             layer's scores have a bound and a fused backend saves time; or None, to visit all keys.
@@ -76,22 +70,15 @@ class Attention(nn.Module, ABC):
         causal: bool = True,
         dropout: float = 0.0,
         clock: Clock = "times",
-        gated_heads: float = 1.0,
         normalise_states: bool = False,
-        taps: bool = False,
-        output_gain: bool = False,
         certified: Certified = "auto",
         num_key_value_heads: int | None = None,
     ):
         super().__init__()
         check_sizes(hidden_size, num_heads, num_key_value_heads)
         check_choice("clock", clock, Clock)
-        self.gated_heads = gated_of(gated_heads, num_heads)
-        self.clock = ContentClock(hidden_size, num_heads, self.gated_heads) if clock == "content" else None
-        self.taps = Taps(hidden_size, num_heads) if taps else None
-        self.output_gain = OutputGain(hidden_size, num_heads) if output_gain else None
+        self.clock = ContentClock(hidden_size, num_heads) if clock == "content" else None
         require(causal or clock == "times", "clock", clock, "'times' with causal=False: a token sets the time after it")
-        self.marked = clock == "content" or taps
         self.state_scale = StateScale(num_heads) if normalise_states else None
         self.hidden_size, self.num_heads, self.innovation = hidden_size, num_heads, innovation
         check_backend(backend)
@@ -118,9 +105,7 @@ class Attention(nn.Module, ABC):
         past_key_values: Cache | None = None,
         layer_index: int = 0,
         positions: Positions | None = None,
-        query_states: Float[Tensor, "batch queries hidden"] | None = None,
-        query_times: Float[Tensor, "*q queries"] | Int[Tensor, "*q queries"] | None = None,
-    ) -> Float[Tensor, "batch outputs hidden"]:
+    ) -> Float[Tensor, "batch length hidden"]:
         """The layer's correction, to be added to the residual stream.
 
         Args:
@@ -132,13 +117,6 @@ class Attention(nn.Module, ABC):
             layer_index: the layer's index in that cache.
             positions: of the tokens, instead of times, mask and segments. A model locates its tokens once for all
                 layers. With a cache they are those of `FilterCache.locate`.
-            query_states: queries of their own, already normalised: cross attention in time. The tokens are keys and
-                values only, and the innovation step starts from the queries' values. Not with a cache, with gates, a
-                content clock or segments.
-            query_times: of these queries, in any order, in the past or in the future.
-
-        Returns:
-            `(batch, length, hidden)`, or `(batch, queries, hidden)` with queries of their own.
 
         Raises:
             ValueError: for another cache, a cache whose layers hold different tokens after a call that was broken
@@ -147,42 +125,26 @@ class Attention(nn.Module, ABC):
         batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size, self.query_projection)
         cache = check_cache(past_key_values)
         require(self.causal or cache is None, "past_key_values", type(cache).__name__, "None with causal=False")
-        if query_states is not None or query_times is not None:
-            without = {"past_key_values": cache is not None, "segment_ids": segment_ids is not None}
-            without["gates, taps or a content clock"] = self.marked
-            others = [name for name, given in without.items() if given]
-            self._check_queries(query_states, query_times, positions, others)
-        if positions is not None:
-            beside = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids, "query_times": query_times}
-            for name, value in beside.items():
-                require(value is None, name, "given beside positions", "positions alone: they have it already")
-        else:
+        if positions is None:
             device = hidden_states.device
-            if query_states is None:
-                positions = locate_tokens(batch, length, device, times, key_mask, segment_ids, cache, layer_index)
-            else:
-                queries = query_states.shape[1]
-                positions = checked_positions(batch, queries, length, device, times, query_times, key_mask)
+            positions = locate_tokens(batch, length, device, times, key_mask, segment_ids, cache, layer_index)
+        else:
+            for name, value in {"times": times, "key_mask": key_mask, "segment_ids": segment_ids}.items():
+                require(value is None, name, "given beside positions", "positions alone: they have it already")
         hidden_states = finite_where_absent(hidden_states, positions)
-        asking = hidden_states if query_states is None else query_states
-        query = self.queries(asking)
+        query = self.queries(hidden_states)
         layer = None if cache is None else cache.layer(layer_index)
         if layer is not None:
             layer.check_positions(positions, length)
             check_certified(layer.certified, self.unbounded)
         key, value, given = self.located_states(hidden_states, positions, layer)
         query = query.to(key.dtype)
-        own = value
-        if query_states is not None:
-            own = given["own"] = self.values(query_states, self.keys(query_states))
         if layer is None:
             estimate = self.estimate(query, key, value, **given)
         else:
             estimate = self.estimate_with_cache(query, key, value, layer, **given)
         if self.innovation:
-            estimate = estimate - own
-        if self.output_gain is not None:
-            estimate = self.output_gain(asking)[..., None] * estimate
+            estimate = estimate - value
         return self.output_projection(merge_heads(estimate.to(value.dtype)))
 
     def located_states(
@@ -197,26 +159,12 @@ class Attention(nn.Module, ABC):
         if cached is not None:
             key, value = (states.to(cached.common_dtype(states.dtype)) for states in (key, value))
         marks = self.marks(hidden_states)
-        if self.taps is not None:
-            marks["untapped"] = torch.cat([key, value], dim=-1)
         if cached is not None and marks:
             cached.check_fit(key, value)
             marks = cached.update_marks(marks)
         if (rate := marks.pop("rate", None)) is not None:
             positions = clocked(positions, rate)
-        if self.taps is not None:
-            before, elapsed = states_before(marks.pop("untapped"), positions)
-            key_before, value_before = before.chunk(2, dim=-1)
-            key_before, value_before = self.transported(key_before, value_before, elapsed)
-            share = self.taps(hidden_states)
-            key, value = tapped(key, key_before, share), tapped(value, value_before, share)
         return key, value, {"positions": positions, **marks}
-
-    def transported(
-        self, key: HeadStates, value: HeadStates, elapsed: Float[Tensor, "b h length"]
-    ) -> tuple[HeadStates, HeadStates]:
-        """Keys and values of tokens after a time in each head, for taps; here they stay as they are."""
-        return key, value
 
     def queries(self, hidden_states: Float[Tensor, "batch queries hidden"]) -> QueryStates:
         """The queries of tokens."""
@@ -224,11 +172,11 @@ class Attention(nn.Module, ABC):
 
     def keys(self, hidden_states: Float[Tensor, "batch length hidden"]) -> HeadStates:
         """The keys of tokens, those of a group repeated for each of its heads."""
-        return self._scaled(self._of_groups(self.key_projection(hidden_states)))
+        return self._scaled(self._repeated_groups(self.key_projection(hidden_states)))
 
     def values(self, hidden_states: Float[Tensor, "batch length hidden"], key: HeadStates) -> HeadStates:
         """The values of tokens, which are their keys where these are tied."""
-        return key if self.value_projection is None else self._of_groups(self.value_projection(hidden_states))
+        return key if self.value_projection is None else self._repeated_groups(self.value_projection(hidden_states))
 
     def settle_certified(self, missing: str | None) -> None:
         """Say why scores have no bound, or None. `ValueError` for an eps without one, where "auto" becomes None."""
@@ -238,20 +186,9 @@ class Attention(nn.Module, ABC):
     def _scaled(self, states: Tensor) -> Tensor:
         return states if self.state_scale is None else self.state_scale(states)
 
-    def _of_groups(self, projected: Tensor) -> Tensor:
+    def _repeated_groups(self, projected: Tensor) -> Tensor:
         states = split_heads(projected, self.num_key_value_heads)
-        return of_all_heads(states, self.num_heads // self.num_key_value_heads)
-
-    def _check_queries(
-        self, query_states: Tensor | None, query_times: Tensor | None, positions: Positions | None, others: list[str]
-    ) -> None:
-        """Raise `ValueError` where queries of their own do not fit the other arguments or the layer."""
-        located = positions is not None and query_states is not None
-        both = (query_states is None) == (query_times is None) or (located and query_times is None)
-        require(both, "query_times", query_times is not None, "query_times if and only if there are query_states")
-        if query_states is not None:
-            check_states("query_states", query_states, self.hidden_size, self.query_projection)
-            require(not others, "query_states", f"queries of their own with {', '.join(others)}", "none of these")
+        return repeated_for_heads(states, self.num_heads // self.num_key_value_heads)
 
     def marks(self, hidden_states: Float[Tensor, "batch length hidden"]) -> dict[str, Marks]:
         """What each token says about the time after it, `(batch, heads, length, ...)` by name.
@@ -275,12 +212,8 @@ class Attention(nn.Module, ABC):
         value: HeadStates,
         *,
         positions: Positions,
-        own: QueryStates | None = None,
     ) -> QueryStates:
-        """The estimates from the queries, keys and values of whole sequences.
-
-        `own` are the values of queries that are not the keys' tokens; None where they are.
-        """
+        """The estimates from the queries, keys and values of whole sequences."""
 
     @abstractmethod
     def estimate_with_cache(

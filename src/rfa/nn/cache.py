@@ -43,9 +43,9 @@ class FilterCache(Cache):
             tokens are refused. None for no limit: memory then grows by half at a time.
         certified: which old keys a token leaves out, and which the cache drops, where the layer's scores have a bound:
             "auto" as the layer says, an eps instead of the layer's, or None to keep and read all. Dropped are those
-            behind the horizon of the slowest head, `(log(1 / eps) + reserve) / slope` tokens, as soon as the cache
+            beyond the reach of the slowest head, `(log(1 / eps) + reserve) / slope` tokens, as soon as the cache
             holds half as many more. So memory and the time of a token stop growing. Only filters with the Riccati prior
-            drop, with a fused backend, tokens at 0, 1, 2, ..., and no taps, content clock or `max_length`; dot products
+            drop, with a fused backend, tokens at 0, 1, 2, ..., and no content clock or `max_length`; dot products
             keep all. A layer whose scores have no bound refuses an eps.
         reserve: nats that a row's sum may lie below the largest that the prior allows. Each row is held against its
             real sum; `uncertified` counts those to which dropped keys might have mattered.
@@ -182,7 +182,7 @@ class FilterCache(Cache):
         return positions
 
     def _check_rows(self, batch: int) -> None:
-        """Of any layer with tokens: all have the same rows."""
+        """Raise `ValueError` unless layers with tokens have as many rows as the input."""
         for layer in cast(list[FilterLayer], self.layers):
             if layer.get_seq_length() and layer.keys is not None:
                 rows = layer.keys.shape[0]

@@ -10,7 +10,7 @@ from torch import Tensor
 from rfa.checks import installed, require
 from rfa.dynamics import rotation_of_heads
 from rfa.ops.backends import compiled_decoding
-from rfa.ops.certified import allowed, certified_tail, horizon_of, misses_dropped
+from rfa.ops.certified import allowed, certified_tail, misses_dropped, reach_of
 from rfa.ops.positions import Positions
 from rfa.ops.prior import BITS, DecodingCache
 from rfa.ops.problem import Certified, Options
@@ -385,10 +385,10 @@ class FilterLayer(CacheLayerMixin):
         fixed = self.max_length is not None or self._marks or torch.is_grad_enabled() or torch.compiler.is_compiling()
         if not eps or tables is None or keys is None or fixed:
             return
-        if self.decoding.horizon is None:
-            self.decoding.horizon = horizon_of(tables, eps, self.reserve)
-        count = self._length - self.decoding.horizon
-        if count < max(_SPARE, self.decoding.horizon // 2) or not (positions.uniform and positions.rising()):
+        if self.decoding.reach is None:
+            self.decoding.reach = reach_of(tables, eps, self.reserve)
+        count = self._length - self.decoding.reach
+        if count < max(_SPARE, self.decoding.reach // 2) or not (positions.uniform and positions.rising()):
             return
         for buffer in (self._keys, self._values, self._key_norms):
             buffer.drop(self._length, int(count))

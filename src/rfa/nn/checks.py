@@ -1,7 +1,5 @@
 """Checks of what a layer is built from: each message names the argument, what was given and what was expected."""
 
-import math
-from collections.abc import Mapping
 from typing import Any, get_args
 
 import torch
@@ -12,23 +10,6 @@ from rfa.ops import problem
 from rfa.ops.backends import BACKENDS
 from rfa.ops.transforms import readable, values_at_hand
 
-# the choices of a filter that the extensions of appendix E need
-_NEEDS: dict[tuple[str, str], dict[str, object]] = {
-    # Riccati weights are not precisions, a flat prior has no gamma^2, and a bias with gamma^2 would count it twice
-    ("step", "precision"): {"prior": "lyapunov", "query_noise_in_bias": False},
-    # the likelihood has gamma^2 in both places, and each source its own gain
-    ("aggregation", "routing"): {
-        "prior": "lyapunov",
-        "gate": True,
-        "query_noise_in_bias": False,
-        "horizon": None,
-        "step": "learned",
-    },
-}
-UNBOUNDED_PRODUCTS = (
-    "these dot products, expected None: only causal ones with slopes or forget gates, normalise_states=True and no "
-    "taps have a bound"
-)
 _MULTIPLIED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -37,65 +18,10 @@ def check_choice(name: str, given: object, choices: Any) -> None:
     require(given in get_args(choices), name, given, f"one of {get_args(choices)}")
 
 
-def check_dynamics(
-    prior: str, steady_state: float, noise: str, horizon: float | None = None, learn_horizon: bool = False
-) -> None:
-    """Raise `ValueError` where the choices of `HeadDynamics` exclude each other, or a number is out of range."""
-    require(0 <= steady_state < math.inf, "steady_state", steady_state, "a finite number >= 0")
-    require(horizon is None or 0 <= horizon < math.inf, "horizon", horizon, "None or a number >= 0")
-    require(horizon is not None or not learn_horizon, "learn_horizon", learn_horizon, "a horizon to start from")
-    require(noise == "constant" or prior == "lyapunov", "noise", noise, "prior='lyapunov' with it")
-
-
-def check_noises(prior: str, learn_noise_floor: bool, process_noise_as: str) -> None:
-    """Raise `ValueError` where the noises of a flat prior, which has none, would be learned."""
-    noisy = prior != "flat"
-    require(noisy or not learn_noise_floor, "learn_noise_floor", True, "a prior other than 'flat' with it")
-    require(noisy or process_noise_as == "rate", "process_noise_as", process_noise_as, "'rate' with prior='flat'")
-
-
-def check_filter(chosen: Mapping[str, object]) -> None:
-    """Raise `ValueError` where the choices of a filter layer, by their names, exclude each other."""
-    lyapunov, flat = chosen["prior"] == "lyapunov", chosen["prior"] == "flat"
-    require(bool(chosen["gate"]) or not flat, "gate", chosen["gate"], "a prior other than 'flat' with it")
-    biased = bool(chosen["query_noise_in_bias"])
-    require(lyapunov or not biased, "query_noise_in_bias", True, "prior='lyapunov' with it")
-    for (extension, choice), needs in _NEEDS.items():
-        for name, wanted in needs.items() if chosen[extension] == choice else ():
-            require(chosen[name] == wanted, name, chosen[name], f"{wanted!r} with {extension}={choice!r}")
-
-
-def check_routing(weight: str, backend: str) -> None:
-    """Raise `ValueError` for a weight or a backend that posterior routing does not have."""
-    for name, given, served in (("weight", weight, ("student_t",)), ("backend", backend, ("auto", "reference"))):
-        require(given in served, name, given, f"one of {served} with aggregation='routing'")
-
-
-def check_channel_gates(plain: bool, backend: str) -> None:
-    """Raise `ValueError` where gates of channels meet what mixes channels, or a backend that lacks them."""
-    require(plain, "gates", "channel", "no frequencies, no decay and clock='times' with it")
-    require(backend in ("auto", "reference"), "backend", backend, "'auto' or 'reference' with gates of channels")
-
-
-def check_turned_values(rotate_values: bool, turns: bool) -> None:
-    """Raise `ValueError` where dot products would turn values by frequencies that cannot turn them back."""
-    require(turns or not rotate_values, "rotate_values", rotate_values, "frequencies that turn values")
-
-
 def check_certified(certified: object, missing: str | None) -> None:
     """Raise `ValueError` for what is neither "auto", None nor an eps, and for an eps where a bound is missing."""
     if certified != "auto":
         problem.check_certified(certified, missing)
-
-
-def unbounded_products(gates: str | None, sloped: bool, *, normalised: bool, kept: bool) -> str | None:
-    """Why the scores of causal dot products have no bound that falls with time; None where they have one.
-
-    Slopes or gates of tokens make it fall. Queries and keys that are `normalised`, and whose lengths are `kept` by
-    what follows, bound it: neither taps, nor YaRN, nor the released map.
-    """
-    falls = sloped if gates is None else gates != "channel"
-    return None if falls and normalised and kept else UNBOUNDED_PRODUCTS
 
 
 def check_backend(name: str) -> None:
@@ -144,13 +70,6 @@ def check_sizes(hidden_size: int, num_heads: int, groups: int | None = None) -> 
     require(fits, "hidden_size", hidden_size, f"a multiple of the number of heads, {num_heads}")
     divides = groups is None or (groups >= 1 and num_heads % groups == 0)
     require(divides, "num_key_value_heads", groups, f"a divisor of the number of heads, {num_heads}")
-
-
-def gated_of(share: float, heads: int) -> int:
-    """The number of heads with gates; `ValueError` unless the share gives a whole number from 1 on."""
-    count = round(share * heads) if 0 < share <= 1 else 0
-    require(count > 0 and abs(share * heads - count) < 1e-6, "gated_heads", share, f"a share of {heads} heads, above 0")
-    return count
 
 
 def check_rates(name: str, given: Tensor, heads: int) -> None:

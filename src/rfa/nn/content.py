@@ -90,8 +90,8 @@ class ContentFilterAttention(Attention):
         frequency, decay, steady_state: of all tokens at first, as of `RobustFilterAttention`. Frequencies come in
             conjugate pairs `(w, -w)`.
         weight: "student_t" or "exponential".
-        innovation, backend, **options: of every layer; see `Attention`. It is causal, has no dropout, no taps and no
-            clock of its own.
+        innovation, backend, **options: of every layer; see `Attention`. It is causal, has no dropout and no clock of
+            its own.
 
     Raises:
         ValueError: if sizes or options do not fit together.
@@ -118,9 +118,7 @@ class ContentFilterAttention(Attention):
         require(self.causal, "causal", False, "True: a token sets the dynamics of the time after it")
         require(not self.dropout, "dropout", self.dropout, "0 with content-dependent dynamics")
         require(self.clock is None, "clock", "content", "'times': each token sets all dynamics already")
-        require(self.gated_heads == num_heads, "gated_heads", "some", "1 with content-dependent dynamics")
-        require(self.taps is None, "taps", True, "False with content-dependent dynamics")
-        self.marked, self.weight = True, weight
+        self.weight = weight
         frequency, decay = bank(num_heads, self.modes, frequency, decay)
         self.dynamics = ContentDynamics(hidden_size, frequency, decay, steady_state)
 
@@ -129,7 +127,7 @@ class ContentFilterAttention(Attention):
         return {"rates": self.dynamics.rates(hidden_states)}
 
     def value_rotations(self, positions: Positions, **marks: Marks) -> tuple[Rotation, Rotation] | None:
-        """By the phases of the tokens."""
+        """The rotations by the phases of the tokens."""
         return content_path(self.dynamics(marks["rates"])[0], positions).rotations()
 
     def estimate(
@@ -139,7 +137,6 @@ class ContentFilterAttention(Attention):
         value: HeadStates,
         *,
         positions: Positions,
-        own: QueryStates | None = None,
         rates: Rates | None = None,
     ) -> QueryStates:
         """The operator under the dynamics of the tokens."""

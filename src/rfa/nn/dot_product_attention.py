@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rfa.checks import exported, require
 from rfa.dynamics import riccati_log_gain, rotation, rotation_of_heads, time_dtype, turn
-from rfa.ops.dot_product import channel_gated_attention, decayed_dot_product_attention, windowed_attention
+from rfa.ops.dot_product import decayed_dot_product_attention, windowed_attention
 from rfa.ops.positions import Positions
 from rfa.ops.problem import Certified
 from rfa.ops.transforms import readable, scaled_dot_product_attention, values_at_hand
@@ -18,19 +18,14 @@ from rfa.ops.transforms import readable, scaled_dot_product_attention, values_at
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
 from .checks import (
-    UNBOUNDED_PRODUCTS,
-    check_channel_gates,
     check_choice,
     check_frequencies,
     check_rates,
-    check_turned_values,
-    unbounded_products,
 )
-from .dynamics import FullPrecision, HeadDynamics, PositiveParameters
-from .projections import split_heads
+from .dynamics import FullPrecision, HeadDynamics
 from .state_options import TokenLogits
 
-# The numbers of a baseline's heads, as ALiBi's slopes and KERPLE's bias, and the map of the released RoPE code
+# The numbers of a baseline's heads, as ALiBi's slopes, and the map of the released RoPE code
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
@@ -75,7 +70,7 @@ class Geometry(FullPrecision):
         frequency: Tensor | None,
         decay: Tensor | None,
         slopes: Tensor | None,
-        learn_frequency: bool,
+        learn_frequencies: bool,
     ):
         super().__init__()
         if frequency is not None:
@@ -84,33 +79,10 @@ class Geometry(FullPrecision):
             if rate is not None:
                 check_rates(name, rate, heads)
             self.register_buffer(name, rate)
-        if learn_frequency and frequency is not None:
+        if learn_frequencies and frequency is not None:
             self.frequency = nn.Parameter(frequency.clone())
         else:
             self.register_buffer("frequency", frequency)
-
-
-class LogarithmicBias(PositiveParameters):
-    """KERPLE's bias `-r1 log(1 + r2 tau)`, by which weights fall as a power of the lag, `(1 + r2 tau)^-r1`.
-
-    Both numbers of each head are learned and positive. They start at random as published, r1 between 0 and 2 and r2
-    between 0 and 1, neither below 0.01. The paper keeps them positive by a bound, and this module by softplus.
-
-    Without decay the Lyapunov prior of the robust filter has this form: `-beta log(sigma^2 tau + eta^2 + sigma_0^2)`
-    has `r1 = beta` and `r2 = sigma^2 / (eta^2 + sigma_0^2)`, up to a constant.
-
-    Source: Chi et al. 2022 (arXiv:2205.09921), the logarithmic kernel.
-    """
-
-    def __init__(self, num_heads: int):
-        super().__init__()
-        self.hold("exponent", (2 * torch.rand(num_heads)).clamp(min=0.01))
-        self.hold("rate", torch.rand(num_heads).clamp(min=0.01))
-
-    def forward(self) -> tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]:
-        """r1, without unit, and r2, per unit of time."""
-        held = self.positive(next(self.parameters()).dtype)
-        return held["exponent"], held["rate"]
 
 
 # RoPE beyond the training length by YaRN (Peng, Quesnelle, Fan and Shippole 2023, arXiv:2309.00071)
@@ -188,8 +160,12 @@ class Yarn(NamedTuple):
 
 
 RotaryMap = Literal["complex", "as_released"]
-Gates = Literal["forget", "gain", "channel"]
-LogGates = Float[Tensor, "batch heads keys *channels"]
+Gates = Literal["forget", "gain"]
+LogGates = Float[Tensor, "batch heads keys"]
+UNBOUNDED_PRODUCTS = (
+    "these dot products, expected None: only causal ones with slopes or forget gates and normalise_states=True have a "
+    "bound"
+)
 GATE_DEVIATION = 0.02  # of the gates' initial weights, whose bias starts at 0 in forget gates (Lin et al. 2025)
 
 
@@ -204,19 +180,12 @@ class DotProductAttention(Attention):
         slopes: ALiBi's linear bias `-slope * lag`, `(heads,)`; None for none.
         learn_slopes: the slopes are those of a Riccati prior without decay, `-log(1 - K)` at unit intervals, whose
             noises sigma^2 and eta^2 are learned and start where the slopes are the given ones.
-        learn_frequency: the frequencies are parameters.
-        logarithmic: KERPLE's bias, whose two numbers a head are learned (`LogarithmicBias`).
+        learn_frequencies: the frequencies are parameters.
         window: only keys of lags below it take part, in units of time; None for all.
-        sink: a key of score 0 and value 0 takes part in each softmax, so that a query may attend to nothing
-            ("softmax1"; Xiao et al. 2024, arXiv:2309.17453, call it zero sink).
         gates: "forget" adds the Forgetting Transformer's bias `sum_{l = j + 1 .. i} log f_l`, with
-            `f_l = 1 / (1 + exp(-w_h.x_l - b_h))` of each token and head (Lin et al. 2025, arXiv:2503.02130). With
-            slopes the gates start at `exp(-slope)`, ALiBi's bias. "gain"
-            adds `log K_j + sum_{l = j + 1 .. i} log(1 - K_l)`, the Riccati prior without decay whose measurement noise
-            depends on the content: Kalman gains `K_l = 1 - f_l`, which start at the slopes, `1 - exp(-slope)`.
-            "channel" multiplies the product of each channel in a score by `prod_{l = j + 1 .. i} f_l` of a gate of each
-            token, head and channel (`rfa.ops.dot_product`). These gates start at `exp(-r)`, with r from 1 to 1 / 256.
-            It needs neither frequencies nor decay nor a clock, and the reference backend.
+            `f_l = 1 / (1 + exp(-w_h.x_l - b_h))` of each token and head (Lin et al. 2025, arXiv:2503.02130).
+            "gain" adds `log K_j + sum_{l = j + 1 .. i} log(1 - K_l)`, the Riccati prior without decay whose measurement
+            noise depends on the content: Kalman gains `K_l = 1 - f_l`, which start at the slopes, `1 - exp(-slope)`.
         yarn: RoPE's frequencies and temperature beyond the training length; None for RoPE at any length.
         rotate_values: transport values by rotation too (RoPER).
         innovation: return the correction toward the estimate, not the estimate.
@@ -238,10 +207,8 @@ class DotProductAttention(Attention):
         decay: Float[Tensor, " heads"] | None = None,
         slopes: Float[Tensor, " heads"] | None = None,
         learn_slopes: bool = False,
-        learn_frequency: bool = False,
-        logarithmic: bool = False,
+        learn_frequencies: bool = False,
         window: int | None = None,
-        sink: bool = False,
         gates: Gates | None = None,
         yarn: Yarn | None = None,
         rotate_values: bool = False,
@@ -252,56 +219,42 @@ class DotProductAttention(Attention):
     ):
         super().__init__(hidden_size, num_heads, innovation, backend=backend, **options)
         check_choice("rotary_map", rotary_map, RotaryMap)
-        check_turned_values(rotate_values, turns=frequency is not None and rotary_map == "complex")
+        turns = frequency is not None and rotary_map == "complex"
+        require(turns or not rotate_values, "rotate_values", rotate_values, "frequencies that turn values")
         self.rotate_values, self.rotary_map = rotate_values, rotary_map
-        turned = frequency is not None and rotary_map == "complex" and not rotate_values
         needed = "frequencies, rotary_map='complex' and rotate_values=False with it"
-        require(yarn is None or turned, "yarn", yarn, needed)
+        require(yarn is None or (turns and not rotate_values), "yarn", yarn, needed)
         fixed = self.clock is None or (rotary_map == "complex" and yarn is None and window is None)
         require(fixed, "clock", "content", "'times' with a window, yarn or rotary_map='as_released'")
         require(window is None or window >= 1, "window", window, "None or a number >= 1")
         require(slopes is not None or not learn_slopes, "learn_slopes", learn_slopes, "slopes to start from")
         require(gates in (None, *get_args(Gates)), "gates", gates, f"None or one of {get_args(Gates)}")
         require(gates != "gain" or slopes is not None, "slopes", slopes, "gains to start from with gates='gain'")
-        sinks = gates != "channel" and window is None and yarn is None and rotary_map == "complex"
-        require(sinks or not sink, "sink", sink, "False with a window, YaRN, channel gates or the released map")
-        self.sink = sink
         require(gates is None or not learn_slopes, "learn_slopes", learn_slopes, "False with gates")
         require(self.causal or gates is None, "gates", gates, "None with causal=False: they forget the past")
-        mixed = gates not in ("gain", "channel") and (gates is not None or self.clock is not None)
-        require(self.gated_heads == num_heads or mixed, "gated_heads", "some", "1 without forget gates or a clock")
-        if gates == "channel":
-            check_channel_gates(frequency is None and decay is None and self.clock is None, backend)
-        sloped = slopes is not None and gates not in ("forget", "gain")
-        biases = [sloped, gates is not None, window is not None, logarithmic]
-        require(sum(biases) < 2, "slopes, gates, window, logarithmic", biases, "one of them")
-        self.logarithmic = LogarithmicBias(num_heads) if logarithmic else None
+        biases = [slopes is not None and gates != "gain", gates is not None, window is not None]
+        require(sum(biases) < 2, "slopes, gates, window", biases, "one of them")
         lone = window is None or (decay is None and not rotate_values)
         require(lone, "window", window, "no decay and rotate_values=False with it")
         self.window, self.yarn, self.learn_slopes = window, yarn, learn_slopes
-        kept = self.taps is None and yarn is None and rotary_map == "complex"
-        normalised, sloped = self.state_scale is not None, slopes is not None
-        missing = unbounded_products(gates, sloped, normalised=normalised, kept=kept)
-        self.settle_certified(missing if self.causal else UNBOUNDED_PRODUCTS)
-        turned = frequency is not None and rotary_map == "complex" and yarn is None
-        require(turned or not learn_frequency, "learn_frequency", True, "frequencies, rotary_map='complex', no yarn")
+        # slopes and gates make scores fall with time; normalised states bound them, where nothing changes their lengths
+        bounded = (slopes is not None or gates is not None) and self.state_scale is not None and self.causal
+        self.settle_certified(None if bounded and yarn is None and rotary_map == "complex" else UNBOUNDED_PRODUCTS)
+        learnable = not learn_frequencies or (turns and yarn is None)
+        require(learnable, "learn_frequencies", True, "frequencies, rotary_map='complex', no yarn")
         fixed_slopes = None if learn_slopes or gates else slopes
-        self.geometry = Geometry(num_heads, self.modes, frequency, decay, fixed_slopes, learn_frequency)
+        self.geometry = Geometry(num_heads, self.modes, frequency, decay, fixed_slopes, learn_frequencies)
         if learn_slopes:
             none = torch.zeros(num_heads, self.modes, dtype=torch.float32), torch.zeros(num_heads, dtype=torch.float32)
             self.dynamics = HeadDynamics(*none, prior="riccati", slopes=slopes, uses_query_noise=False, robust=False)
-        self.gates, self.marked, self.gate_projection = gates, self.marked or gates is not None, None
+        self.gates, self.gate_projection = gates, None
         if gates is not None:
-            start = torch.zeros(self.gated_heads, device="cpu")
+            start = torch.zeros(num_heads, device="cpu")
             if slopes is not None:
                 check_rates("slopes", slopes, num_heads)
                 rises = not readable(slopes) or bool((slopes > 0).all())
                 require(rises, "slopes", slopes, "positive numbers with gates")
-                gated = slopes[num_heads - self.gated_heads :]
-                start = -torch.log(torch.expm1(gated))  # 1 / (1 + exp(-b)) = exp(-slope)
-            if gates == "channel":
-                rates = torch.logspace(0, -8, 2 * self.modes, 2.0, device="cpu")
-                start = -torch.log(torch.expm1(rates)).repeat(num_heads)
+                start = -torch.log(torch.expm1(slopes))  # 1 / (1 + exp(-b)) = exp(-slope)
             self.gate_projection = TokenLogits(hidden_size, start, GATE_DEVIATION)
 
     def marks(self, hidden_states: Float[Tensor, "batch length hidden"]) -> dict[str, Marks]:
@@ -309,21 +262,17 @@ class DotProductAttention(Attention):
         marks = super().marks(hidden_states)
         if self.gate_projection is None:
             return marks
-        logit = self.gate_projection(hidden_states)
-        logit = split_heads(logit, self.num_heads) if self.gates == "channel" else logit.transpose(1, 2)
-        log_gate = F.logsigmoid(logit)
-        ungated = self.num_heads - self.gated_heads
-        return marks | {"log_gate": F.pad(log_gate, (0, 0, ungated, 0)) if ungated else log_gate}
+        return marks | {"log_gate": F.logsigmoid(self.gate_projection(hidden_states)).transpose(1, 2)}
 
     def value_rotations(self, positions: Positions, **marks: Marks) -> tuple[Rotation, Rotation] | None:
-        """By the frequencies, where values turn."""
+        """The rotations by the frequencies, where values turn."""
         if not self.rotate_values or self.geometry.frequency is None:
             return None
         frequency, (of_keys, of_queries) = self.geometry.frequency, positions.times_of_heads()
         return rotation_of_heads(frequency, of_keys), rotation_of_heads(frequency, of_queries)
 
     def slopes(self) -> Float[Tensor, " heads"] | None:
-        """Of the linear bias, fixed or from the learned noises."""
+        """The slopes of the linear bias, fixed or from the learned noises."""
         if not self.learn_slopes:
             return self.geometry.slopes
         held = self.dynamics()
@@ -337,19 +286,16 @@ class DotProductAttention(Attention):
         value: HeadStates,
         *,
         positions: Positions,
-        own: QueryStates | None = None,
         log_gate: LogGates | None = None,
     ) -> QueryStates:
         """Scaled dot-product attention of whole sequences."""
-        separate_queries = own is not None
         scale = None if self.yarn is None else self.yarn.scale(positions)
-        turned_first = self.window is not None or self.rotary_map == "as_released" or self.gates == "channel"
-        if turned_first or scale is not None or self._plain(positions, separate_queries):
+        turned_first = self.window is not None or self.rotary_map == "as_released"
+        if turned_first or scale is not None or self._plain(positions):
             of_keys, of_queries = positions.times_of_heads()
             query = self._turn(query, of_queries, scale)  # an absent key has no time, but its query has
-            key_scale = scale[:, :1].expand(-1, key.shape[2]) if separate_queries and scale is not None else scale
-            key = self._turn(key, of_keys, key_scale)
-            return self._attend(query, key, value, positions, log_gate, separate_queries)
+            key = self._turn(key, of_keys, scale)
+            return self._attend(query, key, value, positions, log_gate)
         frequency = self.geometry.frequency
         if frequency is not None and not self.rotate_values:
             frequency = -frequency  # RoPE turns forwards
@@ -386,12 +332,11 @@ class DotProductAttention(Attention):
             estimate = turn(estimate, *rotation_of_heads(self.geometry.frequency, times))
         return estimate
 
-    def _plain(self, positions: Positions, separate_queries: bool) -> bool:
+    def _plain(self, positions: Positions) -> bool:
         """Whether PyTorch's own kernel serves: no bias, no decay, no turned values, only later keys unseen."""
         keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
-        masked = positions.key_groups is not None or (self.causal if separate_queries else queries not in (1, keys))
+        masked = positions.key_groups is not None or queries not in (1, keys)
         biased = self.geometry.slopes is not None or self.learn_slopes or self.gate_projection is not None
-        biased = biased or self.logarithmic is not None or self.sink
         beyond = self.window is not None and (exported() or not (positions.uniform and keys <= self.window))
         return not (masked or beyond or biased or self.rotate_values or self.geometry.decay is not None)
 
@@ -399,8 +344,7 @@ class DotProductAttention(Attention):
         """The operator's arguments beside states and positions."""
         geometry = {"decay": self.geometry.decay, "slopes": self.slopes()}
         gates = {"log_gate": log_gate, "gains": self.gates == "gain"}
-        gates |= {"logarithmic": None if self.logarithmic is None else self.logarithmic()}
-        options = {"sink": self.sink, "causal": self.causal, "dropout": self._dropout(), "backend": self.backend}
+        options = {"causal": self.causal, "dropout": self._dropout(), "backend": self.backend}
         bound = {"certified": certified, "largest": None if certified is None else self._largest_product()}
         return {**geometry, **gates, **options, **bound}
 
@@ -422,14 +366,11 @@ class DotProductAttention(Attention):
         value: Tensor,
         positions: Positions,
         log_gate: Tensor | None,
-        separate_queries: bool = False,
         certified: Certified = None,
     ) -> Tensor:
-        """Attention over turned states. `separate_queries`: the queries are not tokens of the keys."""
+        """Attention over turned states."""
         twice, dropout = self.backend == "reference", self._dropout()  # twice: differentiable a second time
-        if self.gates == "channel" and log_gate is not None:
-            return channel_gated_attention(query, key, value, positions=positions, log_gate=log_gate, dropout=dropout)
-        if self._plain(positions, separate_queries):
+        if self._plain(positions):
             # a single query sees all keys; a bool even while lengths are symbols
             causal = True if self.causal and query.shape[2] == key.shape[2] else False  # noqa: SIM210
             return scaled_dot_product_attention(query, key, value, twice, is_causal=causal, dropout_p=dropout)

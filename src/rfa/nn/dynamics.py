@@ -1,5 +1,6 @@
 """The learned dynamics and noises of a layer's heads, in full precision."""
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -11,7 +12,7 @@ from rfa.checks import check_range, require
 from rfa.dynamics import TimeDependentNoise, accumulated_variance, partitioned_frequencies, spectral_decay
 from rfa.ops.problem import Prior
 
-from .checks import check_choice, check_dynamics, check_frequencies, check_learnable, check_noises, check_rates
+from .checks import check_choice, check_frequencies, check_learnable, check_rates
 
 LayerPrior = Literal[Prior, "flat"]  # a flat one is Lyapunov's with a constant variance
 Noise = Literal["constant", "time_dependent"]
@@ -132,7 +133,7 @@ class HeadDynamics(PositiveParameters):
         noise_parts: their number; without effect where the noise is constant.
         horizon: time added to each lag, or None.
         source_rate: `(heads,)`, initial `rho > 0` of the sources of posterior routing; None for equally likely ones.
-        learn_frequency, learn_decay, learn_horizon, learn_noise_floor: make parameters of them.
+        learn_frequencies, learn_decay, learn_horizon, learn_noise_floor: make parameters of them.
         process_noise_as: what is learned of the process noise: "rate", sigma^2 itself, as in the released code; or
             "steady_state", sigma~^2 as in algorithm 1. A head with mu = 0 has none and keeps its rate.
 
@@ -155,7 +156,7 @@ class HeadDynamics(PositiveParameters):
         noise_parts: int = NOISE_PARTS,
         horizon: float | None = None,
         source_rate: Float[Tensor, " heads"] | None = None,
-        learn_frequency: bool = False,
+        learn_frequencies: bool = False,
         learn_decay: bool = False,
         learn_horizon: bool = False,
         learn_noise_floor: bool = False,
@@ -165,22 +166,26 @@ class HeadDynamics(PositiveParameters):
         require(frequency.dim() == 2, "frequency", tuple(frequency.shape), "shape (heads, modes)")
         heads, modes = frequency.shape
         check_frequencies("frequency", frequency, heads, modes)
-        if learn_frequency:
-            check_learnable("learn_frequency", "frequency", frequency)
+        if learn_frequencies:
+            check_learnable("learn_frequencies", "frequency", frequency)
         check_rates("decay", decay, heads)
         check_choice("prior", prior, LayerPrior)
         require(slopes is None or prior == "riccati", "slopes", slopes, "prior='riccati' with them")
         check_choice("noise", noise, Noise)
         check_range("noise_parts", noise_parts, 1, 1000)
-        check_dynamics(prior, steady_state, noise, horizon, learn_horizon)
+        require(0 <= steady_state < math.inf, "steady_state", steady_state, "a finite number >= 0")
+        require(horizon is None or 0 <= horizon < math.inf, "horizon", horizon, "None or a number >= 0")
+        require(horizon is not None or not learn_horizon, "learn_horizon", learn_horizon, "a horizon to start from")
+        require(noise == "constant" or prior == "lyapunov", "noise", noise, "prior='lyapunov' with it")
         check_choice("process_noise_as", process_noise_as, ProcessNoiseAs)
-        check_noises(prior, learn_noise_floor, process_noise_as)
         noisy = prior != "flat"
+        require(noisy or not learn_noise_floor, "learn_noise_floor", True, "a prior other than 'flat' with it")
+        require(noisy or process_noise_as == "rate", "process_noise_as", process_noise_as, "'rate' with prior='flat'")
         process_noise = torch.where(decay > 0, 2 * decay * steady_state, SMALLEST)
         if slopes is not None:
             check_rates("slopes", slopes, heads)
             process_noise = process_noise_of_slope(slopes, decay, KEY_NOISE + NOISE_FLOOR)
-        if learn_frequency:  # the positive half; the rest follows by conjugation
+        if learn_frequencies:  # the positive half; the rest follows by conjugation
             self.raw_frequency = nn.Parameter(frequency[:, ::2].clone())
         else:
             self.register_buffer("frequency", frequency)

@@ -17,7 +17,7 @@ from rfa.ops.transforms import transformed
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
-from .checks import check_choice, check_filter, check_routing
+from .checks import check_choice
 from .dot_product_attention import ascending_slopes
 from .dynamics import NOISE_PARTS, HeadDynamics, LayerPrior, Noise, ProcessNoiseAs, bank
 from .projections import finite_where_absent
@@ -25,6 +25,21 @@ from .projections import finite_where_absent
 Step = Literal["learned", "precision"]
 Aggregation = Literal["consensus", "routing"]
 SourcePrior = Literal["uniform", "exponential"]
+_NEEDS: dict[tuple[str, str], dict[str, object]] = {  # what the extensions of appendix E need of other choices
+    # Riccati weights are not precisions, a flat prior has no gamma^2, and a bias with gamma^2 would count it twice
+    ("step", "precision"): {"prior": "lyapunov", "query_noise_in_bias": False},
+    # the likelihood has gamma^2 in both places, and each source its own gain
+    ("aggregation", "routing"): {
+        "prior": "lyapunov",
+        "gate": True,
+        "query_noise_in_bias": False,
+        "horizon": None,
+        "step": "learned",
+        "weight": "student_t",
+        "dropout": 0.0,
+        "clock": "times",
+    },
+}
 
 
 class RobustFilterAttention(Attention):
@@ -40,13 +55,13 @@ class RobustFilterAttention(Attention):
             0.05 times the fastest frequency of each head, 0 for the first two.
         weight: "student_t" or "exponential".
         prior: "riccati", "lyapunov", or "flat".
-        slopes: where a Riccati prior starts: at ALiBi's slopes, the first head slowest ("alibi"), at those given,
-            `(heads,)` per unit of time, or at those of `steady_state` (None). Other priors have no slopes.
+        initial_slopes: where a Riccati prior starts: at ALiBi's slopes, the first head slowest ("alibi"), at those
+            given, `(heads,)` per unit of time, or at those of `steady_state` (None). Other priors have no slopes.
         gate: off, `Sigma + gamma^2` is 1 in the residual term.
         rotate_values: transport values by rotation too.
         innovation: return the correction from the token's value toward the estimate, not the estimate.
         query_noise_in_bias: gamma^2 in the additive prior too, as in the released code.
-        steady_state, horizon, learn_frequency, learn_decay, learn_horizon, learn_noise_floor, process_noise_as,
+        steady_state, horizon, learn_frequencies, learn_decay, learn_horizon, learn_noise_floor, process_noise_as,
             noise, noise_parts: as of `HeadDynamics`.
         step: "learned", part of the output projection; or "precision", the innovation times the gain
             `sigmoid(p log s_i + log gamma^2)` of each query and head, with p learned from 1 on (appendix E.2). It needs
@@ -72,13 +87,13 @@ class RobustFilterAttention(Attention):
         weight: Weight = "student_t",
         prior: LayerPrior = "riccati",
         steady_state: float = 0.1,
-        slopes: Float[Tensor, " heads"] | Literal["alibi"] | None = "alibi",
+        initial_slopes: Float[Tensor, " heads"] | Literal["alibi"] | None = "alibi",
         gate: bool = True,
         rotate_values: bool = True,
         innovation: bool = False,
         query_noise_in_bias: bool = False,
         horizon: float | None = None,
-        learn_frequency: bool = False,
+        learn_frequencies: bool = False,
         learn_decay: bool = False,
         learn_horizon: bool = False,
         learn_noise_floor: bool = False,
@@ -96,30 +111,34 @@ class RobustFilterAttention(Attention):
         check_choice("weight", weight, Weight)
         check_choice("step", step, Step)
         check_choice("aggregation", aggregation, Aggregation)
+        require(gate or prior != "flat", "gate", gate, "a prior other than 'flat' with it")
+        biased = "prior='lyapunov' with it"
+        require(prior == "lyapunov" or not query_noise_in_bias, "query_noise_in_bias", query_noise_in_bias, biased)
         chosen: dict[str, Any] = {"prior": prior, "gate": gate, "query_noise_in_bias": query_noise_in_bias}
-        check_filter({**chosen, "horizon": horizon, "step": step, "aggregation": aggregation})
+        chosen |= {"horizon": horizon, "step": step, "aggregation": aggregation, "weight": weight}
+        chosen |= {"dropout": self.dropout, "clock": "times" if self.clock is None else "content"}
+        for (extension, choice), needs in _NEEDS.items():
+            for name, wanted in needs.items() if chosen[extension] == choice else ():
+                require(chosen[name] == wanted, name, chosen[name], f"{wanted!r} with {extension}={choice!r}")
         self.log_source = source_prior if callable(source_prior) else None
         if self.log_source is None:
             check_choice("source_prior", source_prior, SourcePrior)
-        require(self.gated_heads == num_heads or self.clock is not None, "gated_heads", "some", "1 without a clock")
         precise, routed = step == "precision", aggregation == "routing"
         falls = source_prior == "exponential"
         plain = routed or source_prior == "uniform"
         require(plain, "source_prior", source_prior, "'uniform' without aggregation='routing'")
-        if routed:
-            check_routing(weight, backend)
-            require(not self.dropout, "dropout", self.dropout, "0 with aggregation='routing'")
-            require(self.clock is None, "clock", "content", "'times' with aggregation='routing'")
+        served = not routed or backend in ("auto", "reference")
+        require(served, "backend", backend, "'auto' or 'reference' with aggregation='routing'")
         frequency, decay = bank(num_heads, self.modes, frequency, decay)
-        if isinstance(slopes, str):
-            require(slopes == "alibi", "slopes", slopes, "'alibi', a tensor or None")
-            slopes = ascending_slopes(num_heads).to(decay) if prior == "riccati" else None
+        if isinstance(initial_slopes, str):
+            require(initial_slopes == "alibi", "initial_slopes", initial_slopes, "'alibi', a tensor or None")
+            initial_slopes = ascending_slopes(num_heads).to(decay) if prior == "riccati" else None
         self.dynamics = HeadDynamics(
             frequency,
             decay,
             steady_state=steady_state,
             prior=prior,
-            slopes=slopes,
+            slopes=initial_slopes,
             uses_query_noise=gate or query_noise_in_bias or precise,
             robust=not routed,
             tempered=precise,
@@ -127,7 +146,7 @@ class RobustFilterAttention(Attention):
             noise_parts=noise_parts,
             horizon=horizon,
             source_rate=ascending_slopes(num_heads) if falls else None,
-            learn_frequency=learn_frequency,
+            learn_frequencies=learn_frequencies,
             learn_decay=learn_decay,
             learn_horizon=learn_horizon,
             learn_noise_floor=learn_noise_floor,
@@ -153,43 +172,26 @@ class RobustFilterAttention(Attention):
         value: HeadStates,
         *,
         positions: Positions,
-        own: QueryStates | None = None,
     ) -> QueryStates:
         """The operator under the layer's dynamics."""
-        own = value if own is None else own
         dynamics = self.dynamics()
         if self.aggregation == "routing":
             parameters = gaussian_parameters(**dynamics)
-            return located_posterior_routing(
-                positions,
-                query,
-                key,
-                value,
-                own,
-                parameters,
-                causal=self.causal,
-                rotate_values=self.rotate_values,
-                log_source=self.log_source,
-            )
+            options: dict[str, Any] = {"causal": self.causal, "rotate_values": self.rotate_values}
+            options["log_source"] = self.log_source
+            return located_posterior_routing(positions, query, key, value, value, parameters, **options)
         problem = Problem(Parameters(**dynamics), positions, self._options())
         result = located_filter_attention(query, key, value, problem, backend=self.backend)
-        return result if isinstance(result, Tensor) else self.stepped(own, *result, dynamics["query_noise"])
+        return result if isinstance(result, Tensor) else self.stepped(value, *result, dynamics["query_noise"])
 
     def value_rotations(self, positions: Positions, **marks: Marks) -> tuple[Rotation, Rotation] | None:
-        """By the frequencies; the estimate also by the horizon."""
+        """The rotations by the frequencies; the estimate turns by the horizon too."""
         if not self.rotate_values:
             return None
         dynamics, (of_keys, of_queries) = self.dynamics(), positions.times_of_heads()
         ahead = dynamics["horizon"][:, None] if "horizon" in dynamics else 0.0
         frequency = dynamics["frequency"]
         return rotation_of_heads(frequency, of_keys), rotation_of_heads(frequency, of_queries + ahead)
-
-    def transported(
-        self, key: HeadStates, value: HeadStates, elapsed: Float[Tensor, "b h length"]
-    ) -> tuple[HeadStates, HeadStates]:
-        """Turned by the frequencies; values only where they turn."""
-        phases = rotation_of_heads(self.dynamics()["frequency"], elapsed)
-        return turn(key, *phases), turn(value, *phases) if self.rotate_values else value
 
     def robust_weights(
         self, hidden_states: Float[Tensor, "batch length hidden"], positions: Positions

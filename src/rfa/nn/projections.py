@@ -27,7 +27,7 @@ class NormalLinear(nn.Linear):
         self, in_features: int, out_features: int, deviation: float | None = None, start: Tensor | None = None
     ):
         self.deviation = in_features**-0.5 if deviation is None else deviation
-        self.start = None if start is None else numbers_of(start)
+        self.start = None if start is None else initial_values(start)
         super().__init__(in_features, out_features)
 
     def reset_parameters(self) -> None:
@@ -39,7 +39,7 @@ class NormalLinear(nn.Linear):
                 self.bias.copy_(torch.tensor(self.start, dtype=torch.float32))
 
 
-def numbers_of(start: Float[Tensor, " outputs"]) -> tuple[float, ...]:
+def initial_values(start: Float[Tensor, " outputs"]) -> tuple[float, ...]:
     """The numbers of a tensor; zeros where it has none, because then nothing has."""
     return tuple(start.tolist()) if readable(start) else (0.0,) * len(start)
 
@@ -79,7 +79,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def of_all_heads(states: Float[Tensor, "batch groups length channels"], share: int) -> HeadStates:
+def repeated_for_heads(states: Float[Tensor, "batch groups length channels"], share: int) -> HeadStates:
     """States of groups of heads, once for each of the `share` heads of a group; not copied where it has one."""
     return states if share == 1 else states.repeat_interleave(share, dim=1)
 

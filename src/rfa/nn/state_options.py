@@ -1,4 +1,4 @@
-"""Options of the states of any layer: queries and keys of one length, taps, and a gain on the output."""
+"""Options of the states of any layer: a clock that the tokens set, and queries and keys of one length."""
 
 from typing import Literal
 
@@ -7,12 +7,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rfa.ops.cumulative import predecessors
-from rfa.ops.positions import Positions
 from rfa.ops.transforms import without_autocast
 
 from .dynamics import FullPrecision, PositiveParameters, softplus_inverse
-from .projections import HeadStates, full_precision_linear, numbers_of
+from .projections import HeadStates, full_precision_linear, initial_values
 
 LEAST_RATE = 1e-6  # of a clock, so that two tokens never stand at the same time
 LEAST_SQUARE = 1e-6  # added to the mean square, so that a state of zeros stays zero
@@ -33,7 +31,7 @@ class TokenLogits(FullPrecision):
 
     def __init__(self, hidden_size: int, start: Float[Tensor, " outputs"], deviation: float = 0.0):
         super().__init__()
-        self.start, self.deviation = numbers_of(start), deviation
+        self.start, self.deviation = initial_values(start), deviation
         self.weight = nn.Parameter(torch.empty(len(start), hidden_size))
         self.bias = nn.Parameter(torch.empty(len(start)))
         self.reset_parameters()
@@ -63,20 +61,16 @@ class ContentClock(TokenLogits):
     Args:
         hidden_size: d_model.
         num_heads: H.
-        gated: the number of heads with a clock of their own, the last ones; None for all. The others have rate 1.
 
     Source: appendix E.6, of which this is the case of one common factor for decay, rotation and noise.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, gated: int | None = None):
-        gated = num_heads if gated is None else gated
-        super().__init__(hidden_size, softplus_inverse(torch.ones(gated, device="cpu") - LEAST_RATE))
-        self.ungated = num_heads - gated
+    def __init__(self, hidden_size: int, num_heads: int):
+        super().__init__(hidden_size, softplus_inverse(torch.ones(num_heads, device="cpu") - LEAST_RATE))
 
     def forward(self, hidden_states: Float[Tensor, "batch length hidden"]) -> Float[Tensor, "batch heads length"]:
         """The rates of tokens, at least in float32."""
-        rate = (F.softplus(super().forward(hidden_states)) + LEAST_RATE).transpose(1, 2)
-        return F.pad(rate, (0, 0, self.ungated, 0), value=1.0)
+        return (F.softplus(super().forward(hidden_states)) + LEAST_RATE).transpose(1, 2)
 
 
 class StateScale(PositiveParameters):
@@ -100,68 +94,3 @@ class StateScale(PositiveParameters):
             square = states.to(dtype).square().mean(-1, keepdim=True)
             scale = self.positive(dtype)["scale"][:, None, None]
             return (states.to(dtype) * (scale * torch.rsqrt(square + LEAST_SQUARE))).to(states.dtype)
-
-
-class TokenGates(TokenLogits):
-    """A gate `1 / (1 + exp(-w_h . x_l - b_h))` of each token and head; w starts at zero."""
-
-    first_logit: float  # b at the start
-
-    def __init__(self, hidden_size: int, num_heads: int):
-        super().__init__(hidden_size, torch.full((num_heads,), self.first_logit, device="cpu"))
-
-    def forward(self, hidden_states: Float[Tensor, "batch length hidden"]) -> Float[Tensor, "batch heads length"]:
-        """The gates of tokens, at least in float32."""
-        return torch.sigmoid(super().forward(hidden_states)).transpose(1, 2)
-
-
-class Taps(TokenGates):
-    """The share `a_l` of the token before that is taken from each key and value: `k_l - a_l T k_{l-1}`, as `v_l`.
-
-    This is the whitening of coloured measurement noise: if the error of a token holds `a` times that of the token
-    before it, the difference has a fresh error. The token before is the last one of the same segment that takes part.
-    Where there is none, nothing is taken. T is the rotation of the robust filter's states over the time in between,
-    without decay (of its values only where they turn). For dot products T is 1: states as they are before their turn.
-
-    Source: Bryson and Henrikson 1968, of a constant share; the gates of the content are ours.
-    """
-
-    first_logit = -4.0  # a share of 0.018
-
-
-class OutputGain(TokenGates):
-    """The gain `g_l` by which each head's output at token l is multiplied before the output projection.
-
-    With the innovation step the output is the step from the token's value to the estimate, so `g` is the gain of a
-    Kalman filter, set by the content: 1 takes the estimate, 0 stays with the value. Without it, `g` shrinks the
-    estimate to zero, the head's prior mean.
-
-    Source: as a gate without the filter, the headwise gate of Qiu et al. 2025 (arXiv:2505.06708).
-    """
-
-    first_logit = 4.0  # a gain of 0.982
-
-
-def tapped(states: HeadStates, before: HeadStates, share: Float[Tensor, "batch heads length"]) -> HeadStates:
-    """States less a share of those before them, rounded once."""
-    return (states.to(share.dtype) - share[..., None] * before.to(share.dtype)).to(states.dtype)
-
-
-def states_before(
-    states: Float[Tensor, "batch heads keys channels"], positions: Positions
-) -> tuple[Float[Tensor, "batch heads queries channels"], Float[Tensor, "b h queries"]]:
-    """The state of the token before each query, zero where there is none, and the time since then in each head.
-
-    Args:
-        states: of all keys' tokens. The queries are the last of them.
-        positions: of the tokens.
-    """
-    of_keys, of_queries = positions.times_of_heads()
-    queries = of_queries.shape[-1]
-    if positions.key_groups is None:
-        last = slice(-1 - queries, -1)
-        return F.pad(states, (0, 0, 1, 0))[:, :, last], of_queries - F.pad(of_keys, (1, 0))[..., last]
-    index = predecessors(positions)[:, None]
-    first, index = index < 0, index.clamp(min=0)
-    before = torch.take_along_dim(states, index[..., None], dim=2).masked_fill(first[..., None], 0.0)
-    return before, of_queries - torch.take_along_dim(of_keys, index, dim=-1)

@@ -100,7 +100,7 @@ def certified_tail(
     return tail - math.log2(certified)
 
 
-def horizon_of(tables: LagTables, certified: float, reserve: float) -> float:
+def reach_of(tables: LagTables, certified: float, reserve: float) -> float:
     """The lag from which on no key counts for any head whose row sums to at least `2^bound e^-reserve`; 1 or more."""
     least = float(slope_of_lags(tables.tables[1]).min())
     return max(1.0, float(math.ceil((BITS * reserve - math.log2(certified)) / least))) if least > 0 else math.inf

@@ -80,7 +80,7 @@ class DecodingCache:
         tail: of `certified_tail` for the tables; None to read all keys.
         uncertified: int64 `(batch, heads)`, counts the rows to which keys that the cache has dropped might matter; None
             where it has dropped none.
-        horizon: number of keys, behind which none can count for any head; None while it is not known.
+        reach: number of keys, behind which none can count for any head; None while it is not known.
     """
 
     key_norm: Tensor | None = None
@@ -89,7 +89,7 @@ class DecodingCache:
     last_call: Any = None
     tail: Tensor | None = None
     uncertified: Tensor | None = None
-    horizon: float | None = None
+    reach: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for a copy or a pickle, which must not hold addresses."""

@@ -74,8 +74,6 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         ):
             fits = number % processes == 0
             require(fits, name, number, f"a multiple of the {processes} processes of tensor parallel")
-        whole = attention.gated_heads == attention.num_heads
-        require(whole, "gated_heads", "some heads", "all of them with tensor parallel")
     for block in blocks:
         style = {"feed_forward.0": ColwiseParallel(), "feed_forward.2": RowwiseParallel(), "attention": _Heads()}
         parallelize_module(block, mesh, {**style, "attention.output_projection": RowwiseParallel()})
@@ -95,7 +93,7 @@ class _Heads(ParallelStyle):
             for name, buffer in part.named_buffers(recurse=False):
                 part.register_buffer(name, distribute_tensor(buffer, device_mesh, [Shard(0)]))
         for holder in (module, *(part for part in held if isinstance(part, ContentDynamics))):
-            for name in ("num_heads", "num_key_value_heads", "gated_heads", "heads"):
+            for name in ("num_heads", "num_key_value_heads", "heads"):
                 if hasattr(holder, name):
                     setattr(holder, name, getattr(holder, name) // device_mesh.size())
 
@@ -123,7 +121,7 @@ class _Heads(ParallelStyle):
         return module
 
 
-_STATES = ("hidden_states", "query_states")
+_STATES = ("hidden_states",)
 
 
 def _cut(attention: Attention) -> Iterator[nn.Module]:
@@ -186,7 +184,7 @@ def context_parallel(model: nn.Module, group: dist.ProcessGroup | None = None) -
 
     Raises:
         ValueError: for attention that needs more than keys and values of other shards: dot products, a content clock,
-            taps, routing, dropout. Also for a classifier of sequences, whose head needs the last token of all shards.
+            routing, dropout. Also for a classifier of sequences, whose head needs the last token of all shards.
     """
     layers = [_checked(module.attention) for module in model.modules() if isinstance(module, RFABlock)]
     models = [module for module in model.modules() if isinstance(module, RFAModel)]
@@ -208,10 +206,10 @@ def _checked(layer: Attention) -> RobustFilterAttention:
     name = type(layer).__name__
     require(isinstance(layer, RobustFilterAttention), "attention", name, "RobustFilterAttention over shards")
     assert isinstance(layer, RobustFilterAttention)
-    others = {"clock": layer.clock is not None, "taps": layer.taps is not None, "dropout": layer.dropout > 0}
+    others = {"clock": layer.clock is not None, "dropout": layer.dropout > 0}
     others["routing"] = layer.aggregation == "routing"
     found = ", ".join(name for name, has in others.items() if has)
-    require(not found, "attention", found, "none of clock, taps, routing and dropout over shards")
+    require(not found, "attention", found, "none of clock, routing and dropout over shards")
     return layer
 
 

@@ -31,7 +31,7 @@ class TrainingSpec:
 
     Args:
         preset: one of `rfa.models.PRESETS`.
-        model: fields of `RFAConfig` that replace the preset's, attention's by flat names such as `damping`.
+        model: fields of `RFAConfig` that replace the preset's, attention's by plain names such as `damping`.
         data: a corpus, file or folder, as for `rfa_lab.data.load_corpus`.
         split_by: how a corpus without splits is split, as for `rfa_lab.data.load_corpus`.
         tokenizer: as for `rfa_lab.data.load_tokenizer`.

@@ -1,4 +1,4 @@
-"""Attention as an object of its own in a configuration: nested and flat names, files, result records, kinds."""
+"""Attention as an object of its own in a configuration: its dictionary, plain names, files and result records."""
 
 import copy
 import dataclasses
@@ -21,7 +21,7 @@ from rfa.models import (
     RoutingAttentionConfig,
     preset,
 )
-from rfa.models.flat import DEFAULTS, change, flatten, from_flat, read_attention
+from rfa.models.configuration import read_attention
 from rfa.models.saved_files import read_config
 from rfa.nn.dynamics import bank
 from rfa_lab.record import read_rows
@@ -40,8 +40,7 @@ KIND = {
 def test_forms_of_a_preset(name):
     attention = PRESETS[name]
     assert read_attention(json.loads(json.dumps(attention.to_dict()))) == attention
-    assert from_flat(flatten(attention)) == attention
-    assert change(attention, {}) == attention
+    assert attention.changed({}) == attention
     config = preset(name, **SIZES)
     assert config == copy.deepcopy(config) == RFAConfig(attention=attention, **SIZES)
     assert config == RFAConfig(attention=attention.to_dict(), **SIZES)
@@ -80,110 +79,36 @@ def test_saved_and_read(attention, tmp_path):
         assert read(tmp_path).attention == config.attention
 
 
-READERS = {
-    "transformers": AutoConfig.from_pretrained,
-    "ours": read_config,
-    "one file": lambda folder: RFAConfig.from_json_file(folder / "config.json"),
-}
-
-
-def write_flat(folder, attention, **fault):
-    """A file of an older version: a value for every flat name, and the precision by its older name."""
-    record = {**SIZES, "model_type": "rfa", "torch_dtype": "bfloat16", **DEFAULTS, **flatten(attention), **fault}
-    (folder / "config.json").write_text(json.dumps(record), "utf-8")
-
-
-@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-@pytest.mark.parametrize("attention", [*KIND.values(), PRESETS["x2-riccati-alibi"], PRESETS["x3-rotation-riccati"]])
-def test_a_file_of_flat_names(attention, read, tmp_path):
-    attention = dataclasses.replace(attention, decay=DecayRates(kind=attention.decay.kind, damping=0.2))
-    write_flat(tmp_path, attention)
-    config = read(tmp_path)
-    assert config.attention == attention
-    assert config.dtype == torch.bfloat16
-    assert {size: getattr(config, size) for size in SIZES} == SIZES
-
-
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [
-        ("b1-rope", {"gate": False}),
-        ("b1-rope", {"initial_slopes": "alibi"}),
-        ("x3-rotation-riccati", {"decay": "spectral"}),
-        ("m2-sc-rfa", {"aggregation": "routing", "gate": False}),
-        ("m2-sc-rfa", {"aggregation": ["routing"]}),
-    ],
-    ids=str,
-)
-def test_a_damaged_file_of_flat_names(name, fault, tmp_path):
-    write_flat(tmp_path, PRESETS[name], **fault)
-    for read in READERS.values():
-        with pytest.raises(ValueError, match=rf"^{list(fault)[-1]}: got "):
-            read(tmp_path)
-
-
 def test_overrides_while_loading(tmp_path):
     preset("m2-sc-rfa", **SIZES).save_pretrained(tmp_path)
     config = AutoConfig.from_pretrained(tmp_path, backend="reference", damping=0.2, vocab_size=7)
     assert (config.attention.backend, config.attention.decay.damping, config.vocab_size) == ("reference", 0.2, 7)
 
 
-def test_flat_names_choose_the_kind():
-    assert isinstance(preset("m2-sc-rfa", aggregation="routing").attention, RoutingAttentionConfig)
-    assert preset("m3-sc-rfa", score="dot_product", prior="flat").attention == DotProductAttentionConfig(
-        frequencies=FrequencyBank(), decay=DecayRates(damping=5.0, zero_heads=0), rotate_values=True, innovation=True
-    )
-    back = preset("b1-rope", score="student_t", prior="lyapunov", frequencies="paired_rope").attention
-    assert back == FilterAttentionConfig(
-        prior="lyapunov",
-        frequencies=FrequencyBank(kind="paired_rope"),
-        decay=DecayRates(kind="none", zero_heads=0),
-        rotate_values=False,
-    )
+def test_plain_names_reach_fields_of_parts():
     assert preset("b4-sc-rope", damping=0.2, prior="alibi").attention == dataclasses.replace(
         PRESETS["b4-sc-rope"], decay=DecayRates(damping=0.2, zero_heads=0), prior="alibi"
     )
-    start = preset("x3-rotation-riccati", score="exponential").attention
-    assert (start.prior, start.initial_slopes) == ("riccati", "alibi")  # where these dot products start too
-    with pytest.raises(ValueError, match=r"^gate: got False, expected True for dot_product attention"):
-        preset("m2.3-no-gate", score="dot_product", prior="flat")
-    with pytest.raises(ValueError, match=r"^initial_slopes: got 'alibi', expected None for dot_product attention"):
-        preset("x2-riccati-alibi", score="dot_product", prior="alibi")
-
-
-def test_flat_names_alone_change_the_defaults_of_their_kind():
-    kinds = {"aggregation": "routing"}, {"score": "dot_product"}, {"dynamics": "content"}
-    for flat, kind in zip(kinds, list(KIND.values())[1:], strict=True):
-        assert RFAConfig(**flat).attention == kind
+    parts = preset("m2-sc-rfa", frequencies={"base": 500.0}, decay=DecayRates(kind="length_scaled")).attention
+    assert (parts.frequencies, parts.decay.kind) == (FrequencyBank(base=500.0), "length_scaled")
+    both = preset("m3-sc-rfa", frequencies="rope", base=500.0).attention  # the kind, and a field beside it
+    assert both.frequencies == FrequencyBank(kind="rope", base=500.0)
     assert RFAConfig(prior="lyapunov", innovation=True).attention == PRESETS["m2-sc-rfa"]
     assert RFAConfig(initial_slopes=None, innovation=True).attention == PRESETS["x1-riccati"]
     assert preset("rfa", prior="lyapunov").attention == PRESETS["m2-no-innovation"]
     assert preset("m2-sc-rfa", prior="riccati").attention == PRESETS["x1-riccati"]  # m2 has no start at slopes
+    with pytest.raises(ValueError, match=r"^frequencies: got the field 'rate', expected some of kind, base"):
+        preset("m2-sc-rfa", frequencies={"rate": 1})
 
 
-def test_what_a_flat_file_misses_is_of_the_default_of_its_time():
-    assert from_flat({"damping": 0.05}) == PRESETS["m2-sc-rfa"]
-    assert from_flat({"damping": 0.05, "prior": "riccati"}) == PRESETS["x1-riccati"]
-    config = RFAConfig.from_dict({"model_type": "rfa", "prior": "riccati", "initial_slopes": "alibi", **SIZES})
-    assert config.attention == PRESETS["x2-riccati-alibi"]
+@pytest.mark.parametrize("field", ["gate", "horizon", "initial_slopes"])
+def test_a_name_that_the_kind_lacks(field):
+    for construct in (preset, lambda name, **fields: RFAConfig(attention=PRESETS[name], **fields)):
+        with pytest.raises(ValueError, match=rf"^{field}: got None, .*dot_product attention, which takes .*damping"):
+            construct("x3-rotation-riccati", **{field: None})
 
 
-@pytest.mark.parametrize(
-    ("name", "field", "value"),
-    [
-        ("b1-rope", "gate", True),
-        ("b1-rope", "horizon", None),
-        ("b1-rope", "aggregation", "consensus"),
-        ("x3-rotation-riccati", "initial_slopes", "alibi"),
-    ],
-)
-def test_a_name_that_the_kind_lacks(name, field, value):
-    for construct in (preset, lambda name, **flat: RFAConfig(attention=PRESETS[name], **flat)):
-        with pytest.raises(ValueError, match=rf"^{field}: got .* dot_product attention, which takes .*damping"):
-            construct(name, **{field: value})
-
-
-def test_a_flat_name_cannot_be_assigned():
+def test_a_plain_name_cannot_be_assigned():
     config = preset("m2-sc-rfa")
     with pytest.raises(ValueError, match=r"^damping: got 0.2, expected .*attention"):
         config.damping = 0.2
@@ -222,11 +147,22 @@ def test_a_damaged_file(change, message, tmp_path):
 RESULTS = Path(__file__).parents[3] / "results"
 
 
+LEFT = {"c5-rope-innovation", "c6-alibi-innovation", "c12-kerple"}  # presets of commit c7550f4b
+
+
+def common(stored, now):
+    """The stored values of the fields that there are now; fields that came later have their defaults."""
+    return {name: common(stored[name], x) if isinstance(x, dict) else stored.get(name, x) for name, x in now.items()}
+
+
 @pytest.mark.parametrize("name", ["novels-small", "context"])
 def test_every_stored_run_is_of_its_preset(name):
-    """A run's configuration as it was is what its preset gives now."""
-    record = read_rows(RESULTS / f"{name}.parquet")
-    assert len(record.settings) > 40
-    for run in record.settings.values():
-        expected = preset(run["spec"]["preset"], **run["spec"]["model"]).attention
-        assert RFAConfig.from_dict(run["config"]).attention == expected
+    """A run's configuration as it was is what its preset gives now, but for options that were left."""
+    settings = read_rows(RESULTS / f"{name}.parquet").settings
+    runs = [run for run in settings.values() if run["spec"]["preset"] not in LEFT]
+    assert len(runs) > 40
+    for run in runs:
+        changes = {name: x for name, x in run["spec"]["model"].items() if name not in ("taps", "slow_modes")}
+        stored, now = run["config"]["attention"], preset(run["spec"]["preset"], **changes).attention.to_dict()
+        stored = {"weight": stored.get("score"), **stored}  # its name at that time
+        assert common(stored, now) == now

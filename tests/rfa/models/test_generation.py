@@ -152,12 +152,6 @@ def test_caches_of_another_model_are_refused():
         assert_same(other(ids, past_key_values=cache).logits, other(ids).logits)
 
 
-@pytest.mark.parametrize("foreign", [(), [], "a", ((torch.zeros(2, 4, 1, 16),) * 2,) * 2])
-def test_what_is_no_cache_is_refused(foreign):
-    with pytest.raises(ValueError, match=rf"^past_key_values: got '{type(foreign).__name__}', expected a FilterCache"):
-        small("m2-sc-rfa")(tokens(), past_key_values=foreign)
-
-
 def test_gradient_checkpointing_in_training_takes_no_cache():
     """The layers would fill it twice. `generate` then decodes without one."""
     model, ids, cache = small("m2-sc-rfa"), tokens(), FilterCache()
@@ -224,15 +218,6 @@ def prompts(batch, length):
 def made(model, ids, seed=0, **options):
     set_seed(seed)
     return model.generate(ids, **{**GREEDY, **options})
-
-
-@cover(1, name=PATHS, options=[{}, {"top_k": 10, "top_p": 0.7, "temperature": 0.7}, {"num_return_sequences": 3}])
-def test_samples_with_a_cache_are_samples_without(name, options):
-    model, ids = small(name), prompts(2, 5)
-    drawn = made(model, ids, do_sample=True, **options)
-    assert drawn.shape == (2 * options.get("num_return_sequences", 1), 9)
-    assert torch.equal(drawn, made(model, ids, do_sample=True, use_cache=False, **options))
-    assert torch.equal(drawn, made(model, ids, do_sample=True, cache_implementation="static", **options))
 
 
 @pytest.mark.parametrize("name", PATHS)

@@ -9,7 +9,14 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from rfa.models import RFAForCausalLM, RFAForMaskedLM, RFAForSequenceClassification, RFAForTokenClassification, preset
+from rfa.models import (
+    PRESETS,
+    RFAForCausalLM,
+    RFAForMaskedLM,
+    RFAForSequenceClassification,
+    RFAForTokenClassification,
+    preset,
+)
 from rfa.models.packing import CACHE_NAME
 
 from .small import SIZES, assert_same, tokens
@@ -136,7 +143,7 @@ def test_a_bidirectional_model_sees_what_follows(name):
 
 
 CAUSAL, OPEN = {"causal": True}, {"causal": False}
-GATED = {"score": "dot_product", "prior": "forget_gate"}
+GATED = {"attention": PRESETS["c4-fox"]}
 MULTI = {"problem_type": "multi_label_classification"}
 SHORT, HALF = torch.zeros(5, dtype=torch.long), torch.zeros(2, dtype=torch.int32)
 REFUSED = [

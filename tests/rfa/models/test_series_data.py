@@ -82,7 +82,7 @@ def test_the_bank_runs_from_the_typical_gap_to_the_span():
     assert frequency.max().item() == pytest.approx(1.0)  # radians per typical gap
     assert frequency.abs().min().item() == pytest.approx(1 / 100 ** (15 / 16))  # sixteen pairs of modes
     assert (config.attention.learn_frequencies, config.attention.learn_decay) == (True, True)
-    control = RFATimeSeriesConfig(preset="b1-rope", prior="alibi", frequency_base=1e4)
+    control = RFATimeSeriesConfig(preset="b1-rope", prior="alibi", base=1e4)
     assert isinstance(control.attention, DotProductAttentionConfig)
     assert (control.attention.prior, control.attention.frequencies.base) == ("alibi", 1e4)
     assert not RFATimeSeriesConfig(preset="m2.5-no-rotation").attention.learn_frequencies
@@ -182,9 +182,8 @@ BAD_CONFIG = [
     ("scaling", {"scaling": "minmax"}),
     ("likelihood", {"likelihood": "cauchy"}),
     ("learn_decay", {"preset": "b1-rope", "learn_decay": True}),
-    ("frequency_base", {"preset": "b2-alibi", "frequency_base": 100.0}),
+    ("base", {"preset": "b2-alibi", "base": 100.0}),
     ("hidden_sizee", {"model_type": "rfa_time_series", "hidden_sizee": 3}),
-    ("time_features", {"time_features": -1}),
     ("channels", {"channels": 10**10}),
 ]
 BAD_DATA = [

@@ -11,7 +11,7 @@ from cover import cover, slow
 
 from rfa.checks import MissingExtra
 from rfa.models import RFAForTimeSeries, RFATimeSeriesConfig
-from rfa.models.time_series_export import SeriesStep
+from rfa.models.time_series import SeriesStep
 
 KEPT, CHANNELS = 8, 2
 RUN = """
@@ -76,14 +76,13 @@ def assert_same(found, wanted):
 
 @cover(
     1,
-    preset=["rfa", "m2-sc-rfa", "b2-alibi", "c10-rotation-learned"],
+    preset=["rfa", "m2-sc-rfa", "b2-alibi", "x3-rotation-riccati"],
     causal=[True, False],
     scaling=["window", "training"],
     likelihood=["student_t", "gaussian"],
-    time_features=[0, 2],
 )
-def test_a_step_is_the_model_on_the_readings_that_are_kept(preset, causal, scaling, likelihood, time_features):
-    fields = {"causal": causal, "scaling": scaling, "likelihood": likelihood, "time_features": time_features}
+def test_a_step_is_the_model_on_the_readings_that_are_kept(preset, causal, scaling, likelihood):
+    fields = {"causal": causal, "scaling": scaling, "likelihood": likelihood}
     model, given = network(preset, **fields), steps(20)
     step = SeriesStep(model)
     times, values = torch.zeros(KEPT, dtype=torch.float64), torch.full((KEPT, CHANNELS), math.nan)
@@ -101,7 +100,7 @@ def test_a_step_is_the_model_on_the_readings_that_are_kept(preset, causal, scali
     [
         ("rfa", {}),
         ("m2-sc-rfa", {"scaling": "training", "likelihood": "gaussian"}),
-        ("b1-rope", {"time_features": 2}),
+        ("b1-rope", {}),
     ],
 )
 def test_ten_thousand_steps_in_onnxruntime(preset, fields, tmp_path):

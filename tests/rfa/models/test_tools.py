@@ -48,8 +48,7 @@ def test_lora_without_target_modules(name):
 def test_lora_in_every_linear_layer(name):
     """Adapters that are not zero get gradients, and are the same when they are merged into the weights."""
     peft = pytest.importorskip("peft")
-    options = {"taps": True, "output_gain": True} if name in ("b1-rope", "m2-sc-rfa") else {}
-    model, ids = small(name, num_hidden_layers=1, **options), tokens()
+    model, ids = small(name, num_hidden_layers=1), tokens()
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules="all-linear"))
     trained = {key: parameter for key, parameter in adapted.named_parameters() if parameter.requires_grad}
     with torch.no_grad():

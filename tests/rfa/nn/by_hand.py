@@ -38,7 +38,7 @@ def linear(layer, x):
     return x @ oracle.as_array(layer.weight).T + oracle.as_array(layer.bias)
 
 
-def states(layer, x, times=None):
+def states(layer, x):
     """Queries, keys and values `(batch, heads, length, 2 d)`: each head's channels are consecutive."""
     batch, length, _ = x.shape
     projections = (layer.query_projection, layer.key_projection, layer.value_projection)
@@ -47,30 +47,11 @@ def states(layer, x, times=None):
     if getattr(layer, "state_scale", None) is not None:
         scale = softplus(layer.state_scale.raw_scale.detach())[:, None, None]
         q, k = (scale * s / np.sqrt((s**2).mean(-1, keepdims=True) + 1e-6) for s in (q, k))
-    if getattr(layer, "taps", None) is not None:
-        step = np.diff(np.arange(length) if times is None else oracle.as_array(times), prepend=0)[:, None]
-        omega = 0.0 if not hasattr(layer, "dynamics") else oracle.as_array(layer.dynamics()["frequency"])[:, None]
-        turn = np.exp(1j * omega * step)
-        k, v = (untapped - token_gates(layer.taps, x) * shifted(untapped, turn) for untapped in (k, v))
     return q, k, v
 
 
-def token_gates(gates, x):
-    """`1 / (1 + exp(-w_h.x - b_h))`, `(batch, heads, length, 1)`."""
-    logit = oracle.as_array(x) @ oracle.as_array(gates.weight.detach()).T + oracle.as_array(gates.bias.detach())
-    return np.moveaxis(1 / (1 + np.exp(-logit)), 2, 1)[..., None]
-
-
-def shifted(x, turn):
-    """The states of the tokens before, turned, in real channels."""
-    before = turn * oracle.as_complex(np.concatenate([0 * x[:, :, :1], x[:, :, :-1]], 2))
-    return np.concatenate([before.real, before.imag], -1)
-
-
-def merged(layer, estimate, x=None):
-    """The output projection of `(batch, heads, length, 2 d)`, times the gain of the tokens x if the layer has one."""
-    if x is not None and layer.output_gain is not None:
-        estimate = token_gates(layer.output_gain, x) * estimate
+def merged(layer, estimate):
+    """The output projection of `(batch, heads, length, 2 d)`."""
     batch, _, length, _ = estimate.shape
     return linear(layer.output_projection, np.moveaxis(estimate, 1, 2).reshape(batch, length, -1))
 
@@ -106,12 +87,10 @@ def dot_product(
     decay=None,
     slopes=None,
     learn_slopes=False,
-    logarithmic=False,
     window=math.inf,
     gates=None,
     yarn=None,
     rotate_values=False,
-    sink=False,
     innovation=False,
     times=None,
     causal=True,
@@ -127,9 +106,6 @@ def dot_product(
     mu = np.zeros(heads) if decay is None else oracle.as_array(decay)
     slope = np.zeros(heads) if slopes is None else oracle.as_array(slopes)
     slope = riccati_slopes(layer) if learn_slopes else slope
-    power = [np.zeros(heads)] * 2
-    if logarithmic:
-        power = [softplus(getattr(layer.logarithmic, name).detach()) for name in ("raw_exponent", "raw_rate")]
     log_gate = np.zeros((batch, length, heads))
     log_gain = np.zeros((batch, length, heads))
     if gates is not None:
@@ -146,17 +122,15 @@ def dot_product(
                 turned = np.exp(-1j * turn_sign * turning[h] * lag[:, None]) * k[b, h]
                 score = warmth**2 * (turned @ q[b, h, i].conj()).real / np.sqrt(2 * modes) - slope[h] * abs(lag)
                 score += [log_gate[b, j + 1 : i + 1, h].sum() for j in range(length)]
-                score -= power[0][h] * np.log(1 + power[1][h] * abs(lag))
                 score += log_gain[b, :, h]
                 score[(abs(lag) >= window) | (causal & (np.arange(length) > i)) | ~seen[b]] = -np.inf
                 weight = np.exp(score - score.max())
-                of_sink = np.exp(-score.max()) if sink else 0.0
-                weight = weight / (weight.sum() + of_sink) * np.exp(-mu[h] * abs(lag))
+                weight = weight / weight.sum() * np.exp(-mu[h] * abs(lag))
                 carried = v[b, h]
                 if rotate_values:
                     carried = np.exp(1j * omega[h] * lag[:, None]) * carried
                 out[b, h, i] = weight @ carried - (v[b, h, i] if innovation else 0)
-    return merged(layer, np.concatenate([out.real, out.imag], -1), x)
+    return merged(layer, np.concatenate([out.real, out.imag], -1))
 
 
 def assert_near(actual, expected, tolerance=EXACT):

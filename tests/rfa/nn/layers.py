@@ -17,20 +17,16 @@ FILTERS = {
     "m2": M2,
     "horizon": {"horizon": 0.7},
     "horizon, values do not turn": {**M2, "horizon": 0.7, "rotate_values": False},
-    "learned": {**M2, "decay": DECAY, "learn_frequency": True, "learn_decay": True},
+    "learned": {**M2, "decay": DECAY, "learn_frequencies": True, "learn_decay": True},
     "query noise in bias": {**M2, "decay": DECAY, "query_noise_in_bias": True},
     "no gate": {**M2, "decay": DECAY, "gate": False},
     "exponential": {**M2, "decay": DECAY, "weight": "exponential"},
     "flat": {"decay": DECAY, "prior": "flat"},
     "algorithm 1": {**M2, "process_noise_as": "steady_state", "learn_noise_floor": True},
-    "riccati": {"decay": DECAY, "slopes": None, "innovation": True},
+    "riccati": {"decay": DECAY, "initial_slopes": None, "innovation": True},
     "clock": {"decay": DECAY, "clock": "content"},
     "clock, horizon": {**M2, "decay": DECAY, "horizon": 0.7, "learn_horizon": True, "clock": "content"},
     "unit states": {"normalise_states": True},
-    "taps": {**M2, "taps": True},
-    "taps, clock": {"taps": True, "clock": "content"},
-    "output gain": {"output_gain": True},
-    "clock of some heads": {"clock": "content", "gated_heads": 0.5},
 }
 BOTH_DECAY = torch.tensor([0.1, 0.4])
 EXTENSIONS = {
@@ -59,15 +55,11 @@ PRODUCTS = {
     "clock of slopes": {"frequency": ROPE, "slopes": SLOPES, "learn_slopes": True, "clock": "content"},
     "c7": {"frequency": ROPE, "slopes": SLOPES, "innovation": True},
     "learned slopes": {"slopes": SLOPES, "learn_slopes": True},
-    "sink": {"frequency": ROPE, "sink": True},
     "window": {"frequency": ROPE, "window": 3},
     "yarn": {"frequency": ROPE, "yarn": Yarn(1000)},  # no text here is as long
     "forget gate": {"gates": "forget"},
     "gains": {"frequency": ROPE, "gates": "gain", "slopes": SLOPES},
-    "taps of RoPER": {"frequency": ROPE, "rotate_values": True, "gates": "forget", "taps": True},
-    "gates of some heads": {"frequency": ROPE, "gates": "forget", "clock": "content", "gated_heads": 0.5},
-    "logarithmic": {"logarithmic": True},
-    "gates of channels": {"gates": "channel"},
+    "gates and clock": {"frequency": ROPE, "gates": "forget", "clock": "content"},
     "as released": {"frequency": ROPE, "rotary_map": "as_released"},
 }
 LAYERS = {name: (RobustFilterAttention, options) for name, options in FILTERS.items()}
@@ -76,19 +68,11 @@ LAYERS |= {name: (DotProductAttention, options) for name, options in PRODUCTS.it
 LAYERS["content"] = (ContentFilterAttention, {})
 # one for each way through the code
 WAYS = ["defaults", "m2", "horizon, values do not turn", "learned", "exponential", "flat", "riccati", "clock, horizon"]
-WAYS += ["taps, clock", "output gain", "clock of some heads", "tied", "precision", "noise", "routing with the others"]
-WAYS += ["b2", "b3", "clock of slopes", "c7", "sink", "window", "yarn", "forget gate", "gains", "gates of some heads"]
-WAYS += ["logarithmic", "gates of channels", "as released", "content"]
+WAYS += ["unit states", "tied", "precision", "noise", "routing with the others"]
+WAYS += ["b2", "b3", "clock of slopes", "c7", "window", "yarn", "forget gate", "gains", "gates and clock"]
+WAYS += ["as released", "content"]
 WAYS = list(LAYERS) if ALL else WAYS
-UNTURNED = (
-    "plain",
-    "b2",
-    "learned slopes",
-    "forget gate",
-    "content",
-    "logarithmic",
-    "gates of channels",
-)  # without frequencies, or with phases of their own
+UNTURNED = ("plain", "b2", "learned slopes", "forget gate", "content")  # no frequencies, or phases of their own
 IRREGULAR = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0, 7.5, 9.0], dtype=torch.float64)
 CHUNKS = (4, 1, 1, 2, 1)
 

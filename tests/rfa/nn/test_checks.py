@@ -13,7 +13,6 @@ from rfa.nn import (
     FilterCache,
     HeadDynamics,
     RobustFilterAttention,
-    Yarn,
     alibi_slopes,
 )
 
@@ -22,18 +21,18 @@ from .layers import M2
 
 ONES, SLOPES = torch.ones(4), alibi_slopes(4)
 BANK = rotary_frequencies(4, 4)
-ROUTED, GATED = {**M2, "aggregation": "routing"}, {"gates": "channel"}
+ROUTED = {**M2, "aggregation": "routing"}
 REFUSED = [  # the argument that the message names, and the layer's options
     (RobustFilterAttention, "decay", {"decay": torch.ones(3)}),
     (RobustFilterAttention, "decay", {"decay": -ONES}),
     (RobustFilterAttention, "decay", {"decay": ONES * torch.nan}),
     (RobustFilterAttention, "frequency", {"frequency": BANK[:, :2]}),
     (RobustFilterAttention, "frequency", {"frequency": BANK * torch.inf}),
-    (RobustFilterAttention, "learn_frequency", {"frequency": BANK, "learn_frequency": True}),  # no conjugate pairs
-    (RobustFilterAttention, "slopes", {"slopes": SLOPES, "prior": "lyapunov"}),  # of the Riccati prior only
-    (RobustFilterAttention, "slopes", {"slopes": alibi_slopes(3)}),
-    (RobustFilterAttention, "slopes", {"slopes": "steep"}),
-    (RobustFilterAttention, "slopes", {"slopes": "steep", "prior": "flat"}),
+    (RobustFilterAttention, "learn_frequencies", {"frequency": BANK, "learn_frequencies": True}),  # no conjugate pairs
+    (RobustFilterAttention, "slopes", {"initial_slopes": SLOPES, "prior": "lyapunov"}),  # of the Riccati prior only
+    (RobustFilterAttention, "slopes", {"initial_slopes": alibi_slopes(3)}),
+    (RobustFilterAttention, "initial_slopes", {"initial_slopes": "steep"}),
+    (RobustFilterAttention, "initial_slopes", {"initial_slopes": "steep", "prior": "flat"}),
     (RobustFilterAttention, "prior", {"prior": "bayes"}),
     (RobustFilterAttention, "weight", {"weight": "studnt"}),
     (RobustFilterAttention, "step", {"step": "precise"}),
@@ -59,11 +58,11 @@ REFUSED = [  # the argument that the message names, and the layer's options
     (RobustFilterAttention, "weight", {**ROUTED, "weight": "exponential"}),
     (RobustFilterAttention, "backend", {**ROUTED, "backend": "cpu"}),
     (RobustFilterAttention, "clock", {**ROUTED, "clock": "content"}),
+    (RobustFilterAttention, "dropout", {**ROUTED, "dropout": 0.1}),
+    (RobustFilterAttention, "backend", {"dropout": 0.1, "backend": "cpu"}),
+    (DotProductAttention, "gates", {"gates": "forget", "causal": False}),
+    (DotProductAttention, "num_key_value_heads", {"num_key_value_heads": 3}),
     (RobustFilterAttention, "source_prior", {"source_prior": "exponential"}),
-    (RobustFilterAttention, "gated_heads", {"gated_heads": 0.5}),
-    *((DotProductAttention, "gated_heads", {"gates": "forget", "gated_heads": share}) for share in (0.0, 1.5, 0.3)),
-    (DotProductAttention, "gated_heads", {"gated_heads": 0.5}),
-    (DotProductAttention, "gated_heads", {"gates": "gain", "slopes": ONES, "gated_heads": 0.5}),
     (DotProductAttention, "decay", {"decay": torch.ones(1)}),
     (DotProductAttention, "slopes", {"slopes": -ONES}),
     (DotProductAttention, "frequency", {"frequency": BANK[:1]}),
@@ -74,16 +73,10 @@ REFUSED = [  # the argument that the message names, and the layer's options
     (DotProductAttention, "clock", {"clock": "content", "window": 3, "frequency": BANK}),
     (DotProductAttention, "clock", {"clock": "content", "rotary_map": "as_released", "frequency": BANK}),
     (DotProductAttention, "gates", {"gates": "open"}),
-    (DotProductAttention, "gates", {**GATED, "frequency": BANK}),
-    (DotProductAttention, "gates", {**GATED, "decay": ONES}),
-    (DotProductAttention, "gates", {**GATED, "clock": "content"}),
-    (DotProductAttention, "backend", {**GATED, "backend": "cpu"}),
     (DotProductAttention, "slopes", {"gates": "gain"}),
     (DotProductAttention, "slopes", {"gates": "gain", "slopes": ONES - 1}),
-    *((DotProductAttention, "sink", {"sink": True, **options}) for options in ({"window": 3}, GATED)),
-    (DotProductAttention, "sink", {"sink": True, "frequency": BANK, "yarn": Yarn(4)}),
-    (DotProductAttention, "slopes, gates, window, logarithmic", {"logarithmic": True, "window": 3}),
-    (DotProductAttention, "slopes, gates, window, logarithmic", {"logarithmic": True, "slopes": SLOPES}),
+    (DotProductAttention, "slopes, gates, window", {"slopes": SLOPES, "window": 3}),
+    (DotProductAttention, "slopes, gates, window", {"slopes": SLOPES, "gates": "forget"}),
     (ContentFilterAttention, "frequency", {"frequency": torch.rand(4, 4)}),
     (ContentFilterAttention, "decay", {"decay": -ONES}),
     (ContentFilterAttention, "weight", {"weight": "misspelt"}),
@@ -91,7 +84,6 @@ REFUSED = [  # the argument that the message names, and the layer's options
     (ContentFilterAttention, "causal", {"causal": False}),
     (ContentFilterAttention, "dropout", {"dropout": 0.1, "backend": "reference"}),
     (ContentFilterAttention, "clock", {"clock": "content"}),
-    (ContentFilterAttention, "taps", {"taps": True}),
 ]
 
 
@@ -124,13 +116,6 @@ def test_times_masks_and_segments_that_do_not_fit(layer):
     for name, given in GIVEN:
         with only_our_own_checks(), pytest.raises(ValueError, match=rf"^{name}: got"):
             LAYERS[layer]()(hidden(dtype=torch.float32), **given)
-
-
-@pytest.mark.parametrize("options", [{"taps": True}, {"clock": "content"}])
-def test_layers_whose_tokens_leave_marks_have_no_queries_of_their_own(options):
-    x = hidden(dtype=torch.float32)
-    with pytest.raises(ValueError, match="query_states: got 'queries of their own with gates, taps"):
-        RobustFilterAttention(16, 4, **options)(x, query_states=x, query_times=torch.arange(7.0))
 
 
 LAYERS = {

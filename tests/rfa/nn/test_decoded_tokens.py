@@ -22,7 +22,7 @@ LAYERS = {
     "m2": M2,
     "values stay": {"rotate_values": False},
     "exponential": {"weight": "exponential"},
-    "no slopes of ALiBi": {"slopes": None},
+    "no slopes of ALiBi": {"initial_slopes": None},
     "groups": {"num_key_value_heads": 1},
 }
 

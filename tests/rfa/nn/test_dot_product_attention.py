@@ -13,11 +13,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from rfa.dynamics import rotary_frequencies
 from rfa.nn import DotProductAttention, Yarn, alibi_slopes
-from rfa.ops import robust_filter_attention
-from rfa.ops.dot_product import decayed_dot_product_attention
-from rfa.ops.positions import checked_positions
 
-from .by_hand import EXACT, SINGLE, assert_near, dot_product, hidden, linear, merged, perturb, states
+from .by_hand import SINGLE, assert_near, dot_product, hidden, merged, perturb, states
 
 SIZE, HEADS, MODES = 16, 2, 8
 ROPE = rotary_frequencies(HEADS, MODES)
@@ -39,9 +36,6 @@ VARIANTS = {
         "slopes": SLOPES,
         "learn_slopes": True,
     },
-    "sink": {"frequency": ROPE, "sink": True},
-    "gate with a sink": {"gates": "forget", "frequency": ROPE, "rotate_values": True, "sink": True},
-    "sink with decay": {"decay": DECAY, "slopes": SLOPES, "sink": True},
     "window": {"frequency": ROPE, "window": 3},
     "yarn": {"frequency": ROPE, "yarn": Yarn(4)},
     "forget gate": {"gates": "forget"},
@@ -53,8 +47,6 @@ VARIANTS = {
         "decay": DECAY,
     },
     "RoPER with decay": {"frequency": ROPE, "rotate_values": True, "decay": DECAY},
-    "logarithmic": {"logarithmic": True},
-    "logarithmic, RoPER": {"logarithmic": True, "frequency": ROPE, "rotate_values": True},
 }
 
 
@@ -87,8 +79,7 @@ TIMES = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0], dtype=torch.float64)
 @cover(1, irregular=[False, True], name=VARIANTS)
 def test_layer_is_written_by_hand(name, irregular):
     layer, x, times = build(**VARIANTS[name]), hidden(), TIMES if irregular else None
-    tolerance = SINGLE if "logarithmic" in name else EXACT  # numbers of the bias are float32 at the start
-    assert_near(layer(x, times=times), dot_product(layer, x, times=times, **VARIANTS[name]), tolerance)
+    assert_near(layer(x, times=times), dot_product(layer, x, times=times, **VARIANTS[name]))
 
 
 @cover(name=["b1", "b2", "b3", "RoPER", "c7", "window"], backend=["reference", "auto"], causal=[True, False])
@@ -152,76 +143,3 @@ def test_half_precision_has_no_limit_on_lags(name, cast):
     layer = getattr(build(torch.float32, **VARIANTS[name]), cast)()
     x = hidden().to(layer.query_projection.weight.dtype)
     assert layer(x, times=torch.arange(7) * 100_000).isfinite().all()
-
-
-def test_gates_that_start_at_slopes():
-    """Without weights of the content, the gates are ALiBi's bias."""
-    torch.manual_seed(0)
-    gated = DotProductAttention(SIZE, HEADS, gates="forget", slopes=SLOPES).double()
-    torch.nn.init.zeros_(gated.gate_projection.weight)
-    sloping = DotProductAttention(SIZE, HEADS, slopes=SLOPES).double()
-    sloping.load_state_dict(gated.state_dict(), strict=False)
-    assert_near(gated(hidden()), sloping(hidden()), 1e-6)  # the gates' bias was float32 at the start
-
-
-def test_the_filter_without_decay_is_kerple():
-    """`-beta log Sigma` is the bias, and Gaussian residuals of keys of one length are dot products.
-
-    With m2.5's zero frequencies, no decay, no gate, and nu to infinity the score is
-    `-beta log(sigma^2 tau + eta^2 + sigma_0^2) - beta |q - k|^2 / d`.
-    """
-    generator = torch.Generator().manual_seed(0)
-    modes, one = 3, torch.ones(HEADS, dtype=torch.float64)
-    query, key, value = torch.randn(3, 2, HEADS, 9, 2 * modes, generator=generator, dtype=torch.float64)
-    key = key / key.norm(dim=-1, keepdim=True)
-    beta, noise, key_noise, floor = 0.7 * one, torch.tensor([0.3, 2.0]).double(), 0.4 * one, 0.05 * one
-    numbers = {"decay": 0 * one, "frequency": torch.zeros(HEADS, modes).double(), "process_noise": noise}
-    numbers |= {"key_noise": key_noise, "query_noise": one, "noise_floor": floor, "inverse_temperature": beta}
-    found = robust_filter_attention(query, key, value, robustness=1e9 * one, gate=False, **numbers)
-    scale = (2 * beta / modes * np.sqrt(2 * modes))[:, None, None]  # 2 beta q.k / d as a score over sqrt(2 d)
-    bias, positions = (beta, noise / (key_noise + floor)), checked_positions(2, 9, 9, query.device, None)
-    expected = decayed_dot_product_attention(scale * query, key, value, positions=positions, logarithmic=bias)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)  # 1 / nu, times residuals of order 10
-
-
-def test_a_new_logarithmic_bias_starts_as_published():
-    numbers = torch.stack(DotProductAttention(512, 256, logarithmic=True).logarithmic())
-    for found, most in zip(numbers, (2.0, 1.0), strict=True):
-        assert found.min() >= 0.01 - 1e-6
-        assert 0.9 * most < found.max() < most + 1e-6
-        assert abs(float(found.mean()) - most / 2) < 0.1 * most  # five deviations of the mean of 256 uniform numbers
-
-
-def test_channel_gates_by_hand():
-    """One pair and one channel at a time."""
-    layer, x = build(gates="channel"), hidden()
-    q, k, v = states(layer, x)
-    gates = 1 / (1 + np.exp(-linear(layer.gate_projection, oracle.as_array(x)).reshape(2, 7, HEADS, -1)))
-    out = np.zeros_like(v)
-    for b, h, i in np.ndindex(2, HEADS, 7):
-        faded = [k[b, h, j] * gates[b, j + 1 : i + 1, h].prod(0) for j in range(i + 1)]
-        weights = np.exp(np.array(faded) @ q[b, h, i] / np.sqrt(SIZE))
-        out[b, h, i] = weights / weights.sum() @ v[b, h, : i + 1]
-    assert_near(layer(x), merged(layer, out))
-
-
-@pytest.mark.parametrize("length", [5, 120])
-def test_gradients_of_channel_gates_in_single_precision(length):
-    """Against float64, also where the gates of 120 tokens multiply to less than the least number."""
-    single, double = build(torch.float32, gates="channel"), build(gates="channel")
-    double.load_state_dict(single.state_dict())
-    x, target = hidden(length=length, dtype=torch.float32), hidden(seed=9, length=length)
-    for layer in (single, double):
-        dtype = layer.query_projection.weight.dtype
-        layer(x.to(dtype)).mul(target.to(dtype)).sum().backward()
-    for name, p in double.named_parameters():
-        error = float((single.get_parameter(name).grad - p.grad).abs().max())
-        assert p.grad.isfinite().all()
-        assert error / max(1.0, float(p.grad.abs().max())) < 1e-4, name  # float32 sums over all pairs
-
-
-def test_new_channel_gates_forget_at_many_rates():
-    layer = DotProductAttention(SIZE, HEADS, gates="channel")
-    rates = -layer.marks(torch.zeros(1, 1, SIZE))["log_gate"][0, :, 0]
-    expected = torch.tensor([2 ** (-8 * n / 15) for n in range(16)]).expand(HEADS, -1)
-    torch.testing.assert_close(rates, expected, rtol=1e-4, atol=0)  # float32 logarithms of small rates

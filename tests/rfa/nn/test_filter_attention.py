@@ -30,12 +30,12 @@ CASES = {
     "learned horizon": ({**M2, "horizon": 0.7, "learn_horizon": True}, {"horizon": "learned"}, True),
     "exponential": ({**M2, "weight": "exponential"}, {"weight": "exponential"}, True),
     "flat": ({"prior": "flat", "innovation": True}, {"flat": True}, True),
-    "riccati": ({"innovation": True, "slopes": None}, {"prior": "riccati"}, True),
+    "riccati": ({"innovation": True, "initial_slopes": None}, {"prior": "riccati"}, True),
     "values do not turn": ({**M2, "rotate_values": False}, {"rotate_values": False}, True),
     "all keys": ({**M2, "causal": False}, {"causal": False}, True),
     "all keys, riccati": ({"causal": False}, {"causal": False, "prior": "riccati"}, False),
     "no gate": ({**M2, "gate": False}, {"gate": False}, True),
-    "learned frequency": ({**M2, "learn_frequency": True}, {}, True),
+    "learned frequency": ({**M2, "learn_frequencies": True}, {}, True),
     "learned decay": ({**M2, "learn_decay": True}, {}, True),
     "as released": (
         {"prior": "lyapunov", "query_noise_in_bias": True, "horizon": 0.7, "learn_horizon": True},
@@ -59,7 +59,7 @@ def dynamics_by_hand(layer, options, flat):
     found.update({name: softplus(raw[name]) for name in stored})
     found["decay"] = softplus(raw["decay"]) if options.get("learn_decay") else raw["decay"]
     found["frequency"] = raw["frequency"]
-    if options.get("learn_frequency"):
+    if options.get("learn_frequencies"):
         found["frequency"] = np.stack([raw["frequency"], -raw["frequency"]], -1).reshape(HEADS, MODES * 2)
     return found, raw
 

@@ -72,7 +72,7 @@ def test_positive_parameters_are_stored_through_softplus():
 
 
 def test_learning_does_not_change_the_start():
-    x, learned = hidden(size=8), {"learn_horizon": True, "learn_frequency": True, "learn_decay": True}
+    x, learned = hidden(size=8), {"learn_horizon": True, "learn_frequencies": True, "learn_decay": True}
     fixed_options = {"horizon": 0.7}
     moving = layer_with(torch.float64, **fixed_options, **learned, decay=DECAY.clamp(min=1e-6))
     still = layer_with(torch.float64, **{**fixed_options, "decay": DECAY.clamp(min=1e-6)})
@@ -82,7 +82,7 @@ def test_learning_does_not_change_the_start():
 
 
 def test_a_step_keeps_conjugate_pairs():
-    layer = layer_with(learn_frequency=True)
+    layer = layer_with(learn_frequencies=True)
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
     layer(hidden(size=8, dtype=torch.float32)).square().sum().backward()
     optimizer.step()
@@ -163,7 +163,9 @@ def test_slopes_of_the_layer(heads, damping):
     slopes = torch.logspace(-2, -0.3, heads)
     frequency = partitioned_frequencies(heads, 4)
     decay = spectral_decay(frequency, damping, zero_heads=1)
-    layer = RobustFilterAttention(4 * heads, heads, frequency=frequency, decay=decay, prior="riccati", slopes=slopes)
+    layer = RobustFilterAttention(
+        4 * heads, heads, frequency=frequency, decay=decay, prior="riccati", initial_slopes=slopes
+    )
     expected = np.broadcast_to(slopes.numpy()[:, None], (heads, LENGTH - 1))
     np.testing.assert_allclose(
         measured_slopes(layer), expected, rtol=2e-4
@@ -178,7 +180,9 @@ def test_the_start_is_at_alibis_slopes_the_fastest_band_has_the_largest(start):
     np.testing.assert_allclose(measured_slopes(layer)[:, 0], expected, rtol=2e-4)
 
 
-@pytest.mark.parametrize("options", [{"slopes": None}, {"prior": "lyapunov"}, {"prior": "lyapunov", "slopes": None}])
+@pytest.mark.parametrize(
+    "options", [{"initial_slopes": None}, {"prior": "lyapunov"}, {"prior": "lyapunov", "initial_slopes": None}]
+)
 def test_without_slopes_the_start_is_at_the_steady_state(options):
     """Slopes are of the Riccati prior: the others take none, given or not."""
     found = values(layer_with(**options).dynamics)["process_noise"]

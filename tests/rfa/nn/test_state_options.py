@@ -1,18 +1,22 @@
-"""Options of the states of any layer, by hand in numpy; layers some of whose heads have gates or a clock."""
+"""Normalised states, robust weights, dropout and shared keys, by hand in numpy."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from cover import cover
 from ops import oracle
 
 from rfa.dynamics import rotary_frequencies
+from rfa.models import PRESETS
 from rfa.nn import DotProductAttention, RobustFilterAttention
 from rfa.ops.cumulative import clocked
 from rfa.ops.positions import checked_positions
 from rfa.ops.problem import Parameters, Problem
 from rfa.ops.reference import robust_weights
 
-from .by_hand import EXACT, assert_near, dot_product, hidden, merged, perturb, states
+from .by_hand import assert_near, dot_product, hidden, merged, perturb, states
 
 SIZE, HEADS = 16, 2
 DECAY, ROPE = torch.tensor([0.05, 0.3]), rotary_frequencies(HEADS, SIZE // HEADS)
@@ -20,7 +24,6 @@ KINDS = {
     "filter": (RobustFilterAttention, {"decay": DECAY}),
     "dot product": (DotProductAttention, {"frequency": ROPE, "gates": "forget"}),
 }
-OPTIONS = {"unit states": {"normalise_states": True}, "taps": {"taps": True}, "output gain": {"output_gain": True}}
 
 
 def layer_of(kind, dtype=torch.float64, **options):
@@ -28,75 +31,27 @@ def layer_of(kind, dtype=torch.float64, **options):
     return perturb(build(SIZE, HEADS, **{**chosen, **options})).to(dtype)
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-def test_a_filter_by_hand(option):
-    layer, x = layer_of("filter", **OPTIONS[option]), hidden()
+def test_a_filter_by_hand():
+    layer, x = layer_of("filter", normalise_states=True), hidden()
     q, k, v = states(layer, x)
     parameters = {key: value.detach() for key, value in layer.dynamics().items()}
     estimate, _ = oracle.filter_attention(q, k, v, **parameters, prior="riccati")
-    assert_near(layer(x), merged(layer, estimate, x), 1e-9)
+    assert_near(layer(x), merged(layer, estimate), 1e-9)
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-def test_dot_products_by_hand(option):
-    layer, x = layer_of("dot product", **OPTIONS[option]), hidden()
+def test_dot_products_by_hand():
+    layer, x = layer_of("dot product", normalise_states=True), hidden()
     assert_near(layer(x), dot_product(layer, x, frequency=ROPE, gates="forget"), 1e-6)  # float32 frequencies
 
 
-def test_taps_of_a_filter_by_hand_at_irregular_times():
-    """The token before is turned by the time in between, values too unless they do not turn."""
-    for turns in (True, False):
-        layer, x = layer_of("filter", taps=True, rotate_values=turns), hidden()
-        times = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0], dtype=torch.float64)
-        q, k, turned = states(layer, x, times)
-        layer.dynamics.frequency, frequency = torch.zeros_like(layer.dynamics.frequency), layer.dynamics.frequency
-        v = turned if turns else states(layer, x, times)[2]
-        layer.dynamics.frequency = frequency
-        parameters = {key: value.detach() for key, value in layer.dynamics().items()}
-        options = {"prior": "riccati", "rotate_values": turns}
-        estimate, _ = oracle.filter_attention(q, k, v, times=times[None], **parameters, **options)
-        assert_near(layer(x, times=times), merged(layer, estimate), 1e-9)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_taps_of_share_zero_are_the_layer_without(kind):
-    layer, x = layer_of(kind, taps=True), hidden()
-    plain = layer_of(kind)
-    plain.load_state_dict({name: p for name, p in layer.state_dict().items() if not name.startswith("taps.")})
-    torch.nn.init.zeros_(layer.taps.weight)
-    torch.nn.init.constant_(layer.taps.bias, -100.0)
-    torch.testing.assert_close(layer(x), plain(x), rtol=EXACT, atol=EXACT)
-
-
-def test_taps_and_a_clock_change_the_robust_weights():
-    """They are those of the tapped keys at the times of the clock."""
-    options = {"frequency": torch.zeros(HEADS, SIZE // HEADS), "clock": "content", "taps": True}
+def test_a_clock_changes_the_robust_weights():
+    """They are those of the keys at the times of the clock."""
+    options = {"frequency": torch.zeros(HEADS, SIZE // HEADS), "clock": "content"}
     layer, x = layer_of("filter", prior="lyapunov", **options), hidden()
     positions = checked_positions(2, 7, 7, x.device, None)
     q, k, _ = (torch.from_numpy(s) for s in states(layer, x))
-    found = layer.robust_weights(x, positions)
-    expected = robust_weights(
-        q, k, Problem(Parameters(**layer.dynamics()), clocked(positions, layer.clock(x)), layer.options)
-    )
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize(("logit", "share"), [(-100.0, 0.0), (100.0, 1.0)])
-def test_a_gain_of_one_takes_the_step_and_a_gain_of_zero_none(logit, share):
-    layer, x = layer_of("filter", output_gain=True), hidden()
-    torch.nn.init.zeros_(layer.output_gain.weight)
-    torch.nn.init.constant_(layer.output_gain.bias, logit)
-    plain = layer_of("filter")
-    plain.load_state_dict({name: p for name, p in layer.state_dict().items() if not name.startswith("output_gain.")})
-    bias = layer.output_projection.bias
-    torch.testing.assert_close(layer(x), share * (plain(x) - bias) + bias, rtol=EXACT, atol=EXACT)
-
-
-def test_the_gain_is_that_of_the_query():
-    """The tokens in another order, as queries of their own, have the same gains."""
-    layer, x = layer_of("filter", output_gain=True), hidden()
-    found = layer(x, query_states=x.flip(1), query_times=torch.arange(7.0).flip(0))
-    torch.testing.assert_close(found, layer(x).flip(1), rtol=EXACT, atol=EXACT)
+    problem = Problem(Parameters(**layer.dynamics()), clocked(positions, layer.clock(x)), layer.options)
+    torch.testing.assert_close(layer.robust_weights(x, positions), robust_weights(q, k, problem), rtol=1e-9, atol=1e-9)
 
 
 def test_states_of_one_length():
@@ -116,40 +71,116 @@ def test_tied_values_are_the_normalised_keys():
     assert_near(layer(x), expected)
 
 
-ROPE_OF_FOUR = rotary_frequencies(4, SIZE // 4)
-GATED = {
-    "gates": (DotProductAttention, {"frequency": ROPE_OF_FOUR, "gates": "forget"}, "gate_projection."),
-    "gates with a sink": (
-        DotProductAttention,
-        {"frequency": ROPE_OF_FOUR, "gates": "forget", "sink": True},
-        "gate_projection.",
-    ),
-    "clock of a filter": (RobustFilterAttention, {"clock": "content"}, "clock."),
-    "clock of a dot product": (DotProductAttention, {"frequency": ROPE_OF_FOUR, "clock": "content"}, "clock."),
-}
+# Dropout, shared keys, robust weights and what a layer lacks, by preset
+
+HIDDEN, KEYS = 16, 9
 
 
-def heads_of(layer, x):
-    """The estimate of each head before the output projection."""
-    found, estimate = [], layer.estimate
-    layer.estimate = lambda *states, **given: found.append(estimate(*states, **given)) or found[0]
-    layer(x)
-    del layer.estimate
-    return found[0]
+def layer(preset, dtype=torch.float64, **options):
+    torch.manual_seed(0)
+    return PRESETS[preset].build(HIDDEN, HEADS, 4, **options).to(dtype)
 
 
-@cover(1, gated=[1, 2, 3], kind=GATED)
-def test_each_head_is_that_of_a_layer_of_one_kind(kind, gated):
-    """The first heads are those of a layer without gates, the last ones those of a layer with gates."""
-    build, options, own = GATED[kind]
-    some = perturb(build(SIZE, 4, gated_heads=gated / 4, **options)).double()
-    every = build(SIZE, 4, **options).double()
-    none = build(SIZE, 4, **{n: x for n, x in options.items() if n not in ("gates", "clock")}).double()
-    shared = {n: x for n, x in some.state_dict().items() if not n.startswith(own)}
-    none.load_state_dict(shared)
-    gates = {n: torch.randn_like(x) for n, x in every.state_dict().items() if n.startswith(own)}
-    gates = {n: torch.cat([x[: 4 - gated], some.state_dict()[n]]) for n, x in gates.items()}
-    every.load_state_dict({**shared, **gates})
-    x = hidden()
-    expected = torch.cat([heads_of(none, x)[:, : 4 - gated], heads_of(every, x)[:, 4 - gated :]], 1)
-    torch.testing.assert_close(heads_of(some, x), expected, rtol=EXACT, atol=EXACT)
+def data(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(1)
+    times = torch.rand(2, KEYS, generator=generator, dtype=torch.float64).add(0.2).cumsum(1)
+    states = torch.randn(2, KEYS, HIDDEN, generator=generator).to(dtype)
+    mask = torch.ones(2, KEYS, dtype=torch.bool)
+    mask[1, 2] = False
+    return states, times, mask
+
+
+def turned(x, angle):
+    """States times `exp(i angle)`: real parts first, then imaginary parts."""
+    half = x.shape[-1] // 2
+    z = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angle)
+    return np.concatenate([z.real, z.imag], -1)
+
+
+def heads(x):
+    return x.detach().unflatten(-1, (HEADS, -1)).transpose(1, 2).numpy()
+
+
+@cover(1, preset=["m2-sc-rfa", "m2.1-exponential"])
+def test_robust_weights_by_hand(preset):
+    attention = layer(preset)
+    keys, times, mask = data()
+    positions = checked_positions(2, KEYS, KEYS, keys.device, times, None, mask)
+    actual = attention.robust_weights(keys, positions).detach().numpy()
+    q, k = heads(attention.query_projection(keys)), heads(attention.key_projection(keys))
+    held = {name: x.detach().numpy() for name, x in attention.dynamics().items()}
+    for b, h, i, j in np.ndindex(*actual.shape):
+        lag = float(times[b, i] - times[b, j])
+        if lag < 0 or not mask[b, j]:
+            assert actual[b, h, i, j] == 0
+            continue
+        mu = held["decay"][h]
+        decay = math.exp(-mu * lag)
+        grown = held["process_noise"][h] * (lag if mu == 0 else (1 - math.exp(-2 * mu * lag)) / (2 * mu))
+        variance = grown + held["key_noise"][h] * decay**2 + held["noise_floor"][h] + held["query_noise"][h]
+        residual = ((q[b, h, i] - decay * turned(k[b, h, j], lag * held["frequency"][h])) ** 2).sum()
+        quotient = residual / (held["robustness"][h] * attention.modes * variance)
+        expected = math.exp(-quotient) if preset == "m2.1-exponential" else 1 / (1 + quotient)
+        assert actual[b, h, i, j] == pytest.approx(expected, rel=1e-5)  # banks and noises are of float32
+
+
+@pytest.mark.parametrize("preset", ["m2-sc-rfa", "b1-rope", "b2-alibi", "b3-decayed-rope", "c2-window"])
+def test_dropout_is_right_on_average_and_off_outside_training(preset):
+    attention, plain = layer(preset, dropout=0.4), layer(preset)
+    keys, times, mask = data()
+    expected = plain(keys, times=times, key_mask=mask)
+    torch.testing.assert_close(attention.eval()(keys, times=times, key_mask=mask), expected)
+    attention.train()
+    with torch.no_grad():
+        many = attention(keys.repeat(1000, 1, 1), times=times.repeat(1000, 1), key_mask=mask.repeat(1000, 1))
+    draws = many.unflatten(0, (1000, 2))
+    error = draws.std(0) / math.sqrt(1000)
+    assert ((draws.mean(0) - expected).abs() <= 5 * error + 1e-9).all()  # five standard errors
+    assert draws.std(0).max() > 0.01
+    one = attention(keys, times=times, key_mask=mask)
+    one.sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in attention.parameters())
+
+
+def test_nothing_that_positions_have_may_stand_beside_them():
+    attention, (keys, times, mask) = layer("m2-sc-rfa"), data()
+    positions = checked_positions(2, KEYS, KEYS, keys.device, times, None, mask)
+    torch.testing.assert_close(attention(keys, positions=positions), attention(keys, times=times, key_mask=mask))
+    for name, value in (("times", times), ("key_mask", mask)):
+        with pytest.raises(ValueError, match=rf"^{name}: got 'given beside positions'"):
+            attention(keys, positions=positions, **{name: value})
+
+
+def test_a_dropped_weight_leaves_the_others_larger():
+    """One key: it is dropped, and the estimate is 0, or it is kept, and the estimate is the value over 0.6."""
+    attention = layer("m2-sc-rfa", dropout=0.4)
+    keys = torch.randn(200, 1, HIDDEN, dtype=torch.float64)
+    k = attention.keys(keys)
+    value = attention.values(keys, k)
+    estimates = []
+    estimate = attention.estimate
+    attention.estimate = lambda *given, **rest: estimates.append(estimate(*given, **rest)) or estimates[0]
+    attention(keys)
+    kept = torch.isclose(estimates[0], value / 0.6).all(-1)
+    none = (estimates[0] == 0).all(-1)
+    assert (kept ^ none).all()
+    assert abs(float(none.double().mean()) - 0.4) < 5 * math.sqrt(0.24 / 400)  # of 400 draws
+
+
+@cover(preset=["m2-sc-rfa", "b1-rope", "c4-fox"], groups=[1, 2])
+def test_shared_keys_are_equal_keys(preset, groups):
+    """A layer whose heads have copies of one group's keys and values is the layer with groups."""
+    torch.manual_seed(0)
+    shared = PRESETS[preset].build(HIDDEN, 4, 4, num_key_value_heads=groups).double()
+    full = PRESETS[preset].build(HIDDEN, 4, 4).double()
+    state = shared.state_dict()
+    for name in ("key_projection", "value_projection"):
+        for part in ("weight", "bias"):
+            of_groups = state[f"{name}.{part}"].unflatten(0, (groups, -1))
+            state[f"{name}.{part}"] = of_groups.repeat_interleave(4 // groups, 0).flatten(0, 1)
+    full.load_state_dict(state)
+    keys, times, mask = data()
+    torch.testing.assert_close(shared(keys, times=times, key_mask=mask), full(keys, times=times, key_mask=mask))
+    assert shared.key_projection.out_features == 2 * HIDDEN * groups // 4
+    shared(keys, times=times).square().sum().backward()
+    assert shared.key_projection.weight.grad.abs().max() > 0

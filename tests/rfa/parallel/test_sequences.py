@@ -27,7 +27,7 @@ def check_models():
     restarts = torch.tensor([[*range(5), *range(7)], [*range(3, 11), *range(3, 7)]])  # within and beyond a shard
     marks = {"times": torch.arange(2.0 * LENGTH).view(2, LENGTH) ** 1.2, "segment_ids": torch.zeros(2, LENGTH).long()}
     marks["segment_ids"][0, 5:] = 1
-    precise = {"step": "precision", "normalise_states": True, "output_gain": True}
+    precise = {"step": "precision", "normalise_states": True}
     absent = {"attention_mask": torch.ones(2, LENGTH).index_fill(1, torch.tensor([0, 1]), 0)}
     absent |= {"seq_idx": torch.arange(LENGTH)[None] // 4, "times": torch.arange(LENGTH) ** 2}  # one row for all
     for name, options, given in (
