@@ -125,6 +125,8 @@ class FrequencyBank(CheckedFields):
             "rope" (as published, for dot products), "yarn" (RoPE with YaRN for sequences longer than in training),
             "as_released" (the map of the paper's code), or "none".
         base: ratio of the fastest to the slowest frequency.
+        slow_modes: "rotate", or "real" to set every frequency with `omega T_train < 2 pi` to 0. Such a mode does not
+            turn once within the training length, so it cannot be told from a mode that does not turn.
 
     Raises:
         ValueError: for an unknown kind, or a base that is not a finite number above 1.
@@ -134,17 +136,20 @@ class FrequencyBank(CheckedFields):
 
     kind: Literal["rope", "yarn", "paired_rope", "partitioned", "none", "as_released"] = "partitioned"
     base: float = 10000.0
+    slow_modes: Literal["rotate", "real"] = "rotate"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(1 < self.base < math.inf, "base", self.base, "a number above 1")
 
-    def build(self, heads: int, modes: int) -> Float[Tensor, "heads modes"]:
-        """The frequencies, in radians per token."""
+    def build(self, heads: int, modes: int, train_length: int) -> Float[Tensor, "heads modes"]:
+        """The frequencies, in radians per token. `train_length` is in tokens."""
         if self.kind == "none":
             return torch.zeros(heads, modes, dtype=torch.float32)
         banks = {"partitioned": partitioned_frequencies, "paired_rope": rope_frequencies}
-        return banks.get(self.kind, rotary_frequencies)(heads, modes, self.base)
+        frequency = banks.get(self.kind, rotary_frequencies)(heads, modes, self.base)
+        slow = frequency.abs() * train_length < 2 * math.pi
+        return frequency.masked_fill(slow, 0.0) if self.slow_modes == "real" else frequency
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -213,6 +218,9 @@ class AttentionConfig(CheckedFields):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        turning = getattr(self, "learn_frequencies", self.kind == "content")  # after one step all modes would turn
+        mode = self.frequencies.slow_modes
+        require(mode == "rotate" or not turning, "slow_modes", mode, "'rotate' where frequencies are learned")
         self.check_rules()
         with torch.device("meta"):  # most rules are those of the layer, which says them when it is built
             self.build(8, 2, 16)
@@ -229,7 +237,7 @@ class AttentionConfig(CheckedFields):
         modes, names = hidden_size // heads, hints(type(self)).keys() - {"frequencies", "decay"}
         decay = self.decay.build(heads, modes, self.frequencies.base, train_length)
         given = {name: getattr(self, name) for name in names}
-        return {"frequency": self.frequencies.build(heads, modes), "decay": decay, **given}
+        return {"frequency": self.frequencies.build(heads, modes, train_length), "decay": decay, **given}
 
     def to_dict(self) -> dict[str, Any]:
         """The kind and the fields for JSON."""
@@ -261,9 +269,10 @@ class AttentionConfig(CheckedFields):
 
     def without_effect(self) -> set[str]:
         """Plain names of the fields that have no effect with the values of the other fields."""
-        if self.decay.kind != "none":
-            return set()
-        return {"damping", "zero_heads"} | ({"base"} if self.frequencies.kind == "none" else set())
+        of_decay, of_both = {"damping", "zero_heads"} if self.decay.kind == "none" else set(), set()
+        if self.frequencies.kind == "none":
+            of_both = {"slow_modes"} | ({"base"} if of_decay else set())
+        return of_decay | of_both
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

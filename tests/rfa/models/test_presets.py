@@ -256,6 +256,8 @@ def test_defaults_are_the_papers_size():
         ("m2-sc-rfa", {"zero_heads": 0}),
         ("m2-sc-rfa", {"damping": 1}),
         ("m2-sc-rfa", {"base": 100}),
+        ("m2-sc-rfa", {"slow_modes": "real"}),
+        ("c3-yarn", {"slow_modes": "real"}),
         ("m1-rfa", {"train_length": 64}),
         ("b1-rope", {"innovation": True}),
         ("m2-sc-rfa", {"normalise_states": True}),
@@ -276,6 +278,17 @@ def test_overrides_reach_the_layer(name, override):
         assert (output.logits - plain(ids).logits).abs().max() > 1e-6
     output.loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["m2-sc-rfa", "rfa", "b1-rope", "c3-yarn"])
+def test_real_slow_modes_turn_at_least_once_in_training_or_not_at_all(name):
+    """`omega T_train < 2 pi` becomes 0, with T_train = 16, and all faster modes stay."""
+    for plain, real in zip(small(name).model.layers, small(name, slow_modes="real").model.layers, strict=True):
+        before, after = (oracle.as_array(held(layer.attention)["frequency"].detach()) for layer in (plain, real))
+        slow = np.abs(before) * 16 < 2 * np.pi
+        assert slow.any()
+        assert not slow.all()
+        np.testing.assert_array_equal(after, np.where(slow, 0, before))
 
 
 @pytest.mark.parametrize("name", NAMES)
