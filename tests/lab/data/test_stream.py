@@ -1,6 +1,5 @@
 """Token streams against the ids of whole texts, blocks of them, and corpora that are prepared."""
 
-import os
 import subprocess
 import sys
 
@@ -76,32 +75,6 @@ def test_bad_text_leaves_no_file(tmp_path):
         token_stream(load_documents(str(tmp_path / "bad.txt")), BYTES, tmp_path / "cache")
     assert not list((tmp_path / "cache").rglob("*.npy*tmp"))
     assert not list((tmp_path / "cache").rglob("*.npy"))
-
-
-@slow
-def test_no_warning_and_no_hang_after_a_fork(tmp_path):
-    program = """
-import os, sys
-from rfa_lab.data import load_tokenizer, text_document, token_stream
-tokenizer = load_tokenizer("bytes")
-documents = [text_document(str(i), "some text") for i in range(100)]
-token_stream(documents, tokenizer, sys.argv[1])
-if os.fork() == 0:
-    print(len(tokenizer(["a", "b"] * 100).input_ids), flush=True)
-    os._exit(0)
-os.wait()
-"""
-    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
-    done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.strip() == "200"
-    assert "parallelism" not in done.stderr
 
 
 def test_words_of_a_model_without_merges_stay_whole(tmp_path, monkeypatch):
