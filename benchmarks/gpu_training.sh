@@ -2,7 +2,7 @@
 # The runs of a recipe on one GPU that is lent for minutes and has no network. A process for each model shares the GPU.
 #
 #   bash benchmarks/gpu_training.sh prepare [FILE]      here: .gpu_training, with what the machine lacks; FILE came back before
-#   bash benchmarks/gpu_training.sh RECIPE TIME RUNS... there: a process for each pattern of names, all for so long
+#   bash benchmarks/gpu_training.sh RECIPE TIME RUNS... there: a process for each pattern of names, each stopped after so long, such as 9m
 #
 # Results and trials of rates come back as $OUT/results.tar.gz, each minute. Checkpoints stay: a second call on the same
 # machine goes on at the step where the first one stopped, and one on another machine makes begun runs anew.
@@ -44,13 +44,13 @@ pack() { # what is finished; a run folder without its checkpoints cannot go on. 
 
 started=()
 for runs in "$@"; do
-    python3 -m rfa_lab experiment "$work/recipe.yaml" --out "$work/out" --for "$time" --only "$runs" --other-version &
+    timeout "$time" python3 -m rfa_lab experiment "$work/recipe.yaml" --out "$work/out" --only "$runs" --other-version &
     started+=($!)
 done
 (while sleep 60; do pack; done) > /dev/null 2>&1 & # or a pipe behind this script would wait for `sleep`
 packing=$!
 failed=0
-for each in "${started[@]}"; do wait "$each" || failed=$((failed + 1)); done
+for each in "${started[@]}"; do wait "$each" || [ $? = 124 ] || failed=$((failed + 1)); done
 kill $packing
 pack
 ls "$work/out/results"

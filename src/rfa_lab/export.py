@@ -20,7 +20,6 @@ from rfa.files import write_whole
 from rfa.models import describe
 from rfa.models.configuration import auto_map
 from rfa.models.saved_files import quiet_transformers
-from rfa_lab.record import read_rows
 from rfa_lab.training import RunFolder
 
 _TEST_SPLIT = " (test split)"  # ends the name of a text that is a run's own test split
@@ -65,7 +64,7 @@ The licence of the weights and of the text, and the language, are not in the run
 
 def export_run(
     run: str | Path, out: str | Path, *, results: Sequence[str | Path] = (), overwrite: bool = False
-) -> list[Path]:
+) -> None:
     """Write a run as a folder for `AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)`.
 
     The folder has the weights as safetensors, `config.json`, the generation settings, the tokenizer, two files of code
@@ -74,11 +73,8 @@ def export_run(
     Args:
         run: a run folder, finished or with a checkpoint.
         out: the new folder, whole or absent.
-        results: files of `rfa evaluate --json`, for the model card. The result of a recipe's run is found by itself.
+        results: files of `rfa evaluate --json`, for the model card.
         overwrite: replace a folder that an export wrote.
-
-    Returns:
-        The result files that the model card shows.
 
     Raises:
         ValueError: for a folder that is no run or has no model yet, an `out` that exists, or a result of another run.
@@ -96,9 +92,7 @@ def export_run(
     spec = record["spec"]
     about = {"preset": spec["preset"], "seed": spec["seed"], "train_length": spec["length"]}
     about["parameters"] = model.num_parameters()
-    found = _result_of_recipe(folder.path)
-    files = [*([found] if found else []), *map(Path, results)]
-    rows = [row for file in files for row in _evaluations(file, about)]
+    rows = [row for file in map(Path, results) for row in _evaluations(file, about)]
     card = model_card(out.resolve().name, record, weights.name, about["parameters"], rows)
 
     model.config.auto_map = auto_map(model.config.model_type)
@@ -119,58 +113,23 @@ def export_run(
         (path / "README.md").write_text(card, encoding="utf-8")
 
     write_whole(out.resolve(), write)
-    return files
-
-
-def _result_of_recipe(run: Path) -> Path | None:
-    """The rows of a recipe's run: `DIR/results/NAME.parquet` for `DIR/runs/NAME`, or for `DIR/NAME` of a demo."""
-    run = run.resolve()
-    beside = run.parent.parent if run.parent.name == "runs" else run.parent
-    path = beside / "results" / f"{run.name}.parquet"
-    return path if path.is_file() else None
 
 
 def _evaluations(file: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
     """The evaluations in a file, which has to be of a run with this preset, seed, training length and size."""
-    if file.suffix == ".parquet":
-        record = read_rows(file)
-        ((_, settings),) = record.settings.items()
-        given = {
-            **settings["training"],
-            **settings,
-            "preset": settings["spec"]["preset"],
-            "seed": settings["spec"]["seed"],
-        }
-        text = Path(settings["spec"]["data"]).name + _TEST_SPLIT
-        parts = {name: {p: record.values(f"{name} {p}") for p in record.protocols()} for name in ("loss", "targets")}
+    try:
+        given = json.loads(file.read_text(encoding="utf-8"))
+        text, fingerprint = Path(given["data"]).name, given["fingerprint"]
+        names = ("protocol", "length", "loss", "perplexity", "targets")
         rows = [
-            {
-                "text": text,
-                "protocol": p,
-                "length": round(length),
-                "loss": float(values[length].iloc[0]),
-                "perplexity": float(2.718281828459045 ** values[length].iloc[0]),
-                "targets": round(parts["targets"][p][length].iloc[0]),
-                "fingerprint": settings["fingerprint"],
-            }
-            for p, values in parts["loss"].items()
-            for length in values
+            {"text": text, "fingerprint": fingerprint, **{name: row[name] for name in names}} for row in given["rows"]
         ]
-    else:
-        try:
-            given = json.loads(file.read_text(encoding="utf-8"))
-            text, fingerprint = Path(given["data"]).name, given["fingerprint"]
-            names = ("protocol", "length", "loss", "perplexity", "targets")
-            rows = [
-                {"text": text, "fingerprint": fingerprint, **{name: row[name] for name in names}}
-                for row in given["rows"]
-            ]
-            numbers = all(isinstance(row[name], int | float) for row in rows for name in names[1:])
-            require(numbers, "results", "rows without numbers", "numbers")
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ValueError(
-                f"results: {file} cannot be read ({error}), expected what `rfa evaluate --json` wrote"
-            ) from error
+        numbers = all(isinstance(row[name], int | float) for row in rows for name in names[1:])
+        require(numbers, "results", "rows without numbers", "numbers")
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(
+            f"results: {file} cannot be read ({error}), expected what `rfa evaluate --json` wrote"
+        ) from error
     for name in _SAME:
         same = given.get(name) == about[name]
         require(same, "results", f"{file} of {name} {given.get(name)!r}", f"{about[name]!r}, the run's")

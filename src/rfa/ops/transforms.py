@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack
 # Fused kernels as registered operators of PyTorch, with their gradients, at less cost a call than `custom_op` has
 
 _LIBRARIES: list[torch.library.Library] = []  # a registration lasts as long as its library
-BODIES: dict[str, Callable[..., Any]] = {}  # what an operator runs, by its name: `benchmarks/gpu_code` calls them
+BODIES: dict[str, Callable[..., Any]] = {}  # what an operator runs, by its name
 
 
 def operator(name: str, schema: str, *devices: str) -> Callable[[Callable[..., Any]], Any]:

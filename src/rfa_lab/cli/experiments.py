@@ -1,10 +1,10 @@
 """The commands for recipes, their results and speed: experiment, report and bench."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -31,9 +31,6 @@ def experiment(
     only: Annotated[
         list[str] | None, typer.Option(help="Names of the runs to make; * stands for anything.", metavar="RUN ...")
     ] = None,
-    time_limit: Annotated[
-        str | None, typer.Option("--for", help="Save and stop after so long, for example 9m or 1h30m.", metavar="TIME")
-    ] = None,
     other_version: Annotated[
         bool, typer.Option("--other-version", help="Go on in a folder that another version or commit began.")
     ] = False,
@@ -43,34 +40,32 @@ def experiment(
 
     Several processes may share a recipe and a folder. The exit status is 1 if a run failed; other runs are still made.
     """
-    from rfa_lab.recipes import load_recipe, run_recipe, seconds_of
+    from rfa_lab.recipes import load_recipe, measured_on, run_recipe, states
 
     if not dry_run:
         check_out(out)
-    seconds = None if time_limit is None else seconds_of(time_limit)
     with _all_faults():
         planned = load_recipe(recipe, data)
     if tokens_per_second is not None and not dry_run:
         raise ValueError(f"--tokens-per-second: got {tokens_per_second:g}, expected --dry-run with it")
     if dry_run:
-        _dry_run(planned, out, only or (), tokens_per_second)
+        device = measured_on(planned, out) if tokens_per_second is None else None
+        found = states(planned, out, only or (), tokens_per_second)
+        console.print(states_table(planned.title, found, device))
         return
     again = ["rfa", "experiment", str(recipe), "--out", str(out)]
     again += [*(["--data", data] if data is not None else []), *(["--only", *only] if only else [])]
-    again += [*(["--for", time_limit] if time_limit else []), *(["--other-version"] if other_version else [])]
+    again += [*(["--other-version"] if other_version else [])]
     hint = f"go on with: {shlex.join(again)}"
     with _all_faults(), stoppable(hint), interruptible(hint), progress_bars() as bar:
         outcome = run_recipe(
             planned,
             out,
             only=only or (),
-            seconds=seconds,
             other_version=other_version,
             progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
             failure=_failed,
         )
-    if outcome.stopped is not None:
-        say(f"stopped after {time_limit}: {outcome.stopped}; {hint}")
     made = out / "results"
     say(f"{len(outcome.done)} runs done: {made}")
     for name in outcome.claimed:
@@ -78,26 +73,6 @@ def experiment(
     if outcome.failed:
         names = ", ".join(outcome.failed)
         say(f"{len(outcome.failed)} runs failed: {names}")
-        raise typer.Exit(1)
-
-
-def _dry_run(recipe: Any, out: Path, only: Sequence[str], speed: float | None) -> None:
-    """The runs, the hours that they take, and what they need. The exit status is 1 if something is missing."""
-    from rfa_lab.recipes import measured_on, states
-    from rfa_lab.recipes.plan import counted, requirements, speed_here
-
-    recipe = counted(recipe)
-    device = measured_on(recipe, out) if speed is None else None
-    if speed is None and device is None:
-        speed, first = speed_here(recipe), recipe.runs[0].label
-        device = f"this machine ({speed:,.0f} tokens a second of {first}, measured now)"
-    found = states(recipe, out, only, speed)
-    console.print(states_table(recipe.title, found, device))
-    required = requirements(recipe, found, out)
-    for each in required:
-        there = "" if each.there else "missing: "
-        say(f"{each.what}: {there}{each.said}")
-    if not all(each.there for each in required):
         raise typer.Exit(1)
 
 

@@ -205,13 +205,12 @@ def export(
 ) -> None:
     """Write a run as a folder that transformers loads, with a model card of the run's own results.
 
-    `AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)` loads it without `import rfa`. The result of
-    a recipe's run is found without --results.
+    `AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)` loads it without `import rfa`.
     """
     from rfa_lab.export import export_run
 
     check_out(out)
-    shown = export_run(run, out, results=results or (), overwrite=overwrite)
+    export_run(run, out, results=results or (), overwrite=overwrite)
     say(f"model: {out}")
-    said = ", ".join(map(str, shown)) or "none; `rfa evaluate RUN --json F` makes one, for --results F"
+    said = ", ".join(map(str, results or ())) or "none; `rfa evaluate RUN --json F` makes one, for --results F"
     say(f"results on its card: {said}")

@@ -1,4 +1,4 @@
-"""Corpora: from what the user names to documents in three splits, and whether a text and a tokenizer are here."""
+"""Corpora: from what the user names to documents in three splits."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import os
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
-
-import huggingface_hub
 
 from rfa.checks import require
-from rfa.files import OUTPUT, cache_folder
+from rfa.files import OUTPUT
 from rfa.progress import Progress
 
 from .documents import Document, file_document, fingerprint
-from .gutenberg import LISTS, PREFIX, books, gutenberg_splits
+from .gutenberg import LISTS, PREFIX, gutenberg_splits
 from .hub import HUB_DATASETS, hub_splits
 from .python_code import CODE, CODE_FOLDER, code_splits
 from .splits import SPLITS, Splits, by_author, by_file, by_position, check_split
-from .tokenization import GPT2_FILES, GPT2_FOLDER_FILES, GPT2_REPOSITORY
 
 SUFFIXES = (".txt", ".md", ".py", ".text", ".tokens", ".raw")
 LOCAL_CORPORA = "`stdlib` or the path of a file or folder of UTF-8 text"
@@ -232,70 +228,3 @@ def _text_files(folder: Path, suffixes: tuple[str, ...], left_out: set[str]) -> 
         files += [Path(parent, name) for name in names if not name.startswith(".") and name.endswith(suffixes)]
     once = {file.resolve(): file for file in sorted(files, reverse=True) if file.is_file()}
     return sorted(once.values())
-
-
-class Found(NamedTuple):
-    """Whether a run can begin (all is here, is built here, or can be fetched), and what was found, in words."""
-
-    there: bool
-    said: str
-
-    @property
-    def here(self) -> bool:
-        """Whether a run can begin without the network."""
-        return self.there and _FETCHED not in self.said
-
-
-_FETCHED = "not here yet, it is fetched when the first run begins (this needs the network)"
-
-
-def find_text(spec: str) -> Found:
-    """Whether the text of `load_corpus` is here. It is found in a moment: nothing is read, built or fetched."""
-    if spec == "stdlib":
-        return Found(True, "that of the running Python")
-    if spec == CODE:
-        folder = os.environ.get(CODE_FOLDER)
-        return _folder(Path(folder)) if folder else Found(True, "that of the running Python and its packages")
-    if spec.startswith(PREFIX):
-        return _gutenberg(spec)
-    if spec in HUB_DATASETS:
-        cache = Path(os.environ.get("HF_DATASETS_CACHE", Path(huggingface_hub.constants.HF_HOME, "datasets")))
-        wanted = _letters(HUB_DATASETS[spec].repository)
-        cached = cache.is_dir() and any(_letters(path.name) == wanted for path in cache.iterdir() if path.is_dir())
-        return Found(True, f"in {cache}" if cached else _FETCHED)
-    if (Path(spec) / "train").is_dir():
-        return _folder(Path(spec))
-    return Found(Path(spec).exists(), spec if Path(spec).exists() else f"{spec} does not exist")
-
-
-def _folder(folder: Path) -> Found:
-    """A folder that holds the three splits."""
-    missing = [f"{split}/" for split in SPLITS if not (folder / split).is_dir()]
-    return Found(not missing, f"{folder} lacks {', '.join(missing)}" if missing else str(folder))
-
-
-def _gutenberg(spec: str) -> Found:
-    listed, folder = books(spec), os.environ.get("RFA_GUTENBERG")
-    if folder:
-        there = [any(Path(folder, n).is_file() for n in (f"{b.name}.txt", f"pg{b.number}.txt")) for b in listed]
-        return Found(all(there), f"{sum(there)} of {len(listed)} books in {folder}")
-    numbers = [book.number for book in listed if book.number]
-    cached = sum((cache_folder() / "gutenberg" / f"{number}.txt").is_file() for number in numbers)
-    rest = "" if cached == len(numbers) else f"; the others: {_FETCHED}"
-    return Found(True, f"{cached} of {len(numbers)} books in the cache{rest}")
-
-
-def _letters(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())
-
-
-def find_tokenizer(spec: str) -> Found:
-    """Whether the tokenizer of `load_tokenizer` is here. Nothing is read, built or fetched."""
-    kind, _, folder = spec.partition(":")
-    if kind != "gpt2":
-        return Found(True, "needs no file" if kind == "bytes" else "trained on the text")
-    if folder:
-        missing = [name for name in GPT2_FOLDER_FILES if not Path(folder, name).is_file()]
-        return Found(not missing, f"{folder} lacks {', '.join(missing)}" if missing else folder)
-    found = [huggingface_hub.try_to_load_from_cache(GPT2_REPOSITORY, name) for name in GPT2_FILES]
-    return Found(True, "in the cache" if all(isinstance(path, str) for path in found) else _FETCHED)

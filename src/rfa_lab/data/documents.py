@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,24 +104,6 @@ def fingerprint(documents: Iterable[Document]) -> str:
 
 
 # The input of tokenizers
-
-_VARIABLE = "TOKENIZERS_PARALLELISM"
-_USERS_CHOICE = os.environ.get(_VARIABLE)
-
-
-@contextmanager
-def parallel_tokenizers() -> Iterator[None]:
-    """Let `tokenizers` use all cores inside the block, and no pool of threads in processes that are forked later.
-
-    The pool does not survive a fork. Without the variable `TOKENIZERS_PARALLELISM` the child would print a warning.
-    The variable is `true` inside the block and `false` afterwards; a value set by the user is kept.
-    """
-    os.environ[_VARIABLE] = _USERS_CHOICE or "true"
-    try:
-        yield
-    finally:
-        os.environ[_VARIABLE] = _USERS_CHOICE or "false"
-
 
 SLICE = 1 << 16  # characters that are searched together
 LONGEST = 1 << 20  # characters without a possible cut; tokenising one such word needs a hundred times its bytes

@@ -6,7 +6,6 @@ import http.client
 import re
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,7 +39,6 @@ def download(address: str, largest: int) -> bytes:
 if TYPE_CHECKING:
     import datasets
 
-PROBE_SECONDS = 5.0
 SCAN_ROWS = 10_000
 ROWS_PER_DOCUMENT = 1_000
 _ARTICLE_TITLE = re.compile(r" = [^=].* = \n?")
@@ -64,14 +62,10 @@ _SPLIT_NAMES = {"train": "train", "validation": "valid", "valid": "valid", "dev"
 
 def hub_files(repository: str, names: tuple[str, ...], alternatives: str) -> list[Path]:
     """Local paths of files of a hub repository. Raises `ValueError`, with alternatives, where they cannot be had."""
-    unreachable = _unreachable()
     try:
-        return [
-            Path(huggingface_hub.hf_hub_download(repository, name, local_files_only=unreachable is not None))
-            for name in names
-        ]
+        return [Path(huggingface_hub.hf_hub_download(repository, name)) for name in names]
     except Exception as error:  # the hub's and the network's errors have no common class
-        raise _no_access(repository, unreachable or error, alternatives) from error
+        raise _no_access(repository, error, alternatives) from error
 
 
 def hub_splits(dataset: HubDataset, alternatives: str) -> dict[str, tuple[Document, ...]]:
@@ -79,39 +73,15 @@ def hub_splits(dataset: HubDataset, alternatives: str) -> dict[str, tuple[Docume
     needs("datasets")
     import datasets
 
-    unreachable = _unreachable()
     try:
-        with _offline(unreachable is not None):
-            loaded = datasets.load_dataset(dataset.repository, dataset.configuration)
+        loaded = datasets.load_dataset(dataset.repository, dataset.configuration)
     except Exception as error:  # of any type, see `hub_files`
-        raise _no_access(dataset.repository, unreachable or error, alternatives) from error
+        raise _no_access(dataset.repository, error, alternatives) from error
     return {
         split: tuple(_row_documents(loaded[name], name, dataset.articles))
         for name, split in _SPLIT_NAMES.items()
         if name in loaded
     }
-
-
-def _unreachable() -> Exception | None:
-    """Return the error if the hub cannot be reached, else None. The hub's own calls would try for half a minute."""
-    try:
-        huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=PROBE_SECONDS)
-    except Exception as error:  # of any type, see `hub_files`
-        return error
-    return None
-
-
-@contextmanager
-def _offline(offline: bool) -> Iterator[None]:
-    """Let `datasets` use only its cache, if `offline`."""
-    from datasets import config
-
-    before = config.HF_HUB_OFFLINE
-    config.HF_HUB_OFFLINE = before or offline
-    try:
-        yield
-    finally:
-        config.HF_HUB_OFFLINE = before
 
 
 def _no_access(repository: str, error: Exception, alternatives: str) -> ValueError:

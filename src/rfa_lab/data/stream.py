@@ -23,7 +23,7 @@ from rfa.files import cache_folder, cached_file
 from rfa.progress import Progress
 
 from .corpora import load_corpus
-from .documents import Document, fingerprint, parallel_tokenizers, text_fragments
+from .documents import Document, fingerprint, text_fragments
 from .splits import SPLITS
 from .tokenization import load_tokenizer
 
@@ -104,13 +104,12 @@ def _encode(
     anywhere = model.get("type") == "BPE" and not model.get("merges")  # without merges each token is one byte
     work = (fragment for document in documents for fragment in text_fragments(document, anywhere))
     done = 0
-    with parallel_tokenizers():
-        for batch, size in _batches(work):
-            encodings = backend.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
-            for encoding, (_, is_last) in zip(encodings, batch, strict=True):
-                yield [*encoding.ids, end] if is_last else encoding.ids
-            done += size
-            report(done)
+    for batch, size in _batches(work):
+        encodings = backend.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
+        for encoding, (_, is_last) in zip(encodings, batch, strict=True):
+            yield [*encoding.ids, end] if is_last else encoding.ids
+        done += size
+        report(done)
 
 
 def _batches(work: Iterable[tuple[str, bool]]) -> Iterator[tuple[list[tuple[str, bool]], int]]:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from rfa.files import cache_folder, cached_file
 from rfa.progress import Progress
 
-from .documents import Document, fingerprint, parallel_tokenizers, text_fragments
+from .documents import Document, fingerprint, text_fragments
 from .hub import hub_files
 
 END_OF_TEXT = "<|endoftext|>"
@@ -125,8 +125,7 @@ def _train(size: int, documents: Sequence[Document], progress: Progress | None) 
         show_progress=False,
     )
     tokenizer = _byte_level(models.BPE())
-    with parallel_tokenizers():
-        tokenizer.train_from_iterator(_sample(documents, progress), trainer)
+    tokenizer.train_from_iterator(_sample(documents, progress), trainer)
     return tokenizer
 
 

@@ -49,9 +49,8 @@ def attention_maps(
 
     Returns:
         Maps in float16 and a summary. `weights` is `(heads, blocks, blocks)`: sums over blocks of keys, averaged
-        over blocks of queries. `near` is `(heads, size, 2 size)`: the last queries and keys one by one; only this map
-        shows periods shorter than two blocks. `undecayed` and `undecayed_near` are these two of A; a layer in which
-        nothing decays does not have them, because there A = W.
+        over blocks of queries. `undecayed` is the same of A; a layer in which nothing decays does not have it, because
+        there A = W.
 
         The summary has `length`, `block`, `layer`, and for each head `kept`, `mean_lag` (in tokens, weighted with W)
         and `beyond_training` (the fraction of W that lies more than the training length back). The last two are
@@ -67,9 +66,7 @@ def attention_maps(
     attention = model.model.layers[layer].attention
     block = -(-len(ids) // size)
     arguments = _estimate_arguments(model, attention, torch.from_numpy(ids.astype(np.int64))[None].to(model.device))
-    wide, close = (0, block), (max(len(ids) - 2 * size, 0), 1)
-    weights = _block_sums(attention, arguments, *wide)
-    near = _block_sums(attention, arguments, *close)[:, -size:]
+    weights = _block_sums(attention, arguments, block)
     _, length, blocks = weights.shape
     starts = block * torch.arange(blocks)
     centre = (starts + (starts + block).clamp(max=length) - 1) / 2
@@ -89,10 +86,9 @@ def attention_maps(
         "block": block,
         "heads": [dict(zip(names, head, strict=True)) for head in figures],
     }
-    maps = {"weights": _block_means(weights, block), "near": near}
+    maps = {"weights": _block_means(weights, block)}
     if (kept < 1 - _ROUNDING).any():
-        undecayed, undecayed_near = _softmax_block_sums(attention, arguments, wide, close)
-        maps |= {"undecayed": _block_means(undecayed, block), "undecayed_near": undecayed_near[:, -size:]}
+        maps["undecayed"] = _block_means(_softmax_block_sums(attention, arguments, block), block)
     return {name: of.numpy().astype(np.float16) for name, of in maps.items()}, summary
 
 
@@ -118,16 +114,14 @@ def _estimate_arguments(model: RFAForCausalLM, attention: Any, ids: Tensor) -> d
     return arguments
 
 
-def _block_sums(
-    attention: Any, arguments: dict[str, Any], start: int, block: int
-) -> Float[Tensor, "heads length blocks"]:
-    """W summed over blocks of keys, from key `start` on."""
+def _block_sums(attention: Any, arguments: dict[str, Any], block: int) -> Float[Tensor, "heads length blocks"]:
+    """W summed over blocks of keys."""
     estimate, value = attention.estimate, arguments["value"]
     length = value.shape[2]
     index = torch.arange(length, device=value.device)
     turned = attention.value_rotations(**arguments["rest"])
     parts = []
-    for first in range(start, length, block * value.shape[-1]):
+    for first in range(0, length, block * value.shape[-1]):
         of_block = (index - first).div(block, rounding_mode="floor")[:, None]
         ones = (of_block == torch.arange(value.shape[-1], device=value.device)).to(value.dtype).expand_as(value)
         if turned is not None:
@@ -137,23 +131,19 @@ def _block_sums(
             cos, sin = turned[1]
             sums = turn(sums, cos, -sin)
         parts.append(sums)
-    return torch.cat(parts, dim=-1)[0, ..., : -(-(length - start) // block)].double().cpu()
+    return torch.cat(parts, dim=-1)[0, ..., : -(-length // block)].double().cpu()
 
 
-def _softmax_block_sums(
-    attention: Any, arguments: dict[str, Any], *parts: tuple[int, int]
-) -> list[Float[Tensor, "heads length blocks"]]:
-    """A summed over blocks of keys, for each first key and block as in `_block_sums`, in one pass."""
+def _softmax_block_sums(attention: Any, arguments: dict[str, Any], block: int) -> Float[Tensor, "heads length blocks"]:
+    """A summed over blocks of keys."""
     length = arguments["value"].shape[2]
-    found: list[list[Tensor]] = [[] for _ in parts]
+    sums: list[Tensor] = []
 
     def note(rows: WeightedRows) -> None:
-        missing = length - rows.first_key - rows.weights.shape[-1]
+        missing = -(-length // block) * block - rows.first_key - rows.weights.shape[-1]
         weights = F.pad(rows.weights[0], (rows.first_key, missing))
-        for sums, (start, block) in zip(found, parts, strict=True):
-            blocks = F.pad(weights[..., start:], (0, -(length - start) % block)).unflatten(-1, (-1, block))
-            sums.append(blocks.sum(-1, dtype=torch.float64).cpu())
+        sums.append(weights.unflatten(-1, (-1, block)).sum(-1, dtype=torch.float64).cpu())
 
     with recorded_weights(note):
         attention.estimate(arguments["query"], arguments["key"], arguments["value"], **arguments["rest"])
-    return [torch.cat(sums, dim=1) for sums in found]
+    return torch.cat(sums, dim=1)

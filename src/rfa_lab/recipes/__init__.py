@@ -3,7 +3,7 @@
 from .plan import RunState, measured_on, states
 from .reading import RecipeError
 from .recipe import Recipe, load_recipe
-from .runs import Outcome, Runs, run_recipe, seconds_of
+from .runs import Outcome, Runs, run_recipe
 
 __all__ = [
     "Outcome",
@@ -14,6 +14,5 @@ __all__ = [
     "load_recipe",
     "measured_on",
     "run_recipe",
-    "seconds_of",
     "states",
 ]

@@ -1,17 +1,13 @@
-"""The state of a recipe: the progress of each run, the work that is left, and what it needs."""
+"""The state of a recipe: the progress of each run, and the work that is left."""
 
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
 from rfa.checks import require
-from rfa_lab.data import is_path, prepare
-from rfa_lab.data.corpora import find_text, find_tokenizer
-from rfa_lab.training import training_speed
 
 from .rates import DIVERGED
 from .recipe import PlannedRun, Recipe
@@ -70,26 +66,6 @@ def measured_on(recipe: Recipe, out: str | Path) -> str | None:
     return " and ".join(dict.fromkeys(map(str, names))) or None
 
 
-def counted(recipe: Recipe) -> Recipe:
-    """A recipe in epochs that names no number of tokens, with that of its training split.
-
-    The text is tokenised, which the first run would do. A text or tokenizer that is not here is not fetched.
-    """
-    spec = recipe.resolved(recipe.runs[0])
-    if recipe.train_tokens is not None or all(run.spec.max_steps is not None for run in recipe.runs):
-        return recipe
-    of_this_machine = is_path(spec.data) or spec.data == "stdlib"
-    if not (of_this_machine and find_text(spec.data).here and find_tokenizer(spec.tokenizer).here):
-        return recipe
-    text = prepare(spec.data, spec.tokenizer, spec.split_by)
-    return recipe.model_copy(update={"train_tokens": len(text.streams["train"])})
-
-
-def speed_here(recipe: Recipe) -> float:
-    """About how many tokens a second this machine trains of the recipe's first run. Raises as `trial_step`."""
-    return training_speed(recipe.runs[0].spec, _vocabulary(recipe.runs[0]))
-
-
 def _state(runs: Runs, run: PlannedRun, results: Mapping[str, Any], speed: float | None) -> RunState:
     steps, tokens = _sizes(runs.recipe, run, results)
     if run.name in results:
@@ -132,58 +108,3 @@ def _speed(recipe: Recipe, run: PlannedRun, results: Mapping[str, Any]) -> float
     measured = [(label, speed) for label, speed in speeds if speed]
     own = [speed for label, speed in measured if label == run.label]
     return mean(own or [speed for _, speed in measured]) if measured else None
-
-
-# What the runs need before they begin: text, tokenizer and disk, looked at in a moment
-
-_GPT2 = 50257  # entries of GPT-2's vocabulary
-_BYTES = 257  # entries of the tokenizer of bytes
-_WEIGHTS = 4  # bytes of a parameter
-_CHECKPOINT = 3 * _WEIGHTS  # with the two moments of the optimiser
-_KEPT = 2 * _CHECKPOINT + _WEIGHTS  # bytes of a parameter that a finished run keeps
-_AT_WORK = 4 * _CHECKPOINT + _WEIGHTS  # a third checkpoint while it is written, and that of the best model
-_TOKEN = 2  # bytes of a token in the cache, up to 65,536 entries
-
-
-class Requirement(NamedTuple):
-    """Text, tokenizer or disk: whether the runs can begin with it, and what was found, in words."""
-
-    what: str
-    there: bool
-    said: str
-
-
-def requirements(recipe: Recipe, states: list[RunState], out: Path) -> list[Requirement]:
-    """Text, tokenizer and disk that these runs and trials need. Nothing is read, fetched or written."""
-    spec = recipe.resolved(recipe.runs[0])
-    text, tokenizer = find_text(spec.data), find_tokenizer(spec.tokenizer)
-    return [
-        Requirement("text", text.there, f"{spec.data}: {text.said}"),
-        Requirement("tokenizer", tokenizer.there, f"{spec.tokenizer}: {tokenizer.said}"),
-        _disk(recipe, states, out),
-    ]
-
-
-def _disk(recipe: Recipe, states: list[RunState], out: Path) -> Requirement:
-    """The space for the models that are kept, and for one run at work."""
-    sizes = {state.run.name: _parameters(state.run) for state in states if state.state != "done"}
-    kept = sum(sizes.get(run.name, 0) for run in recipe.runs) if recipe.keep_models else 0
-    needed = _KEPT * kept + _AT_WORK * max(sizes.values(), default=0) + _TOKEN * (recipe.train_tokens or 0)
-    there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
-    free = shutil.disk_usage(there).free
-    said = f"about {needed / 1e9:,.1f} GB needed with one process, {free / 1e9:,.1f} GB free at {there}"
-    return Requirement("disk", free > needed, said)
-
-
-def _parameters(run: PlannedRun) -> int:
-    """About the number of a model's parameters: embeddings, and a layer's projections, twice those of a plain one."""
-    vocabulary = _vocabulary(run)
-    config = run.spec.model_config(vocab_size=vocabulary)
-    width = config.hidden_size
-    layer = width * (8 * width + 2 * (config.intermediate_size or 4 * width))
-    return width * vocabulary + config.num_hidden_layers * layer
-
-
-def _vocabulary(run: PlannedRun) -> int:
-    kind, _, size = run.spec.tokenizer.partition(":")
-    return int(size) if kind == "bpe" else _BYTES if kind == "bytes" else _GPT2

@@ -4,13 +4,11 @@ from rfa.checks import needs
 
 needs("pydantic", "yaml")
 
-import math
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
-from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import yaml
 from pydantic import (
@@ -18,14 +16,9 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    ModelWrapValidatorHandler,
     ValidationError,
     create_model,
-    model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
-
-T = TypeVar("T")
 
 
 class RecipeError(ValueError):
@@ -35,15 +28,8 @@ class RecipeError(ValueError):
         super().__init__("\n".join(f"{path}: {' '.join(fault.split())}" for fault in faults))
 
 
-_LARGEST = 100_000  # a recipe of the repository has at most 9,000 characters
-
-
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that reads 3e-3 as a number and refuses a repeated key, and aliases that expand without end."""
-
-    def construct_document(self, node):
-        _check_size(node, {})
-        return super().construct_document(node)
+    """A YAML loader that reads 3e-3 as a number and refuses a repeated key."""
 
     def construct_mapping(self, node, deep=False):
         seen = set()
@@ -55,21 +41,6 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"line {line}: {key_node.value!r} stands twice")
             seen.add(key_node.value)
         return super().construct_mapping(node, deep)
-
-
-def _check_size(node: yaml.Node, sizes: dict[int, float]) -> float:
-    """The characters and nodes that a node expands to. Raises for too many: a few aliases of aliases make millions."""
-    if id(node) not in sizes:
-        sizes[id(node)] = math.inf  # for an alias of itself, within itself
-        parts = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
-        within = (1 if isinstance(node, yaml.ScalarNode) else _check_size(part, sizes) for part in parts)
-        sizes[id(node)] = 1 + sum(within)
-    if sizes[id(node)] > _LARGEST:
-        line, expected = node.start_mark.line + 1, f"at most {_LARGEST:,} characters with all aliases expanded"
-        raise yaml.constructor.ConstructorError(
-            None, None, f"line {line}: got {sizes[id(node)]:,}, expected {expected}"
-        )
-    return sizes[id(node)]
 
 
 _Loader.add_implicit_resolver(  # YAML 1.1 requires a point and a sign in such numbers, YAML 1.2 does not
@@ -100,65 +71,36 @@ _EXPECTED = {
 }
 
 
-def faults_of(error: Exception, *place: str | int) -> list[InitErrorDetails]:
-    """The faults that an exception reports, each with its place: `training`, or `runs` and 0."""
-    if not isinstance(error, ValidationError):
-        return [_fault(str(error).partition("\n")[0], *place)]
-    found = []
+def fault_lines(error: ValidationError, keys: Mapping[str, Iterable[str]]) -> list[str]:
+    """The faults that pydantic found, each with its place. A fault in several places is reported once, at the first.
+
+    `keys` has the known keys of each section, those of the recipe itself under "".
+    """
+    places: dict[str, str] = {}
     for each in error.errors(include_url=False):
-        at, kind = [*place, *each["loc"]], each["type"]
+        at, kind = [*each["loc"]], each["type"]
         if kind == "default_factory_not_called":  # what it depends on has a fault itself
             continue
-        if kind in ("fault", "value_error"):
-            said = str(each["ctx"]["said" if kind == "fault" else "error"])
+        if kind == "value_error":
+            said = str(each["ctx"]["error"]).partition("\n")[0]
+        elif kind == "missing":
+            said = kind
+        elif kind == "extra_forbidden":
+            said = f"unknown key, expected some of {', '.join(keys[str(at[0]) if len(at) > 1 else ''])}"
         else:
             expected = _EXPECTED.get(kind, each["msg"].removeprefix("Input should be "))
-            said = "missing" if kind == "missing" else f"got {each['input']!r:.80}, expected {expected}"
-        if at and isinstance(at[-1], str) and (said == "missing" or said.startswith("got ")):
+            said = f"got {each['input']!r:.80}, expected {expected}"
+        if at and isinstance(at[-1], str) and said.startswith(("got ", "missing", "unknown key")):
             said = f"{at.pop()}: {said}"
-        found.append(_fault(said, *at))
-    return found
-
-
-def _fault(said: str, *place: str | int) -> InitErrorDetails:
-    return InitErrorDetails(type=PydanticCustomError("fault", "{said}", {"said": said}), loc=place, input=None)
-
-
-def raise_faults(faults: list[InitErrorDetails]) -> None:
-    """Raise pydantic's error with these faults, if there are any."""
-    if faults:
-        raise ValidationError.from_exception_data("recipe", faults)
-
-
-def check_each(items: Iterable[tuple[str | int | None, Any]], check: Callable[[Any], T]) -> list[T]:
-    """What `check` makes of each item. Faults of all items are raised at once, each at its place if it has one."""
-    found, faults = list[T](), list[InitErrorDetails]()
-    for place, item in items:
-        try:
-            found.append(check(item))
-        except (ValueError, TypeError) as error:
-            faults += faults_of(error, *(() if place is None else (place,)))
-    raise_faults(faults)
-    return found
+        where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in at)
+        places.setdefault(said, where.removeprefix(".") or "recipe")
+    return [f"{where}: {said}" for said, where in places.items()]
 
 
 class Section(BaseModel):
     """A mapping of a recipe. Unknown keys and values of other types are faults."""
 
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _check_keys(cls, given: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
-        names = list(cls.model_fields)
-        unknown = [key for key in given if key not in names] if isinstance(given, dict) else []
-        faults = [_fault(f"{key}: unknown key, expected some of {', '.join(names)}") for key in unknown]
-        try:
-            checked = handler({key: given[key] for key in given if key not in unknown} if unknown else given)
-        except ValidationError as error:
-            faults += faults_of(error)
-        raise_faults(faults)
-        return checked
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="forbid")
 
 
 def checked_fields(kind: type, *without: str) -> Callable[[Any], dict[str, Any]]:

@@ -1,9 +1,9 @@
 """Recipes of language models on text: the runs, their training and their evaluation."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import (
     AfterValidator,
@@ -29,11 +29,10 @@ from .reading import (
     RecipeError,
     Section,
     Seeds,
-    check_each,
     check_names,
     checked_fields,
     different,
-    faults_of,
+    fault_lines,
     file_name,
     one_of,
     read_yaml,
@@ -112,16 +111,12 @@ class _Entry(Section):
         changes: dict[str, Any] = {"learning_rate": rates[0]} if rates else {}  # of several, each model takes its best
         changes |= {name: getattr(self, name) for name in ("one_group", "max_steps") if name in self.model_fields_set}
         training = {**training, **changes, "model": {**training.get("model", {}), **self.model}}
-        presets = ((None, preset) for preset in self.presets)  # a fault names its preset itself
-        specs = check_each(presets, lambda preset: TrainingSpec(preset, **training, seed=self.seeds[0]))
+        specs = [TrainingSpec(preset, **training, seed=self.seeds[0]) for preset in self.presets]
         return [
             PlannedRun(replace(spec, seed=seed), self.label, rates=tuple(rates))
             for seed in self.seeds
             for spec in specs
         ]
-
-
-_ENTRIES = TypeAdapter(Annotated[list[Any], Field(min_length=1)])
 
 
 def _alone(rates: list[float], training: dict[str, Any]) -> list[float]:
@@ -179,12 +174,12 @@ class Recipe(Section):
     def _planned(cls, given: Any, info: ValidationInfo) -> tuple[PlannedRun, ...]:
         training, rates = info.data.get("training"), info.data.get("rates")
 
-        def planned(entry: Any) -> list[PlannedRun]:
-            checked = _Entry.model_validate(entry)
-            return [] if training is None or rates is None else checked.runs(training, rates)
+        def planned(entry: _Entry) -> list[PlannedRun]:
+            return [] if training is None or rates is None else entry.runs(training, rates)
 
-        entries = enumerate(_ENTRIES.validate_python(given))
-        runs = [run for of_entry in check_each(entries, planned) for run in of_entry]
+        entries = list[Annotated[_Entry, AfterValidator(planned)]]  # faults of all entries come at once
+        checked = TypeAdapter(Annotated[entries, Field(min_length=1)]).validate_python(given)
+        runs = [run for of_entry in cast(list[list[PlannedRun]], checked) for run in of_entry]
         check_names(run.name for run in runs)
         return tuple(runs)
 
@@ -222,6 +217,14 @@ class Recipe(Section):
         return replace(spec, data=str((folder / spec.data).resolve())) if is_path(spec.data) else spec
 
 
+_KEYS = {
+    "": list(Recipe.model_fields),
+    "training": [each.name for each in fields(TrainingSpec) if each.name not in ("preset", "seed")],
+    "runs": list(_Entry.model_fields),
+    "evaluation": list(EvaluationPlan.model_fields),
+}
+
+
 def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
     """Read a recipe and check all of it.
 
@@ -238,10 +241,6 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
     try:
         recipe = Recipe.model_validate(given if data is None else Recipe.with_data(given, data))
     except ValidationError as error:
-        places: dict[str, str] = {}  # a fault that occurs in several places is reported once, at the first
-        for fault in faults_of(error):
-            where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in fault.get("loc", ()))
-            places.setdefault(str(fault["type"]), where.removeprefix(".") or "recipe")
-        raise RecipeError(path, [f"{where}: {said}" for said, where in places.items()]) from None
+        raise RecipeError(path, fault_lines(error, _KEYS)) from None
     recipe._path = path
     return recipe

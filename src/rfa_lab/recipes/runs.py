@@ -10,7 +10,6 @@
 import json
 import math
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,57 +27,13 @@ from rfa.progress import Stage, StageProgress
 from rfa_lab import evaluation
 from rfa_lab.data import prepare
 from rfa_lab.record import PLANNED, read_rows
-from rfa_lab.training import TRAINED_ON, OutOfTime, RunFolder, Stopped, resume, train, trial_step
+from rfa_lab.training import TRAINED_ON, RunFolder, Stopped, resume, train, trial_step
 from rfa_lab.training.callbacks import Diverged, read_metrics
 
 from .rates import DIVERGED, needed_rates, possible_rates, trial_loss, trials_by_run, with_best_rate
 from .reading import RecipeError
 from .recipe import PlannedRun, Recipe
 from .result import measurements, run_settings, versions_of, write_result
-
-# The time given to a call
-
-_DURATION = re.compile(r"(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?", re.ASCII)
-
-
-def seconds_of(duration: str) -> float:
-    """The seconds of a duration such as `9m`, `90s` or `1h30m`.
-
-    Raises:
-        ValueError: for another text, or no time at all.
-    """
-    found = _DURATION.fullmatch(duration)
-    hours, minutes, seconds = map(int, found.groups(default="0")) if found else (0, 0, 0)
-    given = float(3600 * hours + 60 * minutes + seconds)
-    if not given:
-        raise ValueError(f"for: got {duration!r:.40}, expected a duration such as 9m, 90s or 1h30m")
-    return given
-
-
-class TimeIsUp(Exception):
-    """The time given is over, at a place where nothing has to be saved."""
-
-
-class TimeLimit:
-    """The time until which a call may go on, None for no limit, and where it is. `progress` sees every stage."""
-
-    def __init__(self, seconds: float | None, progress: StageProgress | None):
-        self.until = None if seconds is None else time.monotonic() + seconds
-        self.where = "before the first run"
-        self._progress = progress or (lambda *_: None)
-
-    def show(self, stage: Stage, done: int, total: int) -> None:
-        """Report progress of training that is saved when its time is over."""
-        self._progress(stage, done, total)
-        self.where = f"at step {done:,} of {total:,} of {stage.run}"
-
-    def report(self, stage: Stage, done: int, total: int) -> None:
-        """Report progress. Raises `TimeIsUp` if the time is over, except where all is done."""
-        self._progress(stage, done, total)
-        if stage.run:
-            self.where = f"in {stage.run}: {stage.name}, which begins anew (it has to fit into the time given)"
-        if self.until is not None and time.monotonic() >= self.until and (stage.name, done) != ("runs", total):
-            raise TimeIsUp
 
 
 class Runs:
@@ -171,13 +126,15 @@ class Runs:
 
     # Before the waiting runs
 
-    def check(self, waiting: Sequence[PlannedRun], begun: Mapping[str, Mapping[str, Any]], limit: TimeLimit) -> None:
+    def check(
+        self, waiting: Sequence[PlannedRun], begun: Mapping[str, Mapping[str, Any]], report: StageProgress
+    ) -> None:
         """Raise `RecipeError` for a text that is too short, or a model that cannot make a step on this machine.
 
         Raises `ValueError` if a run that was begun, by its result or its record, has another text.
         """
         spec, plan = self.recipe.resolved(waiting[0]), self.recipe.evaluation
-        text = prepare(spec.data, spec.tokenizer, spec.split_by, progress=partial(limit.report, Stage("text")))
+        text = prepare(spec.data, spec.tokenizer, spec.split_by, progress=partial(report, Stage("text")))
         read = text.fingerprint_of(*TRAINED_ON), text.fingerprints["test"]
         for name, made in begun.items():
             if (made["data"]["fingerprint"], made["data"]["test_fingerprint"]) != read:
@@ -201,7 +158,7 @@ class Runs:
         models = list({(run.spec.preset, repr(run.spec.model)): run for run in waiting}.values())
         unable: dict[str, str] = {}
         for done, run in enumerate(models):
-            limit.report(Stage("trial_steps"), done, len(models))
+            report(Stage("trial_steps"), done, len(models))
             try:
                 trial_step(run.spec)
             except Exception as error:  # compilers raise exceptions of their own
@@ -212,7 +169,7 @@ class Runs:
 
     # One run
 
-    def make(self, run: PlannedRun, limit: TimeLimit) -> None:
+    def make(self, run: PlannedRun, report: StageProgress) -> None:
         """Train or resume a run, evaluate it, write the result, and delete the model unless the recipe keeps it.
 
         A trial has no result; its record has the validation loss. A record keeps that training diverged too: a later
@@ -227,7 +184,7 @@ class Runs:
         if begun is not None and DIVERGED in begun:
             raise Diverged(begun[DIVERGED])
         try:
-            record = self._trained(run, begun, limit)
+            record = self._trained(run, begun, report)
         except Diverged as error:
             said = str(error) if run.trial else f"{error}; delete {folder.path} to make the run again"
             folder.write({**folder.read(), DIVERGED: said})
@@ -238,7 +195,7 @@ class Runs:
             maps = self.path(run).with_suffix(".npz") if asked["attention"] else None
 
             def progress(stage: Stage, done: int, total: int) -> None:
-                limit.report(stage._replace(run=run.name), done, total)
+                report(stage._replace(run=run.name), done, total)
 
             evaluated = evaluation.full_evaluation(folder.path, **{**asked, "attention": maps}, progress=progress)
             settings = run_settings(self.recipe.name, run, record, asked, evaluated)
@@ -262,15 +219,14 @@ class Runs:
                     "expected one rate for all its runs: delete its folder and its result, and it is made again"
                 )
 
-    def _trained(self, run: PlannedRun, begun: Mapping[str, Any] | None, limit: TimeLimit) -> dict[str, Any]:
+    def _trained(self, run: PlannedRun, begun: Mapping[str, Any] | None, report: StageProgress) -> dict[str, Any]:
         """Train or resume a run or a trial, and return its record."""
 
         def training(step: int, steps: int, metrics: dict[str, float]) -> None:
-            limit.show(Stage("training", run.name, metrics), step, steps)
+            report(Stage("training", run.name, metrics), step, steps)
 
         folder, spec = self.folder(run), self.recipe.resolved(run)
-        bars: dict[str, Any] = {"progress": training, "data_progress": partial(limit.report, Stage("text", run.name))}
-        bars["until"] = limit.until
+        bars: dict[str, Any] = {"progress": training, "data_progress": partial(report, Stage("text", run.name))}
         if begun is None or self.is_lost(run, begun):
             return train(spec, folder.path, overwrite=begun is not None, **bars)
         wanted = spec.with_absolute_paths().to_dict()
@@ -306,13 +262,11 @@ class Outcome:
         done: names of runs that have a result.
         claimed: names of runs that other processes are making.
         failed: the error of each failed run, by name.
-        stopped: where the call stopped because its time was over; None if it came to its end.
     """
 
     done: tuple[str, ...] = ()
     claimed: tuple[str, ...] = ()
     failed: dict[str, str] = field(default_factory=dict)
-    stopped: str | None = None
 
 
 _PAUSE = 2.0  # seconds between looks at runs that other processes make
@@ -323,7 +277,6 @@ def run_recipe(
     out: str | Path,
     *,
     only: Sequence[str] = (),
-    seconds: float | None = None,
     other_version: bool = False,
     progress: StageProgress | None = None,
     failure: Callable[[str, str], None] | None = None,
@@ -338,8 +291,6 @@ def run_recipe(
         recipe: the recipe.
         out: the folder.
         only: names of runs, in which `*` matches any text; empty for all runs.
-        seconds: time after which the call saves and stops; a step of training that was begun is made. All state is in
-            the folder, which can be carried elsewhere. None for no limit.
         other_version: go on in a folder that another version or commit of rfa began. Results name all of them.
         progress: called with the stage, the amount done and the total. Stages of the whole call are "runs" (the number
             of runs), "text" and "trial_steps" (a step of each model). Stages of a run are "text", "training" and those
@@ -365,21 +316,17 @@ def run_recipe(
     begun = {name: found for run in waiting for name, found in runs.begun(run).items()}
     if waiting and not other_version:
         _check_versions({**results, **begun}, runs.out)
-    outcome, limit = Outcome(), TimeLimit(seconds, progress)
-    try:
-        for run in chosen:  # a process may have been killed before it deleted them
-            trained = [trial for trial, record in runs.tried(run) if record is not None]
-            for each in (*trained, *((run,) if run.name in results and not recipe.keep_models else ())):
-                delete_weights(runs.folder(each))
-        if waiting:
-            runs.check(waiting, {**results, **begun}, limit)
-        planned = {"name": recipe.name, "title": recipe.title, "runs": [run.name for run in recipe.runs]}
-        write_text_whole(runs.out / PLANNED, json.dumps(planned, indent=1) + "\n")
-        waiting = _make_waiting(runs, waiting, len(chosen), limit, outcome.failed, failure)
-        outcome.claimed = tuple(run.name for run in waiting)
-    except (OutOfTime, TimeIsUp):
-        waiting = [run for run in chosen if run.name not in outcome.failed and runs.finished(run) is None]
-        outcome.stopped = limit.where if waiting else None
+    outcome, report = Outcome(), progress or (lambda *_: None)
+    for run in chosen:  # a process may have been killed before it deleted them
+        trained = [trial for trial, record in runs.tried(run) if record is not None]
+        for each in (*trained, *((run,) if run.name in results and not recipe.keep_models else ())):
+            delete_weights(runs.folder(each))
+    if waiting:
+        runs.check(waiting, {**results, **begun}, report)
+    planned = {"name": recipe.name, "title": recipe.title, "runs": [run.name for run in recipe.runs]}
+    write_text_whole(runs.out / PLANNED, json.dumps(planned, indent=1) + "\n")
+    waiting = _make_waiting(runs, waiting, len(chosen), report, outcome.failed, failure)
+    outcome.claimed = tuple(run.name for run in waiting)
     left = {*outcome.failed, *(run.name for run in waiting)}
     outcome.done = tuple(run.name for run in chosen if run.name not in left)
     return outcome
@@ -389,7 +336,7 @@ def _make_waiting(
     runs: Runs,
     waiting: list[PlannedRun],
     total: int,
-    limit: TimeLimit,
+    report: StageProgress,
     failed: dict[str, str],
     failure: Callable[[str, str], None] | None,
 ) -> list[PlannedRun]:
@@ -398,11 +345,10 @@ def _make_waiting(
     while waiting and going:
         states: list[str] = []
         for run in waiting:
-            limit.where = f"before {run.name}"
-            limit.report(Stage("runs"), total - len(waiting) + states.count("done"), total)
+            report(Stage("runs"), total - len(waiting) + states.count("done"), total)
             try:
-                states.append(_advance(runs, run, limit))
-            except (Stopped, TimeIsUp, OSError, torch.AcceleratorError):
+                states.append(_advance(runs, run, report))
+            except (Stopped, OSError, torch.AcceleratorError):
                 raise
             except Exception as error:  # of any type: the other runs may still succeed
                 if os.environ.get("RFA_DEBUG"):
@@ -418,27 +364,29 @@ def _make_waiting(
         going = made or elsewhere
         if elsewhere and not made:
             time.sleep(_PAUSE)
-    limit.report(Stage("runs"), total - len(waiting), total)
+    report(Stage("runs"), total - len(waiting), total)
     return waiting
 
 
-def _advance(runs: Runs, run: PlannedRun, limit: TimeLimit) -> Literal["done", "claimed", "trials are made elsewhere"]:
+def _advance(
+    runs: Runs, run: PlannedRun, report: StageProgress
+) -> Literal["done", "claimed", "trials are made elsewhere"]:
     """Make the trials that a run needs and no other process makes, then the run itself.
 
     While it waits for another process it holds no lock, so no two processes wait for each other.
     """
     if runs.finished(run) is None:
         while needed := [trial for trial, record in runs.tried(run) if record is None]:
-            if not all([_claim(runs, trial, limit) for trial in needed]):
+            if not all([_claim(runs, trial, report) for trial in needed]):
                 return "trials are made elsewhere"
-    return "done" if _claim(runs, run, limit) else "claimed"
+    return "done" if _claim(runs, run, report) else "claimed"
 
 
-def _claim(runs: Runs, run: PlannedRun, limit: TimeLimit) -> bool:
+def _claim(runs: Runs, run: PlannedRun, report: StageProgress) -> bool:
     """Make a run unless another process makes it. Whether it is finished."""
     with held(runs.out / ".claims" / f"{run.name}.lock") as mine:
         if mine and runs.finished(run) is None:
-            runs.make(run, limit)
+            runs.make(run, report)
         return mine
 
 

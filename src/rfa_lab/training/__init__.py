@@ -4,20 +4,18 @@ from rfa.checks import needs
 
 needs("accelerate", "pydantic", "tensorboard", "transformers")
 
-from .callbacks import OutOfTime, Stopped
+from .callbacks import Stopped
 from .run_folder import RunFolder
 from .spec import TrainingSpec
 from .train import TRAINED_ON, resume, train
-from .trainer import training_speed, trial_step
+from .trainer import trial_step
 
 __all__ = [
     "TRAINED_ON",
-    "OutOfTime",
     "RunFolder",
     "Stopped",
     "TrainingSpec",
     "resume",
     "train",
-    "training_speed",
     "trial_step",
 ]

@@ -35,7 +35,6 @@ def train(
     out: str | Path,
     *,
     overwrite: bool = False,
-    until: float | None = None,
     data_progress: Progress | None = None,
     progress: TrainingProgress | None = None,
 ) -> dict[str, Any]:
@@ -45,7 +44,6 @@ def train(
         spec: the model, the data and the protocol.
         out: the run folder.
         overwrite: replace an existing run folder.
-        until: the time of `time.monotonic` from which on the run is saved and stopped; None for no limit.
         data_progress: called with the bytes of text read so far and their total.
         progress: called after each step with the step, the total number of steps and the latest metrics. During
             validation the metrics contain `validated`, the fraction that is done.
@@ -58,7 +56,6 @@ def train(
         OSError: if the disk is full. The last complete checkpoint stays.
         ConnectionError: if another process of the run has ended.
         Stopped: on Ctrl-C, after saving. A signal in the last step raises it too, when the run is finished.
-        OutOfTime: as `Stopped`, after the first step that ends later than `until`.
         Exception: with `overwrite`, if the model cannot make a step on this machine; nothing was deleted then.
     """
     spec = spec.with_absolute_paths()
@@ -96,13 +93,12 @@ def train(
             run.check_free(overwrite)
             _write_new_run(run, record, data)
         PartialState().wait_for_everyone()
-        return _train(run, spec, data, arguments, progress, until)
+        return _train(run, spec, data, arguments, progress)
 
 
 def resume(
     out: str | Path,
     *,
-    until: float | None = None,
     data_progress: Progress | None = None,
     progress: TrainingProgress | None = None,
 ) -> dict[str, Any]:
@@ -133,7 +129,7 @@ def resume(
                 raise ValueError(f"run: {run.path} was changed by another process while its text was read")
             run.write({**record, "resumed": [*record.get("resumed", []), environment()]})
         PartialState().wait_for_everyone()
-        return _train(run, spec, data, arguments, progress, until)
+        return _train(run, spec, data, arguments, progress)
 
 
 def _arguments(run: RunFolder, spec: TrainingSpec) -> TrainingArguments:
@@ -233,7 +229,6 @@ def _train(
     data: PreparedData,
     arguments: TrainingArguments,
     progress: TrainingProgress | None,
-    until: float | None,
 ) -> dict[str, Any]:
     set_seed(spec.seed)
     model = RFAForCausalLM(_config(spec, data))
@@ -250,7 +245,7 @@ def _train(
     # compile the kernels here, where Ctrl-C still stops everything; later it would stop only the compiler
     choose_backend(model.config.attention.backend, arguments.device)
     logger = MetricsLogger(run, model, tokens_at, progress)
-    with quiet_transformers(), tensor_float_32(), StopOnSignal(until) as stop, logger:
+    with quiet_transformers(), tensor_float_32(), StopOnSignal() as stop, logger:
         trainer = ProtocolTrainer(
             model,
             arguments,

@@ -11,8 +11,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -240,27 +239,6 @@ def trial_step(spec: TrainingSpec, device: torch.device | None = None) -> None:
         grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         if not all(bool(value.isfinite().all()) for value in (loss, *grads)):
             raise RuntimeError("trial step: got a loss or a gradient that is not finite, expected finite numbers")
-
-
-def training_speed(spec: TrainingSpec, vocabulary: int) -> float:
-    """About how many tokens a second this machine trains: the fastest step of about a second of a run's training.
-
-    The tokens are random. An accelerator takes the run's batch, a CPU about 512 tokens of it. Raises as `trial_step`.
-    """
-    device = _own_device()
-    with torch.random.fork_rng(devices=[]), tensor_float_32():
-        model: Any = RFAForCausalLM(spec.model_config(vocabulary)).to(cast(Any, device))
-        few = min(spec.batch_size, max(512 // spec.length, 1))
-        ids = torch.randint(vocabulary, (few if device.type == "cpu" else spec.batch_size, spec.length)).to(device)
-        optimizer, seconds = make_optimizer(model, spec.learning_rate, spec.one_group), list[float]()
-        while len(seconds) < 2 or sum(seconds[1:]) < 1:  # the first step compiles and loads kernels
-            started = perf_counter()
-            _backward(spec, model, ids)
-            optimizer.step()
-            if device.type != "cpu":
-                torch.accelerator.synchronize()
-            seconds.append(perf_counter() - started)
-    return ids.numel() / min(seconds)
 
 
 def _own_device() -> torch.device:

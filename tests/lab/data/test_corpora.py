@@ -3,14 +3,11 @@
 import sysconfig
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rfa_lab.data import load_corpus, load_documents, text_document
-from rfa_lab.data.corpora import find_text
-from rfa_lab.data.gutenberg import books
 from rfa_lab.data.splits import by_author, by_file, by_position
 
 
@@ -123,41 +120,6 @@ def test_no_text(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(ValueError, match="no text in split"):
         load_corpus(str(tmp_path))
-
-
-FETCHED = "not here yet, it is fetched when the first run begins (this needs the network)"
-
-
-@pytest.fixture
-def nowhere(tmp_path, monkeypatch):
-    """Empty caches, no variables, no network."""
-    for name in ("RFA_GUTENBERG", "RFA_CODE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RFA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-
-
-def test_books_that_are_here(nowhere, tmp_path, monkeypatch):
-    listed = books("gutenberg:novels")
-    numbers = [book.number for book in listed if book.number]
-    assert find_text("gutenberg:novels") == (True, f"0 of {len(numbers)} books in the cache; the others: {FETCHED}")
-    (tmp_path / "cache" / "gutenberg").mkdir(parents=True)
-    for number in numbers:
-        (tmp_path / "cache" / "gutenberg" / f"{number}.txt").touch()
-    assert find_text("gutenberg:novels") == (True, f"{len(numbers)} of {len(numbers)} books in the cache")
-    monkeypatch.setenv("RFA_GUTENBERG", str(tmp_path))
-    (tmp_path / f"{listed[0].name}.txt").touch()
-    (tmp_path / f"pg{listed[-1].number}.txt").touch()
-    assert find_text("gutenberg:novels") == (False, f"2 of {len(listed)} books in {tmp_path}")
-
-
-def test_data_sets_that_are_here(nowhere, tmp_path):
-    assert find_text("babylm-2025") == (True, FETCHED)
-    cached = tmp_path / "datasets" / "BabyLM-community___baby_lm-2025-strict"  # as `datasets` names it
-    cached.mkdir(parents=True)
-    assert find_text("babylm-2025") == (True, f"in {cached.parent}")
-    assert find_text("wikitext-103") == (True, FETCHED)
 
 
 def named(names):

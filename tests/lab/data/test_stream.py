@@ -1,7 +1,5 @@
 """Token streams against the ids of whole texts, blocks of them, and corpora that are prepared."""
 
-import hashlib
-import os
 import subprocess
 import sys
 
@@ -15,7 +13,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rfa_lab.data import TokenBlocks, load_documents, load_tokenizer, prepare, stream, text_document, token_stream
-from rfa_lab.data.corpora import load_corpus
 
 TEXTS = ["It's one.\n\n  Two  words, 3rd line\n", "é 字 🙂" * 50, "<|endoftext|> in a text"]
 
@@ -78,61 +75,6 @@ def test_bad_text_leaves_no_file(tmp_path):
         token_stream(load_documents(str(tmp_path / "bad.txt")), BYTES, tmp_path / "cache")
     assert not list((tmp_path / "cache").rglob("*.npy*tmp"))
     assert not list((tmp_path / "cache").rglob("*.npy"))
-
-
-@slow
-def test_two_processes_at_once_write_once(tmp_path):
-    program = """
-import hashlib, pathlib, sys, time
-from rfa_lab.data import load_corpus, load_tokenizer, stream, token_stream
-corpus, cache = load_corpus("stdlib"), pathlib.Path(sys.argv[1])
-(cache / f"ready{sys.argv[2]}").touch()
-while len(list(cache.glob("ready*"))) < 2: time.sleep(0.01)
-encode = stream._encode
-def counted(*args):
-    print("wrote")
-    time.sleep(0.5)
-    return encode(*args)
-stream._encode = counted
-ids = token_stream(corpus.documents("test"), load_tokenizer("bytes"), cache)
-print(hashlib.sha256(ids.tobytes()).hexdigest())
-"""
-    processes = [
-        subprocess.Popen([sys.executable, "-c", program, tmp_path, str(i)], stdout=subprocess.PIPE, text=True)
-        for i in range(2)
-    ]
-    outputs = [process.communicate(timeout=60)[0].split() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    expected = token_stream(load_corpus("stdlib").documents("test"), BYTES, tmp_path / "own")
-    digest = hashlib.sha256(expected.tobytes()).hexdigest()
-    assert [output[-1] for output in outputs] == [digest, digest]
-    assert sum("wrote" in output for output in outputs) == 1
-
-
-@slow
-def test_no_warning_and_no_hang_after_a_fork(tmp_path):
-    program = """
-import os, sys
-from rfa_lab.data import load_tokenizer, text_document, token_stream
-tokenizer = load_tokenizer("bytes")
-documents = [text_document(str(i), "some text") for i in range(100)]
-token_stream(documents, tokenizer, sys.argv[1])
-if os.fork() == 0:
-    print(len(tokenizer(["a", "b"] * 100).input_ids), flush=True)
-    os._exit(0)
-os.wait()
-"""
-    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
-    done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.strip() == "200"
-    assert "parallelism" not in done.stderr
 
 
 def test_words_of_a_model_without_merges_stay_whole(tmp_path, monkeypatch):

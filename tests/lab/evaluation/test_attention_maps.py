@@ -79,16 +79,13 @@ def assert_maps_without_decay(model, weights, maps, block):
     layer = model.model.layers[-1].attention
     given = layer.dynamics() if hasattr(layer, "dynamics") else {"decay": layer.geometry.decay}
     if given["decay"] is None:
-        assert maps.keys() == {"weights", "near"}
+        assert maps.keys() == {"weights"}
         return
     mu, ahead = (oracle.as_array(given[n].detach())[:, None, None] if n in given else 0.0 for n in ("decay", "horizon"))
     lag = np.clip(np.arange(LENGTH)[:, None] - np.arange(LENGTH), 0, None)
     softmax = weights / np.exp(-mu * (lag + ahead))
     np.testing.assert_allclose(softmax.sum(-1), 1, rtol=1e-9)
     np.testing.assert_allclose(maps["undecayed"].astype(np.float64), pooled(softmax, block), **HALF)
-    size = -(-LENGTH // block)
-    near = softmax[:, -size:, max(LENGTH - 2 * size, 0) :]
-    np.testing.assert_allclose(maps["undecayed_near"].astype(np.float64), near, **HALF)
 
 
 CASES = [
@@ -118,9 +115,6 @@ def test_equal_to_dense_weights(name, changes, block):
     assert {of.dtype for of in maps.values()} == {np.dtype(np.float16)}
     assert (summary["length"], summary["block"], summary["layer"]) == (LENGTH, block, 0)
     np.testing.assert_allclose(maps["weights"].astype(np.float64), pooled(expected, block), **HALF)
-    size = -(-LENGTH // block)
-    near = expected[:, -size:, max(LENGTH - 2 * size, 0) :]
-    np.testing.assert_allclose(maps["near"].astype(np.float64), near, **HALF)
     assert_maps_without_decay(model, expected, maps, block)
     kept = [head["kept"] for head in summary["heads"]]
     np.testing.assert_allclose(kept, expected.sum(-1).mean(-1), rtol=1e-6)
@@ -147,7 +141,7 @@ def test_equal_to_dense_weights(name, changes, block):
 def test_weights_without_decay_are_a_distribution(name):
     model, ids = model_and_window(name, **({"damping": 0.0} if name == "x5-content-clock" else {}))
     maps, summary = attention_maps(model, ids, 8, size=LENGTH)
-    assert maps.keys() == {"weights", "near"}
+    assert maps.keys() == {"weights"}
     assert (maps["weights"] >= -1e-6).all()  # turned there and back in float32
     np.testing.assert_allclose([head["kept"] for head in summary["heads"]], 1, atol=1e-6)
     assert (np.triu(maps["weights"], 1) == 0).all()

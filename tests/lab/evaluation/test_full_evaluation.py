@@ -65,7 +65,6 @@ def test_everything(books, tmp_path):
     assert result["attention_summary"] == {**summary, "start": start}
     with np.load(tmp_path / "maps.npz") as file:
         assert file["weights"].shape == (4, 128, 128)
-        assert file["near"].shape == (4, 128, 256)
         for name, of in maps.items():
             np.testing.assert_array_equal(file[name], of)
     assert [path.name for path in tmp_path.iterdir()] == ["maps.npz"]

@@ -28,7 +28,7 @@ def test_every_layer_is_drawn(rfa, run, tmp_path):
     model = RunFolder(run).load_model()
     for layer in (0, 1):
         expected, _ = attention_maps(model, stream[start : start + 128], 16, layer=layer)
-        assert expected.keys() == {"weights", "near", "undecayed", "undecayed_near"}
+        assert expected.keys() == {"weights", "undecayed"}
         for name, of in expected.items():
             np.testing.assert_array_equal(read_maps(tmp_path / "maps" / f"layer-{layer}.npz")[name], of)
 

@@ -2,14 +2,12 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from cover import slow
 from training.runs import MODEL, command, contents, ctrl_c, messages, once
 
 from rfa.nn import filter_attention
@@ -132,21 +130,6 @@ def test_a_claim_and_a_dead_one(tmp_path, out, evaluated):
     assert evaluated == [NAMES[1], NAMES[0]]
 
 
-@slow
-def test_two_processes_make_what_one_makes(tmp_path, out):
-    """At once, on one folder: each run and the trigram are made once, and are those of one process."""
-    path = write_recipe(tmp_path, runs=[{"presets": ["b1-rope", "m2-sc-rfa"], "seeds": [0, 1]}])
-    arguments = [sys.executable, "-m", "rfa_lab.cli", "experiment", path, "--out"]
-    both = [subprocess.Popen([*arguments, out], stdout=subprocess.DEVNULL) for _ in range(2)]
-    assert [each.wait() for each in both] == [0, 0]
-    assert len(run_recipe(load_recipe(path), tmp_path / "alone").done) == 4
-    found, alone = (sorted(folder.glob("results/*.json")) for folder in (out, tmp_path / "alone"))
-    assert [each.name for each in found] == [each.name for each in alone]
-    assert len(found) == 5
-    for one, other in zip(found, alone, strict=True):
-        assert json.loads(one.read_text())["evaluations"] == json.loads(other.read_text())["evaluations"], one.name
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -190,6 +173,21 @@ def test_another_checkout_goes_on(tmp_path, out, evaluated):
     other = load_recipe(write_recipe(tmp_path), data="stdlib")
     with pytest.raises(ValueError, match=r"of another spec than|another run than"):
         run_recipe(other, out)
+
+
+def test_another_version(tmp_path, out, evaluated, monkeypatch):
+    planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
+    with pytest.raises(Stopped):
+        run_recipe(planned, out, progress=at(f"{NAMES[0]}: training", 2, ctrl_c))
+    before = contents(out)
+    there, here = making.environment(), {**making.environment(), "commit": "abc"}
+    monkeypatch.setattr(making, "environment", lambda: here)
+    with pytest.raises(ValueError, match=f"{NAMES[0]} in .* was made by rfa .* --other-version"):  # not finished
+        run_recipe(planned, out)
+    assert contents(out) == before
+    run_recipe(planned, out, other_version=True, only=NAMES[:1])
+    made = [f"{each['rfa']} {each['commit']}" for each in (there, here)]
+    assert read_rows(out / "results" / f"{NAMES[0]}.parquet").settings[NAMES[0]]["versions"] == made
 
 
 def test_dry_run(tmp_path, out, evaluated, monkeypatch, capsys):

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 
@@ -21,7 +20,6 @@ from rfa.checks import install_command
 from rfa.models import RFAConfig, RFAForTimeSeries, RFATimeSeriesConfig
 from rfa_lab.evaluation import evaluate
 from rfa_lab.export import export_run, model_card
-from rfa_lab.record import run_rows, write_rows
 from rfa_lab.training import RunFolder, train
 
 LOAD = """
@@ -174,23 +172,6 @@ def test_a_time_series_model_is_named_too(tmp_path):
     model.save_pretrained(tmp_path)
     assert "import RFAForTimeSeries" in (tmp_path / "modeling_rfa.py").read_text()
     assert isinstance(AutoModel.from_pretrained(tmp_path, trust_remote_code=True), RFAForTimeSeries)
-
-
-def test_the_result_of_a_recipes_run_is_found(place, tmp_path):
-    shutil.copytree(place / "run", tmp_path / "runs" / "m2-seed0")
-    record = RunFolder(place / "run").read()
-    settings = {"spec": {**record["spec"], "data": "../corpus"}, "training": record["result"], "fingerprint": "f"}
-    settings["train_length"] = record["spec"]["length"]
-    losses = {length: 3.0 for length in (16, 32)}
-    measured = {f"{what} {protocol}": losses for what in ("loss", "targets") for protocol in ("blocks", "matched")}
-    rows = run_rows("m2-seed0", "m2", "m2-sc-rfa", 0, settings, measured)
-    write_rows(tmp_path / "results" / "m2-seed0.parquet", rows)
-    shown = export_run(tmp_path / "runs" / "m2-seed0", tmp_path / "model")
-    assert shown == [tmp_path / "results" / "m2-seed0.parquet"]
-    card = ModelCard.load(tmp_path / "model" / "README.md")
-    protocols = [each.metric_name.split(", ")[1] for each in card.data.eval_results]
-    assert protocols == ["blocks"] * 2 + ["matched"] * 2
-    assert {each.dataset_name for each in card.data.eval_results} == {"corpus (test split)"}
 
 
 def test_what_is_refused(place, tmp_path, rfa):

@@ -127,7 +127,7 @@ def test_published_numbers_are_the_papers():
 
 
 def test_the_report(tmp_path, small, monkeypatch, capsys):
-    maps = {"weights": np.tril(np.full((2, 8, 8), 0.1, dtype=np.float16)), "near": np.zeros((2, 8, 16))}
+    maps = {"weights": np.tril(np.full((2, 8, 8), 0.1, dtype=np.float16))}
     (tmp_path / "record").mkdir()
     np.savez(tmp_path / "record" / "m2-sc-rfa-seed0.npz", **maps)
     status, said, _ = command(monkeypatch, capsys, "report", tmp_path / "record.parquet", "--out", tmp_path / "report")

@@ -1,14 +1,10 @@
 """Parameter groups, schedule and clips of the paper's training (F), and a whole run against a bare PyTorch loop."""
 
-import math
 import sys
 from contextlib import nullcontext
-from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from accelerate.data_loader import SeedableRandomSampler
 from cover import cover, some
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -171,33 +167,6 @@ def bare_loop(spec, order, data, steps):
     return losses, net
 
 
-def seen_blocks(spec, total):
-    """The training blocks that a run of one process reads, each once, in the order in which it first reads them.
-
-    A pass reads the blocks in the order that the run's seed draws. It leaves out those that fill no batch.
-
-    Args:
-        spec: of the run.
-        total: number of blocks of the training split.
-    """
-    batches = total // spec.batch_size
-    steps_a_pass = math.ceil(batches / spec.accumulate)
-    steps = spec.max_steps or math.ceil(spec.epochs * steps_a_pass)
-    first_pass = SeedableRandomSampler(range(total), data_seed=spec.seed)
-    seen = np.fromiter(first_pass, dtype=np.int64, count=total)
-    # a later pass leaves out others, so that two passes read all blocks, or nearly all
-    return seen if steps > steps_a_pass else seen[: min(steps * spec.accumulate, batches) * spec.batch_size]
-
-
-def test_which_blocks_a_run_reads(corpus):
-    """Of 103 blocks in batches of 4 a pass leaves out three, and epochs are counted in whole steps."""
-    spec = tiny_spec(corpus, max_steps=None, epochs=0.5, accumulate=2)
-    assert len(seen_blocks(spec, 103)) == 7 * 8  # half of 13 steps, rounded up
-    assert len(seen_blocks(replace(spec, epochs=1.0), 103)) == 100
-    assert sorted(seen_blocks(replace(spec, epochs=1.1), 103)) == list(range(103))
-    assert seen_blocks(spec, 103).tolist() != seen_blocks(replace(spec, seed=1), 103).tolist()
-
-
 @pytest.mark.parametrize(("name", "accumulate"), [("b1-rope", 1), ("m2-sc-rfa", 1), ("m2-sc-rfa", 3)])
 def test_a_run_is_the_bare_loop(corpus, tmp_path, monkeypatch, name, accumulate):
     order, get = [], TokenBlocks.__getitem__
@@ -211,9 +180,6 @@ def test_a_run_is_the_bare_loop(corpus, tmp_path, monkeypatch, name, accumulate)
     train(spec, tmp_path / "run")
     if accumulate == 1:  # the epoch of 25 batches has every block once
         assert len(set(order[:96])) == 96
-        np.testing.assert_array_equal(seen_blocks(spec, 100), order[:96])
-    else:  # 25 batches are nine steps, so that 24 steps read every block
-        np.testing.assert_array_equal(seen_blocks(spec, 100), order[:100])
     steps = 24 if accumulate == 1 else 8  # an epoch's ninth step of three batches has one only
     losses, net = bare_loop(spec, order, prepare(str(corpus), "bytes"), steps)
     logged = [line["loss"] for line in read_metrics(RunFolder(tmp_path / "run")) if "loss" in line]

@@ -1,4 +1,4 @@
-"""A run that was stopped, by Ctrl-C or because its time was up, and resumed is the run that was not; the best model."""
+"""A run that was stopped, by Ctrl-C, and resumed is the run that was not; the best model."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ import torch
 from cover import some
 
 from rfa.models.saved_files import checkpoints_in
-from rfa_lab.training import OutOfTime, RunFolder, Stopped, callbacks, resume, train
+from rfa_lab.training import RunFolder, Stopped, callbacks, resume, train
 from rfa_lab.training.callbacks import read_metrics
 from training.runs import STOPPING, at_step, contents, ctrl_c, tiny_spec, weights, write_corpus
 
@@ -158,30 +158,11 @@ def valid_losses(folder):
     return {line["step"]: line["valid_loss"] for line in read_metrics(RunFolder(folder)) if "valid_loss" in line}
 
 
-def test_a_run_in_parts_is_the_run_in_one(corpus, finished, tmp_path, caplog):
-    """Each call has no time at all, and makes one step. All losses and weights are equal bit for bit."""
-    with pytest.raises(OutOfTime, match="stopped at step 1 of 8"):
-        train(tiny_spec(corpus), tmp_path / "parts", until=time.monotonic())
-    for step in range(2, 9):
-        with pytest.raises(OutOfTime, match=f"stopped at step {step} of 8"):
-            resume(tmp_path / "parts", until=time.monotonic())
-    record = resume(tmp_path / "parts", until=time.monotonic())  # it was finished in time or not
-    assert (record["finished"], len(record["resumed"])) == (True, 7)
-    lines, whole = (
-        [{k: v for k, v in line.items() if k != "dynamics"} for line in read_metrics(RunFolder(folder))]
-        for folder in (tmp_path / "parts", finished)
-    )
-    assert [line for line in lines if "valid_loss" not in line or line["step"] in (3, 6, 8)] == whole
-    for name, value in weights(finished).items():
-        assert torch.equal(value, weights(tmp_path / "parts")[name])
-    assert not caplog.records  # no word of a signal
-
-
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_best_model_is_kept(one_word, tmp_path, stopped):
     if stopped:
-        with pytest.raises(OutOfTime):
-            train(tiny_spec(one_word, keep_best=True, **SPEC), tmp_path / "run", until=time.monotonic())
+        with pytest.raises(Stopped):
+            train(tiny_spec(one_word, keep_best=True, **SPEC), tmp_path / "run", progress=at_step(1, ctrl_c))
         record = resume(tmp_path / "run")
     else:
         record = train(tiny_spec(one_word, keep_best=True, **SPEC), tmp_path / "run")

@@ -2,12 +2,11 @@
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from cover import cover, slow, some
+from cover import cover, some
 
 from rfa.models import RFAForCausalLM
 from rfa.nn import filter_attention
@@ -150,21 +149,6 @@ def test_a_stop_saves_no_weights_that_are_no_numbers(corpus, tmp_path, monkeypat
     with pytest.raises(ValueError, match="expected finite numbers"):
         train(spec, tmp_path / "run", progress=at_step(6, ctrl_c))
     assert RunFolder(tmp_path / "run").latest_checkpoint().name == "checkpoint-3"
-
-
-@slow
-def test_a_run_that_another_process_finished_meanwhile(stopped, monkeypatch):
-    module = sys.modules["rfa_lab.training.train"]
-    prepare = module.prepare
-
-    def prepare_slowly(*arguments, **options):
-        stopped.write({**stopped.read(), "steps": 99})
-        return prepare(*arguments, **options)
-
-    monkeypatch.setattr(module, "prepare", prepare_slowly)
-    with pytest.raises(ValueError, match="was changed by another process"):
-        resume(stopped.path)
-    assert stopped.read()["steps"] == 99
 
 
 def test_a_step_that_is_no_number_is_found(monkeypatch):
