@@ -20,17 +20,16 @@ from rfa.checks import exported, installed
 
 from . import reference
 from .certified import certified_tail, eps_of
-from .dense import all_finite, finite, into_frame, of_finite, rotated, turned
+from .dense import all_finite, finite, of_finite, rotated
 from .kernel import HALF_AND_SINGLE, TRITON_CHANNELS, Kernel, KernelInputs, kernel_inputs, rotation_tables
 from .positions import Positions
 from .prior import DecodingCache, SeparablePath, kernel_prior
 from .problem import Parameters, Problem
 from .transforms import (
     constant_for_compiler,
-    forward_mode,
     readable,
     recording,
-    refuse_forward_mode,
+    transform_error,
     transformed,
     without_autocast,
 )
@@ -113,7 +112,7 @@ class Backend(NamedTuple):
         if self.kernel is None:
             return reference.filter_attention(query, key, value, problem)
         parameters, positions, options, _ = problem
-        if self.whole is not None and not transformed() and (module := self.whole()).serves(query, problem):
+        if self.whole is not None and (module := self.whole()).serves(query, problem):
             if cache is not None and options.certified:
                 kernel_prior(problem, cache)  # fills the cache's tables, by which it drops old keys
             estimate, log_sum = module.filter_attention(query, key, value, problem)
@@ -281,9 +280,9 @@ def choose_backend(
 def backend_for(name: str, query: Tensor, value: Tensor, lags: Lags | None = None, dropout: bool = False) -> Backend:
     """The backend that serves these states; raises as `choose_backend`.
 
-    Only the reference serves `dropout` and forward-mode differentiation. It runs wherever weights are recorded,
-    whatever the name. `lags` are those of a prior that no path of times adds up to, that of time-dependent noise: with
-    "uniform" ones a kernel that reads tables serves it, with "given" ones only the reference.
+    Only the reference serves `dropout`, transforms of `torch.func` and forward mode. It runs wherever weights are
+    recorded, whatever the name. `lags` are those of a prior that no path of times adds up to, that of time-dependent
+    noise: with "uniform" ones a kernel that reads tables serves it, with "given" ones only the reference.
     """
     if recording():  # a fused kernel has no weights
         return BACKENDS["reference"]
@@ -298,9 +297,9 @@ def backend_for(name: str, query: Tensor, value: Tensor, lags: Lags | None = Non
                 "..., 'cpu': its variance is a function of the lag that no path of times adds up to"
             )
         chosen = "reference"
-    if forward_mode() and chosen != "reference":
+    if transformed() and chosen != "reference":
         if name != "auto":
-            refuse_forward_mode(name)
+            raise transform_error(name)
         chosen = "reference"
     return BACKENDS[chosen]
 
@@ -334,18 +333,11 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """The estimate in float32 and `log2 sum_j 2^z` by a kernel; see `rfa.ops.kernel`.
 
-    Without a frequency the states stand in the common frame. Otherwise the kernel turns them itself, except under a
-    transform of `torch.func`: there autograd turns them, in float32.
+    Without a frequency the states stand in the common frame. Otherwise the kernel turns them itself.
     """
     if frequency is None:
         return kernel.attention(inputs)
     query, key, value, *_ = inputs
-    if transformed():
-        at_keys, at_queries = rotation_tables(frequency, positions)  # differentiable, and once for all states
-        states = query, *positions.without_absent(key, value)
-        query, key, value = into_frame(states, at_keys, at_queries, torch.float32, inputs.rotate_values)
-        estimate, log_sum = kernel.attention(inputs._replace(query=query, key=key, value=value))
-        return (turned(estimate, at_queries) if inputs.rotate_values else estimate), log_sum
     of_keys, of_queries = positions.times_of_heads()
     learned = torch.is_grad_enabled() and any(x.requires_grad for x in (frequency, of_keys, of_queries))
     with torch.no_grad():

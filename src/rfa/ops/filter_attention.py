@@ -99,9 +99,9 @@ def robust_filter_attention(
             nothing. Gradients are those of what was computed; a NaN in a key that is left out may be missing in them.
             It needs prior="riccati" and causal=True. None or 0 visits all keys.
         return_log_precision: also return `log s_i = log sum_j exp(beta_s L_ij)` (appendix E.2).
-        backend: "auto", or the name of one: it runs or raises. "cpu" and "triton" are differentiated once, in reverse,
-            by `torch.func` and `torch.vmap` too. Forward mode, where "auto" takes the reference, and second
-            derivatives are the reference's: the others raise.
+        backend: "auto", or the name of one: it runs or raises. "cpu" and "triton" are differentiated once, in reverse.
+            The transforms of `torch.func`, `torch.vmap` among them, forward mode and second derivatives are the
+            reference's: "auto" takes it under a transform and in forward mode, the others raise.
         check_values: whether values of parameters and times are checked, as shapes and dtypes always are. None checks
             them on the CPU alone, because a GPU would have to finish its work first. Unchecked parameters out of range
             give NaN where "triton" serves causal Student-t weights in half precision at uniform times; elsewhere NaN,

@@ -91,15 +91,11 @@ class KernelInputs(NamedTuple):
 
 _KINDS: dict[object, str] = {Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", str: "str"}
 _HINTS = get_type_hints(KernelInputs)
-_HEADS = {name: 1 for name in ("query", "key", "value", "key_cos", "key_sin", "query_cos", "query_sin", "tables")}
-_HEADS |= {"key_path": 2, "query_path": 2, "key_bias": 1, "scalars": 1, "bound": 0, "key_norm": 1, "tail": 1}
 _LEARNED = ("query", "key", "value", "tables", "key_path", "query_path", "key_bias", "scalars")
 
 SCHEMA = ", ".join(f"{_KINDS[_HINTS[name]]} {name}" for name in KernelInputs._fields)  # of a registered operator
 GRADIENT_SCHEMA = ", ".join("Tensor" for _ in _LEARNED)  # of its backward pass
 TENSORS = sum(_KINDS[kind].startswith("Tensor") for kind in _HINTS.values())  # so many fields come first
-HEADS = tuple(_HEADS.get(name) for name in KernelInputs._fields)  # each field's dimension of the heads, None for none
-GRADIENT_HEADS = tuple(_HEADS[name] for name in _LEARNED)
 PRIOR = slice(KernelInputs._fields.index("tables"), KernelInputs._fields.index("bound"))  # what is learned of it
 
 

@@ -18,7 +18,7 @@ from .cumulative import cumulative_at_queries, take
 from .dense import least_effective_variance
 from .positions import Positions, by_group
 from .problem import Options, Parameters, Problem, RiccatiWeights
-from .transforms import transformed, values_at_hand
+from .transforms import values_at_hand
 
 BITS = math.log2(math.e)  # bits in a nat
 UNIT = 2.0**40  # lag tables hold w / UNIT for Student-t scores: 1 / (Sigma + gamma^2) may lie beyond float32
@@ -108,7 +108,7 @@ def kernel_prior(
     keys = positions.key_times.shape[-1]
     if not positions.uniform or (options.prior == "riccati" and not _gains_of_lags(positions, options, cache)):
         return path_of(problem)
-    if cache is None or torch.is_grad_enabled() or transformed() or keys < 2:  # the gain of a single key differs
+    if cache is None or torch.is_grad_enabled() or keys < 2:  # the gain of a single key differs
         return lag_tables(parameters, options, keys) if tables else path_of(problem)
     if cache.tables is None or cache.tables.tables.shape[-1] < keys:  # they prove what a cache may drop, too
         cache.tables, cache.mirrored, cache.tail = lag_tables(parameters, options, 2 * keys), None, None

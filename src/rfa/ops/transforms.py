@@ -1,6 +1,6 @@
-"""`torch.func`, `torch.vmap`, batched gradients and dual numbers for the registered operators of the fused kernels."""
+"""How the operators meet PyTorch: registration of kernels, recorded weights, transforms and recorded programs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
@@ -24,8 +24,7 @@ def operator(name: str, schema: str, *devices: str) -> Callable[[Callable[..., A
     """Registers a function as `torch.ops.rfa.<name>` for some device types.
 
     `torch.library.custom_op` spends 0.1 ms a call on checks, on some machines 0.6 ms: as much as a short sequence
-    takes. What else it does is done here and in `transforms.py`: where an operator has no gradient it must raise,
-    because PyTorch's fallback would drop the gradient.
+    takes. An operator without a gradient needs `refuse_gradient`: PyTorch's fallback would drop the gradient.
     """
 
     def register(function: Callable[..., Any]) -> Any:
@@ -37,22 +36,16 @@ def operator(name: str, schema: str, *devices: str) -> Callable[[Callable[..., A
     return register
 
 
-def no_second_derivatives(backend: str) -> Callable[..., Any]:
-    """The gradient of a backward pass that has none: it raises."""
+def refuse_gradient(of: Any, backend: str) -> None:
+    """Register for an operator, a backward pass for example, that it has no gradient: asked for one, it raises."""
 
     def refused(ctx: object, *grads: object) -> None:
         raise RuntimeError(f"the {backend} backend has no second derivatives; backend='reference' has")
 
-    return refused
+    register_gradient(of, refused, lambda ctx, inputs, output: None)
 
 
-def nothing_saved(ctx: object, inputs: object, output: object) -> None:
-    """The `setup_context` of such a gradient."""
-
-
-def register_gradient(
-    of: Any, backward: Callable[..., Any], setup_context: Callable[..., None] = nothing_saved
-) -> None:
+def register_gradient(of: Any, backward: Callable[..., Any], setup_context: Callable[..., None]) -> None:
     """`torch.library.register_autograd` for an operator whose arguments have no defaults.
 
     PyTorch's looks for defaults, which takes 0.1 ms a call with as many arguments as a kernel has.
@@ -158,13 +151,12 @@ def forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
-def refuse_forward_mode(backend: str) -> None:
-    """Raise `ValueError` in forward-mode differentiation, where a kernel would drop the tangents without an error."""
-    if forward_mode():
-        raise ValueError(
-            f"backend: got {backend!r} in forward-mode differentiation, expected backend='reference', or 'auto', "
-            "which takes it there"
-        )
+def transform_error(backend: str) -> ValueError:
+    """The error of a backend whose kernels would drop tangents, or do not know the transform that is at work."""
+    return ValueError(
+        f"backend: got {backend!r} in forward-mode differentiation or under a transform of torch.func, expected "
+        "backend='reference', or 'auto', which takes it there"
+    )
 
 
 def transformed() -> bool:
@@ -264,68 +256,3 @@ def _scores(
     if attn_mask is None:
         return score
     return score.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else score + attn_mask
-
-
-def transformable(
-    backend: str,
-    operator: Any,
-    inputs: Sequence[int | None],
-    results: Sequence[int],
-    setup_context: Callable[..., None] = nothing_saved,
-    gradient: Callable[..., Any] | None = None,
-) -> Callable[..., Any]:
-    """A registered operator as a function that `torch.func` can differentiate once and `torch.vmap` can batch.
-
-    `torch.func` refuses a gradient that is registered by PyTorch's own means, and forward mode ignores it. So under
-    transforms the operator is called from a `torch.autograd.Function`, which would cost too much elsewhere. `vmap`
-    gives a call more heads. Where positions are batched, it makes one call for each sample.
-
-    Args:
-        backend: its name, for errors.
-        operator: of tensors to a tensor or a tuple of tensors.
-        inputs: the dimension of the heads in each input, None where an input has none; further inputs have none.
-        results: the same of the outputs.
-        setup_context, gradient: as for `torch.library.register_autograd`, and registered here; without, it raises.
-    """
-
-    def batched(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Any, Any]:
-        found, dims = parts_of_batch(info, in_dims, given)
-        return (found[0], dims[0]) if len(results) == 1 else (found, dims)
-
-    def parts_of_batch(info: Any, in_dims: tuple[int | None, ...], given: Any) -> tuple[list[Tensor], list[int]]:
-        size = info.batch_size
-        heads_of: list[Any] = [*inputs, *(None,) * len(given)][: len(given)]
-        if any(dim is not None and heads is None for dim, heads in zip(in_dims, heads_of, strict=True)):
-            each = [
-                parts_of(*(x if dim is None else x.select(dim, i) for x, dim in zip(given, in_dims, strict=True)))
-                for i in range(size)
-            ]
-            return [torch.stack(parts) for parts in zip(*each, strict=True)], [0] * len(results)
-        joined = [_joined(x, dim, heads, size) for x, dim, heads in zip(given, in_dims, heads_of, strict=True)]
-        first = list(given[0].shape)
-        if in_dims[0] is not None:
-            del first[in_dims[0]]
-        parts = (size, first[heads_of[0]])
-        return [x.unflatten(heads, parts) for x, heads in zip(parts_of(*joined), results, strict=True)], [*results]
-
-    def parts_of(*given: Any) -> tuple[Tensor, ...]:
-        found = operator(*given)
-        return (found,) if isinstance(found, Tensor) else found
-
-    backward = no_second_derivatives(backend) if gradient is None else gradient
-    register_gradient(operator, backward, setup_context)
-    torch.library.register_vmap(operator, batched)
-    steps = {"forward": lambda *given: operator(*given), "setup_context": setup_context, "backward": backward}
-    steps["jvp"] = lambda ctx, *tangents: refuse_forward_mode(backend)
-    methods = {name: staticmethod(step) for name, step in steps.items()}
-    function: Any = type(operator.__name__, (torch.autograd.Function,), {**methods, "generate_vmap_rule": True})
-    return lambda *given: function.apply(*given) if transformed() else operator(*given)
-
-
-def _joined(x: Any, dim: int | None, heads: int | None, size: int) -> Any:
-    """The heads of all samples side by side."""
-    if not isinstance(x, Tensor) or heads is None:
-        return x
-    if dim is None:
-        x, dim = x.expand(size, *x.shape), 0
-    return x.movedim(dim, heads).flatten(heads, heads + 1).contiguous()  # with one head the flattened may be a view

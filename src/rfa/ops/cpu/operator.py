@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from rfa.ops.kernel import GRADIENT_HEADS, GRADIENT_SCHEMA, HEADS, SCHEMA, TENSORS, KernelInputs, gradients_by_field
+from rfa.ops.kernel import GRADIENT_SCHEMA, SCHEMA, TENSORS, KernelInputs, gradients_by_field
 from rfa.ops.prior import DecodingCache
-from rfa.ops.transforms import operator, refuse_forward_mode, transformable, transformed
+from rfa.ops.transforms import forward_mode, operator, refuse_gradient, register_gradient, transform_error
 
 from .library import NUMBERS, SCORE_KINDS, KernelProblem, PhasesProblem, Strided, run_kernel
 
@@ -22,8 +22,8 @@ MOST_SLICES = 2**26  # numbers in the gradients of queries of all slices, which 
 
 def fused_attention(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
     """The estimate `(batch, heads, queries, channels)` in float32 and `log2 sum_j 2^z`, -inf where no key is seen."""
-    plain = inputs.decode and type(inputs.query) is Tensor and not (torch.compiler.is_compiling() or transformed())
-    run = _forward if plain else _differentiable  # decoding avoids PyTorch's dispatcher, which is slow
+    plain = inputs.decode and type(inputs.query) is Tensor and not torch.compiler.is_compiling()
+    run = _forward if plain else forward  # decoding avoids PyTorch's dispatcher, which is slow
     estimate, log_sum, _ = run(*inputs)
     return estimate, log_sum
 
@@ -51,7 +51,8 @@ def _phases(frequency, times):
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Estimate and log2 sum of `KernelInputs`, and the first block of keys that each group of queries visits."""
-    refuse_forward_mode("cpu")  # a compiled caller has not asked again
+    if forward_mode():  # a compiled caller has not asked again
+        raise transform_error("cpu")
     inputs = KernelInputs(*arguments)
     out, log_sum, first_block = _outputs(inputs)
     if inputs.empty:
@@ -175,15 +176,15 @@ def _save(ctx, inputs, output) -> None:
 def _gradient(ctx, grad_out: Tensor, grad_log_sum: Tensor, _: object):
     out, log_sum, first_block, *tensors = ctx.saved_tensors
     inputs = KernelInputs(*tensors, *ctx.options)
-    grads = list(_once(grad_out, grad_log_sum, out, log_sum, first_block, *inputs))
+    grads = list(backward(grad_out, grad_log_sum, out, log_sum, first_block, *inputs))
     prior = (inputs.tables, inputs.key_path, inputs.query_path, inputs.key_bias)
     grads[3:7] = [None if x is None else grad for x, grad in zip(prior, grads[3:7], strict=True)]
     return gradients_by_field(grads)
 
 
-_differentiable = transformable("cpu", forward, HEADS, (1, 1, 1), _save, _gradient)
-_once = transformable("cpu", backward, (*(1,) * 5, *HEADS), GRADIENT_HEADS)
-transformable("cpu", phases, (0, None), (1, 1))
+register_gradient(forward, _gradient, _save)
+refuse_gradient(backward, "cpu")
+refuse_gradient(phases, "cpu")
 
 
 # New tokens of a decoder in C++: into the cache, and their estimates from it

@@ -20,7 +20,15 @@ from rfa.dynamics import rotation_of_heads
 from rfa.ops.certified import eps_of
 from rfa.ops.positions import Positions
 from rfa.ops.problem import Problem
-from rfa.ops.transforms import BODIES, no_second_derivatives, operator, plain, refuse_forward_mode, register_gradient
+from rfa.ops.transforms import (
+    BODIES,
+    forward_mode,
+    operator,
+    plain,
+    refuse_gradient,
+    register_gradient,
+    transform_error,
+)
 
 from . import prologue, tiles
 from .backward import key_kernel, query_kernel
@@ -368,7 +376,7 @@ def _gradients(
 
 
 register_gradient(filter_forward, _gradients, _save)
-register_gradient(filter_backward, no_second_derivatives("triton"))
+refuse_gradient(filter_backward, "triton")
 _forward_body, _backward_body = BODIES["rfa::filter_forward"], BODIES["rfa::filter_backward"]
 
 
@@ -431,7 +439,8 @@ def filter_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem
         eps_of(options, query.dtype) if key.shape[2] > 1 else 0.0,
     )  # fmt: skip
     if not direct:
-        refuse_forward_mode("triton")
+        if forward_mode():  # a compiled caller has not asked again
+            raise transform_error("triton")
         out, log_sum, _, _ = filter_forward(*leaves, *others)
     elif keep:
         out, log_sum, _, _ = _Attention.apply(*leaves, others)

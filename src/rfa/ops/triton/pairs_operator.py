@@ -9,17 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rfa.ops.kernel import (
-    GRADIENT_HEADS,
-    GRADIENT_SCHEMA,
-    HEADS,
-    PRIOR,
-    SCHEMA,
-    TENSORS,
-    KernelInputs,
-    gradients_by_field,
-)
-from rfa.ops.transforms import operator, refuse_forward_mode, transformable
+from rfa.ops.kernel import GRADIENT_SCHEMA, PRIOR, SCHEMA, TENSORS, KernelInputs, gradients_by_field
+from rfa.ops.transforms import forward_mode, operator, refuse_gradient, register_gradient, transform_error
 
 from .frames import NUMBERS, TILE
 from .pairs import SCALARS, pairs_forward_kernel, pairs_states_kernel
@@ -39,7 +30,7 @@ def fused_attention(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
         Estimates `(batch, heads, queries, value channels)` and `log2 sum_j 2^z` `(batch, heads, queries)` in
         float32 and float64. A row that sees no key gives zeros and -inf.
     """
-    return _differentiable(*inputs._replace(rotate_values=inputs.key_cos is not None and inputs.rotate_values))
+    return pairs_forward(*inputs._replace(rotate_values=inputs.key_cos is not None and inputs.rotate_values))
 
 
 class _Sizes(NamedTuple):
@@ -138,7 +129,8 @@ def _states(inputs: KernelInputs, sizes: _Sizes, of_pairs: tuple[Any, ...]) -> _
 @operator("pairs_forward", f"({SCHEMA}) -> (Tensor, Tensor)", "cuda", "cpu")
 def pairs_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Estimates and log sums; see `fused_attention`."""
-    refuse_forward_mode("triton")  # a compiled caller has not asked again
+    if forward_mode():  # a compiled caller has not asked again
+        raise transform_error("triton")
     inputs = KernelInputs(*arguments)
     sizes, query = _sizes(inputs), inputs.query
     shape = (sizes.batch, sizes.heads, sizes.queries)
@@ -180,7 +172,7 @@ def pairs_backward(
     The gradient of what is not given, or not asked for, has no elements. The bias belongs to the path.
     """
     inputs = KernelInputs(*arguments)
-    sizes, nothing = _sizes(inputs), _nothing(inputs.scalars)
+    sizes, nothing = _sizes(inputs), inputs.scalars.new_empty(0)  # where an operator cannot return None
     if inputs.empty:
         learned = inputs.tables, inputs.key_path, inputs.query_path, inputs.key_bias, inputs.scalars
         given = (inputs.query, inputs.key, inputs.value, *learned)
@@ -236,16 +228,10 @@ def pairs_backward(
     return (*gradients, *prior)
 
 
-def _nothing(scalars: Tensor) -> Tensor:
-    """No elements, where an operator cannot return None; `vmap` finds the heads where it looks for them."""
-    heads = scalars.shape[1]
-    return scalars.new_empty(0, heads, heads, 0)
-
-
 @torch.library.register_fake("rfa::pairs_backward")
 def _(grad_out, grad_log_sum, out, log_sum, of_scalars, of_path, *arguments):
     inputs = KernelInputs(*arguments)
-    nothing, scalars = _nothing(inputs.scalars), inputs.scalars
+    nothing, scalars = inputs.scalars.new_empty(0), inputs.scalars
     path = [inputs.key_path, inputs.query_path, inputs.key_bias] if of_path else [None] * 3
     of_heads = scalars.new_empty(scalars.shape[1], SCALARS.value).T[: scalars.shape[0]] if of_scalars else nothing
     return (
@@ -267,11 +253,11 @@ def _backward(ctx: Any, grad_out: Tensor | None, grad_log_sum: Tensor | None) ->
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     needed = ctx.needs_input_grad[PRIOR]
     of_path = any(needed[1:4])
-    states_and_prior = _once(grad_out, grad_log_sum, out, log_sum, needed[4], of_path, *tensors, *ctx.options)
+    states_and_prior = pairs_backward(grad_out, grad_log_sum, out, log_sum, needed[4], of_path, *tensors, *ctx.options)
     query, key, value, *prior = states_and_prior
     learned = (gradient if wanted else None for gradient, wanted in zip(prior, needed, strict=True))
     return gradients_by_field((query, key, value, *learned))
 
 
-_differentiable = transformable("triton", pairs_forward, HEADS, (1, 1), _save, _backward)
-_once = transformable("triton", pairs_backward, (*(1,) * 4, None, None, *HEADS), GRADIENT_HEADS)
+register_gradient(pairs_forward, _backward, _save)
+refuse_gradient(pairs_backward, "triton")

@@ -14,7 +14,7 @@ from torch import Tensor
 from rfa.ops.dense import Phases
 from rfa.ops.prior import SeparablePath, separable_path
 from rfa.ops.problem import Problem
-from rfa.ops.transforms import operator, register_gradient, transformable, transformed
+from rfa.ops.transforms import operator, refuse_gradient, register_gradient
 
 from .parameters import integrals, steady_gain, steady_gradient, steady_ratio
 from .tiles import BITS, COUNTS, LEAST
@@ -314,14 +314,14 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, *of_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-    gradients = _once(*of_outputs, *ctx.saved_tensors, *ctx.options)
+    gradients = triton_path_backward(*of_outputs, *ctx.saved_tensors, *ctx.options)
     parameters = ctx.saved_tensors[2:]
     found = [row.to(p.dtype) for row, p in zip(gradients, parameters[1:], strict=True)]
     return (None, None, None, *found, None, None, None, None)
 
 
 register_gradient(triton_path, _backward, _save)
-_once = transformable("triton", triton_path_backward, (2, 2, 1, 1, 2, None, *(0,) * len(_NAMES)), (1,))
+refuse_gradient(triton_path_backward, "triton")
 
 
 def path(problem: Problem) -> SeparablePath:
@@ -332,7 +332,7 @@ def path(problem: Problem) -> SeparablePath:
     same = positions.query_times is positions.key_times
     of_intervals = options.prior == "riccati" and (positions.key_groups is not None or not same)
     given = parameters.horizon, parameters.noise, positions.clock, riccati
-    if learned or of_intervals or transformed() or any(x is not None for x in given):
+    if learned or of_intervals or any(x is not None for x in given):
         return separable_path(problem)
     named = [getattr(parameters, name) for name in _NAMES]
     key_path, query_path, bias, scalars = triton_path(

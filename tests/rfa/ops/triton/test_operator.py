@@ -3,8 +3,10 @@
 import pytest
 import torch
 from cover import slow
+from torch.func import jvp
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rfa.ops import robust_filter_attention
 from rfa.ops.backends import BACKENDS
 from rfa.ops.kernel import kernel_inputs, rotation_tables
 from rfa.ops.prior import kernel_prior
@@ -12,7 +14,7 @@ from rfa.ops.problem import Options, Parameters, Problem
 from rfa.ops.transforms import BODIES
 
 from ..problems import PARAMETERS, irregular_times, located, problem
-from .fused_problems import DEVICE, needs_triton, rounded, triton_attention
+from .fused_problems import DEVICE, SINGLE, needs_triton, rounded, triton_attention
 
 pytestmark = needs_triton
 pairs_operator = pytest.importorskip("rfa.ops.triton.pairs_operator")
@@ -79,19 +81,51 @@ def test_nothing_to_see(queries, keys):
     assert not any(leaves[n].grad.any() for n in ("query", "key", "value"))
 
 
+@pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
+def test_several_cotangents_at_once(prior):
+    """As one after the other; there is no second derivative, and no tangent of forward mode."""
+    inputs = {n: x.to(DEVICE) for n, x in rounded(problem(batch=1, keys=6, modes=8), torch.float32).items()}
+    leaves = {n: x.requires_grad_() for n, x in inputs.items() if n != "frequency"}
+    out, _ = triton_attention(**inputs, prior=prior, times=irregular_times(0, 6).to(DEVICE))
+    wanted, cotangents = list(leaves.values()), torch.stack([out.detach(), -2 * out.detach()])
+    together = torch.autograd.grad(out, wanted, cotangents, is_grads_batched=True, retain_graph=True)
+    alone = torch.autograd.grad(out, wanted, cotangents[0], create_graph=True)
+    for both, one in zip(together, alone, strict=True):
+        torch.testing.assert_close(both, torch.stack([one, -2 * one]), rtol=SINGLE, atol=SINGLE)
+    with pytest.raises(RuntimeError, match="the triton backend has no second derivatives; backend='reference' has"):
+        alone[0].sum().backward()
+    with pytest.raises(ValueError, match=r"backend: got 'triton' in forward-mode.* backend='reference'"):
+        jvp(lambda x: robust_filter_attention(**{**inputs, "query": x}, backend="triton"), *[(inputs["query"],)] * 2)
+
+
+class Filter(torch.nn.Module):
+    """The operator with parameters of its own."""
+
+    def __init__(self, inputs):
+        super().__init__()
+        given = {n: x.detach() for n, x in inputs.items() if n not in ("query", "key", "value")}
+        self.dynamics = torch.nn.ParameterDict({n: torch.nn.Parameter(x) for n, x in given.items()})
+
+    def forward(self, query, key, value):
+        return robust_filter_attention(query, key, value, **dict(self.dynamics.items()), backend="triton")
+
+
+def test_an_exported_program_serves_all_lengths():
+    made = rounded(problem(batch=1, keys=6, modes=8), torch.float32)
+    filtering = Filter({n: x.to(DEVICE) for n, x in made.items()})
+    short, long = ([torch.randn(1, 2, n, 16, device=DEVICE) for _ in range(3)] for n in (20, 33))
+    length = {2: torch.export.Dim("length", min=4, max=64)}
+    program = torch.export.export(filtering, tuple(short), dynamic_shapes=(length,) * 3, strict=False)
+    torch.testing.assert_close(program.module()(*long), filtering(*long))
+
+
 class Launches(TorchDispatchMode):
     """Counts what a GPU would run: kernels of PyTorch, not views and allocations, within `rfa`'s operators too."""
 
     FREE = ("view", "expand", "t", "transpose", "select", "slice", "unsqueeze", "detach", "alias", "empty", "new_empty")
     FREE += ("as_strided", "permute", "squeeze", "unbind", "_unsafe_view", "is_same_size", "split_with_sizes")
-    FREE += (
-        "empty_like",
-        "promote_types",
-        "broadcast_tensors",
-        "numpy_T",
-        "to",
-        "contiguous",
-    )  # they copy by operators of their own
+    FREE += ("empty_like", "promote_types", "broadcast_tensors", "numpy_T")
+    FREE += ("to", "contiguous")  # they copy by operators of their own
 
     def __init__(self):
         super().__init__()
