@@ -73,8 +73,6 @@ PARALLEL = [
              "a causal shard passes keys to one that is not", "rfa/parallel/test_sequences.py"),
     Mutation("rfa/parallel/sequences.py", "cast_forward_inputs=False)", "cast_forward_inputs=True)",
              "times are rounded to bfloat16", "rfa/parallel/test_weights.py"),
-    Mutation("rfa/parallel/sequences.py", "grad_placements=[Partial()]", "grad_placements=[Replicate()]",
-             "gradients of the heads of others are lost", "rfa/parallel/test_heads.py"),
 ]  # fmt: skip
 
 EXPORT = [
