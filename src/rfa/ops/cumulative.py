@@ -99,21 +99,6 @@ def clocked(positions: Positions, rate: Tensor) -> Positions:
     return positions.replace(clock=tokens.placed(sums, positions.query_times.shape[-1]), uniform=False)
 
 
-def predecessors(positions: Positions) -> Tensor:
-    """The index among the keys of the last present token before each query in its group, -1 where there is none.
-
-    It is `(b, queries)` in int64. The queries are the last of the keys' tokens.
-    """
-
-    def find() -> tuple[Tensor, ...]:
-        tokens = _tokens(positions)
-        number = torch.arange(1, positions.key_times.shape[-1] + 1, device=tokens.times.device)
-        before = tokens.restored(tokens.before(number.expand(tokens.elapsed.shape[0], 1, -1)))
-        return (_last(before[:, 0], positions.query_times.shape[-1]).to(torch.int64) - 1,)
-
-    return positions.once("predecessors", find)[0]
-
-
 class _Tokens(NamedTuple):
     """The tokens of a sequence, group after group, `(b, length)` each.
 

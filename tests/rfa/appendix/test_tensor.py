@@ -8,7 +8,7 @@ import pytest
 import torch
 from cover import cover
 from ops.oracle import as_array
-from ops.problems import EXACT, PARAMETERS, SINGLE, STATES, WEIGHTS, irregular_times, located, problem, with_gradients
+from ops.problems import EXACT, PARAMETERS, SINGLE, STATES, WEIGHTS, irregular_times, problem, with_gradients
 from ops.test_filter_attention_values import STRUCTURE, TIMING, structure_options, timing_options
 from shapes import only_our_own_checks
 
@@ -16,7 +16,6 @@ from appendix.anisotropic import PER_MODE, loops, tensor_problem, widened
 from rfa.appendix import TensorFilterAttention, tensor_filter_attention
 from rfa.nn import FilterCache
 from rfa.ops import robust_filter_attention
-from rfa.ops.dot_product import channel_gated_attention
 
 # Two orders of the same few dozen float64 operations on numbers of order one.
 ROUNDING = 1e-12
@@ -253,20 +252,6 @@ def test_without_noise_it_is_xpos(size):
     assert (estimate(exact) - estimate(xpos)).abs().max() > 1e-3 / size**2  # the norm counts
     if size > 1:
         torch.testing.assert_close(found, estimate(xpos), rtol=10 / size**2, atol=10 / size**2)
-
-
-def test_gates_that_do_not_change_are_xpos():
-    """The control without the key's norm: channel gates `f = zeta` of every token, on states that are turned before."""
-    length, modes = 7, 3
-    torch.manual_seed(1)
-    q, k, v = torch.randn(3, 1, 1, length, 2 * modes, dtype=torch.float64).unbind()
-    zeta = torch.rand(2 * modes, dtype=torch.float64).clamp(min=0.3)
-    n = torch.arange(length, dtype=torch.float64)[:, None]
-    score = (q * zeta**n) @ (k * zeta**-n).mT / math.sqrt(2 * modes)
-    expected = score.masked_fill(n < n.mT, -torch.inf).softmax(-1) @ v
-    positions = located(length, length, torch.device("cpu"))
-    found = channel_gated_attention(q, k, v, positions=positions, log_gate=zeta.log().expand_as(q))
-    torch.testing.assert_close(found, expected, rtol=ROUNDING, atol=ROUNDING)
 
 
 def refuse(name, change, **options):
