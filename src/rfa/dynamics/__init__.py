@@ -5,6 +5,7 @@ from .covariance import (
     accumulated_variance,
     bias,
     covariance,
+    cross_transport,
     gate,
     noise_rate,
     peak_lag,
@@ -15,7 +16,6 @@ from .covariance import (
     steady_state_variance,
     time_dependent_variance,
 )
-from .integrals import cross_transport
 from .spectrum import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
 from .transition import decay_kernel, rotate, rotation, rotation_of_heads, time_dtype, turn
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from rfa.checks import exported
 
-from .cumulative import linear_scan, take
-from .positions import Positions, by_group
+from .dense import linear_scan
+from .positions import Positions, by_group, take
 from .prior import BITS, LagTables, SeparablePath
 from .problem import Certified, Options, certificate_missing
 from .transforms import readable

@@ -1,4 +1,4 @@
-"""Sums along a sequence in O(N): linear recurrences; decay, variance and phase under changing dynamics (E.6)."""
+"""Sums along a sequence in O(N): decay, variance and phase where each token sets the dynamics (appendix E.6)."""
 
 from typing import NamedTuple
 
@@ -6,34 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rfa.checks import exported
 from rfa.dynamics import accumulated_variance, time_dtype
 
-from .positions import Positions, by_group, token_groups
-
-
-def linear_scan(factor: Tensor, term: Tensor) -> Tensor:
-    """`h_i = factor_i h_{i-1} + term_i` along the last dimension, with `h_{-1} = 0`.
-
-    Pairs of neighbours are joined into one step, the sequence of half the length is solved the same way, and the steps
-    in between follow: O(N) work in O(log N) steps, all of them differentiable. Nothing is divided: factors in [0, 1]
-    with terms >= 0 lose no digits. The factor broadcasts against the term in all but the last dimension.
-
-    Raises:
-        ValueError: in an export: a program would not serve other lengths.
-    """
-    length = term.shape[-1]
-    if exported():  # exporters to ONNX drop PyTorch's guard, and the program would be wrong at other lengths
-        raise ValueError("export: got a scan, expected none: it halves the sequence until one token is left")
-    if length < 2:
-        return term
-    pairs = length // 2 * 2
-    first, second = factor[..., 0:pairs:2], factor[..., 1:pairs:2]
-    odd = linear_scan(second * first, second * term[..., 0:pairs:2] + term[..., 1:pairs:2])
-    before = F.pad(odd, (1, 0))[..., : (length + 1) // 2]  # h at the odd index before each even one
-    even = factor[..., 0::2] * before + term[..., 0::2]
-    joined = torch.stack([even[..., : length // 2], odd], dim=-1).flatten(-2)
-    return torch.cat([joined, even[..., -1:]], dim=-1) if length % 2 else joined
+from .dense import linear_scan
+from .positions import Positions, beside, by_group, take, token_groups
 
 
 class TokenDynamics(NamedTuple):
@@ -141,7 +117,7 @@ class _Tokens(NamedTuple):
         if self.present is None:
             total = self._cumulative(step)
             return total, total
-        counted = step.masked_fill(~_beside(step, self.present), 0.0)
+        counted = step.masked_fill(~beside(step, self.present), 0.0)
         total = self._cumulative(counted)
         return total, total + (step - counted)
 
@@ -158,7 +134,7 @@ class _Tokens(NamedTuple):
         if self.present is None:
             total = linear_scan(remaining, added)
             return total, total
-        absent = ~_beside(added, self.present)
+        absent = ~beside(added, self.present)
         total = linear_scan(remaining.masked_fill(absent, 1.0), added.masked_fill(absent, 0.0))
         return total, torch.where(absent, remaining * total + added, total)
 
@@ -189,69 +165,10 @@ def _tokens(positions: Positions) -> _Tokens:
 def _before(x: Tensor, present: Tensor | None, first: Tensor) -> Tensor:
     """The value of x `(b, ..., length)` at the last present token before each token in its group; 0 without one."""
     if present is not None:
-        holds = _beside(x, ~present & ~first).to(x.dtype)
-        x = linear_scan(holds, x.masked_fill(~_beside(x, present), 0.0))
-    return x.roll(1, -1).masked_fill(_beside(x, first), 0.0)  # the first token of a row is the first of its group
-
-
-def _beside(x: Tensor, tokens: Tensor) -> Tensor:
-    """Numbers of tokens `(b, length)` with dimensions of size 1 in between, as many as `x` `(b, ..., length)` has."""
-    return tokens[(slice(None), *(None,) * (x.dim() - 2))]
-
-
-def take(x: Tensor, order: Tensor) -> Tensor:
-    """`x` `(b, ..., length)` in the order `(b, length)`; a batch of one serves all samples."""
-    index = _beside(x, order)
-    x = x.expand(torch.broadcast_shapes(x.shape[:-1], index.shape[:-1]) + x.shape[-1:])
-    return x.gather(-1, index.expand(*x.shape[:-1], -1))  # an export of `take_along_dim` has one length only
+        holds = beside(x, ~present & ~first).to(x.dtype)
+        x = linear_scan(holds, x.masked_fill(~beside(x, present), 0.0))
+    return x.roll(1, -1).masked_fill(beside(x, first), 0.0)  # the first token of a row is the first of its group
 
 
 def _last(x: Tensor, length: int) -> Tensor:
     return x if x.shape[-1] == length else x[..., x.shape[-1] - length :]
-
-
-def cumulative_at_queries(cumulative: Tensor, positions: Positions) -> Tensor:
-    """C at each query, `(b, heads, queries)`: that of the last key of its group, or of the first where none is earlier.
-
-    It is 0 where no key of the group takes part.
-    """
-    keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
-    if not keys:
-        return cumulative.new_zeros(*cumulative.shape[:2], queries)
-    if positions.uniform and positions.key_groups is None:  # the queries stand at the last keys
-        return cumulative[..., keys - queries :]
-    key, found = positions.once("last keys", lambda: _last_keys(positions))
-    (batch,) = torch.broadcast_shapes(key.shape[:1], cumulative.shape[:1])
-    index = key[:, None, :].expand(batch, cumulative.shape[1], -1)
-    of_queries = cumulative.expand(batch, -1, -1).gather(-1, index)
-    return torch.where(found[:, None, :], of_queries, 0.0)
-
-
-def _last_keys(positions: Positions) -> tuple[Tensor, Tensor]:
-    """The index `(batch, queries)` of the last key of each query's group up to its time, or of the first key.
-
-    The second tensor is False where no key of the group takes part. Keys and queries are sorted together: O(N log N).
-    """
-    keys = positions.key_times.shape[-1]
-    times = torch.cat([positions.key_times, positions.query_times], dim=-1).detach()
-    groups = (x for x in (positions.key_groups, positions.query_groups) if x is not None)
-    (batch,) = torch.broadcast_shapes(times.shape[:1], *(x.shape[:1] for x in groups))
-    times = times.expand(batch, -1)
-    group = torch.zeros(times.shape, dtype=torch.int32, device=times.device)
-    if positions.key_groups is not None:
-        own = group[:, keys:] if positions.query_groups is None else positions.query_groups.expand(batch, -1)
-        group = torch.cat([positions.key_groups.expand(batch, -1), own], dim=-1)
-    by_time = times.argsort(dim=-1, stable=True)  # a key stands before a query of the same time
-    order = by_time.gather(-1, group.gather(-1, by_time).argsort(dim=-1, stable=True))
-    group = group.gather(-1, order)
-    index, is_key = torch.arange(times.shape[-1], device=times.device).expand(batch, -1), order < keys
-    before = torch.where(is_key, index, -1).cummax(-1).values
-    after = torch.where(is_key, index, times.shape[-1]).flip(-1).cummin(-1).values.flip(-1)
-    chosen, found = torch.zeros_like(index), torch.zeros_like(is_key)
-    for candidate in (after, before):  # the earlier key is preferred, so it comes last
-        inside = candidate.clamp(0, max(0, times.shape[-1] - 1))
-        same = (candidate == inside) & (group.gather(-1, inside) == group)
-        chosen, found = torch.where(same, inside, chosen), found | same
-    restore = order.argsort(-1)[:, keys:]
-    found = found.gather(-1, restore)
-    return order.gather(-1, chosen.gather(-1, restore)).masked_fill(~found, 0), found

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rfa.checks import exported
 from rfa.dynamics import rotate, turn
 
 from .problem import Weight
@@ -230,3 +231,27 @@ def sees_any(visible: Tensor, nonfinite: Tensor) -> Tensor:
     """Which queries see a key that is `nonfinite` `(batch, heads, keys)`; `visible` is `(b, queries, keys)`."""
     seen = visible.to(torch.float32) @ nonfinite.mT.to(torch.float32)  # counted: no mask of every head
     return seen.mT > 0
+
+
+def linear_scan(factor: Tensor, term: Tensor) -> Tensor:
+    """`h_i = factor_i h_{i-1} + term_i` along the last dimension, with `h_{-1} = 0`.
+
+    Pairs of neighbours are joined into one step, the sequence of half the length is solved the same way, and the steps
+    in between follow: O(N) work in O(log N) steps, all of them differentiable. Nothing is divided: factors in [0, 1]
+    with terms >= 0 lose no digits. The factor broadcasts against the term in all but the last dimension.
+
+    Raises:
+        ValueError: in an export: a program would not serve other lengths.
+    """
+    length = term.shape[-1]
+    if exported():  # exporters to ONNX drop PyTorch's guard, and the program would be wrong at other lengths
+        raise ValueError("export: got a scan, expected none: it halves the sequence until one token is left")
+    if length < 2:
+        return term
+    pairs = length // 2 * 2
+    first, second = factor[..., 0:pairs:2], factor[..., 1:pairs:2]
+    odd = linear_scan(second * first, second * term[..., 0:pairs:2] + term[..., 1:pairs:2])
+    before = F.pad(odd, (1, 0))[..., : (length + 1) // 2]  # h at the odd index before each even one
+    even = factor[..., 0::2] * before + term[..., 0::2]
+    joined = torch.stack([even[..., : length // 2], odd], dim=-1).flatten(-2)
+    return torch.cat([joined, even[..., -1:]], dim=-1) if length % 2 else joined

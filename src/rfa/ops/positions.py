@@ -267,6 +267,65 @@ def by_group(groups: Tensor, order: Tensor | None = None) -> tuple[Tensor, Tenso
     return order, order.argsort(-1), ~run_starts(ordered) & (ordered >= 0)
 
 
+def beside(x: Tensor, tokens: Tensor) -> Tensor:
+    """Numbers of tokens `(b, length)` with dimensions of size 1 in between, as many as `x` `(b, ..., length)` has."""
+    return tokens[(slice(None), *(None,) * (x.dim() - 2))]
+
+
+def take(x: Tensor, order: Tensor) -> Tensor:
+    """`x` `(b, ..., length)` in the order `(b, length)`; a batch of one serves all samples."""
+    index = beside(x, order)
+    x = x.expand(torch.broadcast_shapes(x.shape[:-1], index.shape[:-1]) + x.shape[-1:])
+    return x.gather(-1, index.expand(*x.shape[:-1], -1))  # an export of `take_along_dim` has one length only
+
+
+def cumulative_at_queries(cumulative: Tensor, positions: Positions) -> Tensor:
+    """C at each query, `(b, heads, queries)`: that of the last key of its group, or of the first where none is earlier.
+
+    It is 0 where no key of the group takes part.
+    """
+    keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
+    if not keys:
+        return cumulative.new_zeros(*cumulative.shape[:2], queries)
+    if positions.uniform and positions.key_groups is None:  # the queries stand at the last keys
+        return cumulative[..., keys - queries :]
+    key, found = positions.once("last keys", lambda: _last_keys(positions))
+    (batch,) = torch.broadcast_shapes(key.shape[:1], cumulative.shape[:1])
+    index = key[:, None, :].expand(batch, cumulative.shape[1], -1)
+    of_queries = cumulative.expand(batch, -1, -1).gather(-1, index)
+    return torch.where(found[:, None, :], of_queries, 0.0)
+
+
+def _last_keys(positions: Positions) -> tuple[Tensor, Tensor]:
+    """The index `(batch, queries)` of the last key of each query's group up to its time, or of the first key.
+
+    The second tensor is False where no key of the group takes part. Keys and queries are sorted together: O(N log N).
+    """
+    keys = positions.key_times.shape[-1]
+    times = torch.cat([positions.key_times, positions.query_times], dim=-1).detach()
+    groups = (x for x in (positions.key_groups, positions.query_groups) if x is not None)
+    (batch,) = torch.broadcast_shapes(times.shape[:1], *(x.shape[:1] for x in groups))
+    times = times.expand(batch, -1)
+    group = torch.zeros(times.shape, dtype=torch.int32, device=times.device)
+    if positions.key_groups is not None:
+        own = group[:, keys:] if positions.query_groups is None else positions.query_groups.expand(batch, -1)
+        group = torch.cat([positions.key_groups.expand(batch, -1), own], dim=-1)
+    by_time = times.argsort(dim=-1, stable=True)  # a key stands before a query of the same time
+    order = by_time.gather(-1, group.gather(-1, by_time).argsort(dim=-1, stable=True))
+    group = group.gather(-1, order)
+    index, is_key = torch.arange(times.shape[-1], device=times.device).expand(batch, -1), order < keys
+    before = torch.where(is_key, index, -1).cummax(-1).values
+    after = torch.where(is_key, index, times.shape[-1]).flip(-1).cummin(-1).values.flip(-1)
+    chosen, found = torch.zeros_like(index), torch.zeros_like(is_key)
+    for candidate in (after, before):  # the earlier key is preferred, so it comes last
+        inside = candidate.clamp(0, max(0, times.shape[-1] - 1))
+        same = (candidate == inside) & (group.gather(-1, inside) == group)
+        chosen, found = torch.where(same, inside, chosen), found | same
+    restore = order.argsort(-1)[:, keys:]
+    found = found.gather(-1, restore)
+    return order.gather(-1, chosen.gather(-1, restore)).masked_fill(~found, 0), found
+
+
 def check_given(name: str, given: object, kind: str, device: torch.device, *shapes: tuple[int, ...]) -> None:
     """Raise `ValueError` unless this is a tensor of one of these shapes, on the query's device, of this kind.
 

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from rfa.dynamics import accumulated_variance, decay_kernel, riccati_log_gain, time_dtype
 
-from .cumulative import cumulative_at_queries, take
 from .dense import least_effective_variance
-from .positions import Positions, by_group
+from .positions import Positions, by_group, cumulative_at_queries, take
 from .problem import Options, Parameters, Problem, RiccatiWeights
 from .transforms import values_at_hand
 

@@ -5,7 +5,8 @@ import torch
 from nn.by_hand import positive
 
 from rfa.ops.content import Noises, content_filter_attention
-from rfa.ops.cumulative import TokenDynamics, cumulative_dynamics, linear_scan
+from rfa.ops.cumulative import TokenDynamics, cumulative_dynamics
+from rfa.ops.dense import linear_scan
 
 from .problems import located
 from .written import Written
