@@ -162,7 +162,7 @@ def test_every_stored_run_is_of_its_preset(name):
     runs = [run for run in settings.values() if run["spec"]["preset"] not in LEFT]
     assert len(runs) > 40
     for run in runs:
-        changes = {name: x for name, x in run["spec"]["model"].items() if name not in ("taps", "slow_modes")}
+        changes = {name: x for name, x in run["spec"]["model"].items() if name != "taps"}
         stored, now = run["config"]["attention"], preset(run["spec"]["preset"], **changes).attention.to_dict()
         stored = {"weight": stored.get("score"), **stored}  # its name at that time
         assert common(stored, now) == now
