@@ -141,7 +141,7 @@ class RFAPreTrainedModel(PreTrainedModel):
         """
         for name in ("tp_plan", "tp_size"):
             for given in (kwargs.get(name), getattr(kwargs.get("distributed_config"), name, None)):
-                require(given is None, name, given, "None: rfa.parallel.tensor_parallel shares the heads")
+                require(given is None, name, given, "None: rfa.parallel.fully_sharded shares the weights")
         loaded = cast(Any, super()).from_pretrained(*args, output_loading_info=True, **kwargs)
         if output_loading_info:
             return loaded

@@ -119,7 +119,7 @@ def test_a_head_that_is_missing(tmp_path, tied):
     ],
 )
 def test_a_plan_of_tensor_parallel_is_not_ignored(folder, given):
-    with pytest.raises(ValueError, match=r"^tp_\w+: got .*, expected None: rfa.parallel.tensor_parallel"):
+    with pytest.raises(ValueError, match=r"^tp_\w+: got .*, expected None: rfa.parallel.fully_sharded"):
         AutoModelForCausalLM.from_pretrained(folder, **given)
 
 
