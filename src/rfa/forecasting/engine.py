@@ -62,9 +62,16 @@ def _walk(one: Series, probabilities: Sequence[float], robust: bool) -> SeriesFo
         y, x = y - one.regressors[read] @ slope, one.ahead_regressors @ slope
     near = np.array([np.median(y[max(i - 3, 0) : i + 4]) for i in range(len(y))])
     spread = 1.4826 * float(np.median(np.abs(y - near))) or float(np.abs(y - near).mean())
-    weights = np.ones(len(y)) if not robust or spread == 0 else np.minimum(1, (4 * spread / np.maximum(np.abs(y - near), 1e-9 * spread)) ** 4)
+    weights = (
+        np.ones(len(y))
+        if not robust or spread == 0
+        else np.minimum(1, (4 * spread / np.maximum(np.abs(y - near), 1e-9 * spread)) ** 4)
+    )
     good = np.flatnonzero(weights > 0.1)
-    last, step = y[good[-1]], (float(np.median(np.abs(np.diff(y[good])))) if len(good) > 1 else 0.0) or 0.1 * abs(float(y[good[-1]])) or 1.0
+    last, step = (
+        y[good[-1]],
+        (float(np.median(np.abs(np.diff(y[good])))) if len(good) > 1 else 0.0) or 0.1 * abs(float(y[good[-1]])) or 1.0,
+    )
     state = np.array([last, step, one.times[-1]]).tobytes()
     every = {name: np.full(len(one.values), np.nan) for name in ("fitted", "weights", "one_step")}
     every["fitted"] = np.interp(one.times, one.times[read], near)
@@ -73,15 +80,24 @@ def _walk(one: Series, probabilities: Sequence[float], robust: bool) -> SeriesFo
     return _ahead(state, one.ahead, probabilities, x, every)
 
 
-def _ahead(state: bytes, ahead: np.ndarray, probabilities: Sequence[float], x: np.ndarray, every: dict) -> SeriesForecast:
+def _ahead(
+    state: bytes, ahead: np.ndarray, probabilities: Sequence[float], x: np.ndarray, every: dict
+) -> SeriesForecast:
     last, step, time = np.frombuffer(state)
     z = np.array([NormalDist().inv_cdf(p) for p in probabilities])
     mean = last + x
     quantiles = mean[:, None] + step * np.sqrt(np.maximum(ahead - time, 1e-9))[:, None] * z
     band = 1.645 * step
     return SeriesForecast(
-        mean=mean, quantiles=quantiles, low=every["fitted"] - band, high=every["fitted"] + band,
-        outliers=every["weights"] < 0.1, members={"walk": (1.0, step)}, note="", state=state, **every,
+        mean=mean,
+        quantiles=quantiles,
+        low=every["fitted"] - band,
+        high=every["fitted"] + band,
+        outliers=every["weights"] < 0.1,
+        members={"walk": (1.0, step)},
+        note="",
+        state=state,
+        **every,
     )
 
 

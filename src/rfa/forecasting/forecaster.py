@@ -1,14 +1,11 @@
 """Forecasts of one series or of a panel: tables in, tables out. The numbers are of `engine`."""
 
-import json
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import narwhals as nw
 import numpy as np
 
 from rfa.checks import require
@@ -17,6 +14,7 @@ from rfa.progress import Progress
 
 from . import engine
 from .frames import (
+    Ids,
     Length,
     Names,
     Panel,
@@ -29,11 +27,11 @@ from .frames import (
     table_of,
     usual_steps,
 )
+from .saved import packed, unpacked
 
 _BLOCK = 1024  # series that are handed to the engine at once: so much work Ctrl-C loses
 _HISTORY = 90  # percent: the engine's band of the past
 _FEW = 5  # readings of which the simplest forecast is the median
-_FORMAT = 1  # of saved files
 
 
 class FailedSeries(NamedTuple):
@@ -90,10 +88,8 @@ class _Fitted:
 class _Forecasts:
     """What a call of `forecast` leaves for the others."""
 
-    labels: Any
-    keys: list[Any]
+    ids: Ids
     kind: StampKind
-    backend: Any
     h: int | Length
     bands: Quantiles
     regressors: list[str]
@@ -188,9 +184,7 @@ class Forecaster:
         for place in places:
             parts = panel.stamps[place], panel.values[place], panel.regressors[place], ahead[place]
             requests.append(self._request(steps[place], *parts, future.get(place)))
-        self._last = last = _Forecasts(
-            panel.labels, panel.keys, panel.kind, panel.backend, steps_ahead, bands, panel.names, {}
-        )
+        self._last = last = _Forecasts(panel.ids, panel.kind, steps_ahead, bands, panel.names, {})
         problems = panel.left_out | panel.refused
         try:
             for start in range(0, len(requests), _BLOCK):
@@ -205,9 +199,9 @@ class Forecaster:
                         problems[place], each = simple.note, simple
                     first = float(steps[place].positions(panel.stamps[place][:1])[0])
                     parts = panel.stamps[place], panel.values[place], ahead[place]
-                    last.series[panel.keys[place]] = _Fitted(place, steps[place], first, *parts, each)
+                    last.series[panel.ids.keys[place]] = _Fitted(place, steps[place], first, *parts, each)
         except KeyboardInterrupt:
-            rest = [place for place in places if panel.keys[place] not in last.series and place not in problems]
+            rest = [place for place in places if panel.ids.keys[place] not in last.series and place not in problems]
             self._report(panel, problems | dict.fromkeys(rest, "stopped by Ctrl-C before it was done"))
             raise
         self._report(panel, problems)
@@ -289,13 +283,13 @@ class Forecaster:
         places = np.repeat([row[0] for row in rows], [len(row[1]) for row in rows])
         stamps, cuts, values, mean, quantiles_ = (np.concatenate(part) for part in list(zip(*rows, strict=True))[1:])
         columns = {
-            self._names.time: stamp_column(self._names.time, stamps, panel.kind, panel.backend),
-            "cutoff": stamp_column("cutoff", cuts, panel.kind, panel.backend),
+            self._names.time: stamp_column(self._names.time, stamps, panel.kind, panel.ids.backend),
+            "cutoff": stamp_column("cutoff", cuts, panel.kind, panel.ids.backend),
             self._names.target: values,
             "rfa": mean,
             **dict(zip(bands.columns, quantiles_.T, strict=True)),
         }
-        return table_of(columns, panel.labels, places, self._names.id, panel.backend)
+        return table_of(columns, panel.ids, places, self._names.id)
 
     def update(self, df: Any) -> Any:
         """Go on with later readings, in constant time for each. Nothing is fitted again.
@@ -312,10 +306,10 @@ class Forecaster:
         """
         last = self._forecasts
         require(not last.regressors, "update", f"series with regressors, {last.regressors}", "forecast() with all rows")
-        panel = read_panel(df, self._names, regressors=())
+        panel = read_panel(df, self._names, regressors=(), unit=last.kind.unit)
         require(panel.kind.name == last.kind.name, self._names.time, panel.kind.name, f"{last.kind.name}, as before")
         problems, done = panel.left_out | panel.refused, []
-        for place, key in enumerate(panel.keys):
+        for place, key in enumerate(panel.ids.keys):
             if place in panel.refused:
                 continue
             before = last.series.get(key)
@@ -323,8 +317,6 @@ class Forecaster:
                 problems[place] = "no forecast to go on from: call forecast() with its readings"
                 continue
             stamps = panel.stamps[place]
-            if last.kind.unit != panel.kind.unit:
-                stamps = stamps * 1000 if last.kind.unit == "ns" else stamps // 1000
             if stamps[0] <= before.stamps[-1]:
                 late = f"{panel.kind.label(panel.stamps[place][0])} is not after {last.kind.label(before.stamps[-1])}"
                 problems[place] = f"{self._names.time}: {late}, the last one before"
@@ -333,7 +325,7 @@ class Forecaster:
                 done.append(self._updated(before, stamps, panel.values[place]))
             except ValueError as error:
                 problems[place] = str(error)
-        last.series.update({last.keys[each.place]: each for each in done})
+        last.series.update({last.ids.keys[each.place]: each for each in done})
         self._report(panel, problems)
         self._require_some(panel, done)
         return self._table(done)
@@ -392,47 +384,8 @@ class Forecaster:
             ValueError: before `forecast`, or for ids that are neither text, numbers nor flags.
             OSError: if the file cannot be written.
         """
-        last = self._forecasts
-        for _, key in last.keys:
-            plain = key is None or isinstance(key, str | int | float)
-            require(plain, self._names.id, key, "ids that are text, numbers or flags, to be saved")
-        every = list(last.series.values())
-        arrays: dict[str, np.ndarray] = {}
-        for name in ("stamps", "values", "ahead"):
-            arrays[name] = np.concatenate([getattr(each, name) for each in every])
-        for name in ("mean", "quantiles", "fitted", "low", "high", "weights", "outliers", "one_step"):
-            arrays[name] = np.concatenate([getattr(each.forecast, name) for each in every])
-        arrays["state"] = np.frombuffer(b"".join(each.forecast.state for each in every), dtype=np.uint8)
-        header = {
-            "format": _FORMAT,
-            "options": {"robust": self.robust, "workers": self.workers, "season_length": self.season_length},
-            "names": self._names,
-            "keys": last.keys,
-            "ids": None if last.labels is None else str(last.labels.dtype),
-            "kind": _kind_to_json(last.kind),
-            "backend": last.backend.value if hasattr(last.backend, "value") else str(last.backend),
-            "h": last.h.text if isinstance(last.h, Length) else last.h,
-            "bands": last.bands,
-            "regressors": last.regressors,
-            "series": [
-                {
-                    "place": each.place,
-                    "first": each.first,
-                    "steps": _steps_to_json(each.steps),
-                    "sizes": [len(each.stamps), len(each.ahead), len(each.forecast.state)],
-                    "members": each.forecast.members,
-                    "note": each.forecast.note,
-                }
-                for each in every
-            ],
-        }
-        arrays["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
-
-        def write(temporary: Path) -> None:
-            with temporary.open("wb") as file:
-                np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-
-        write_whole(Path(path), write)
+        content = packed((vars(self) | {"failed": [], "_last": self._forecasts}), _SAVED)
+        write_whole(Path(path), lambda temporary: temporary.write_bytes(content))
 
     @classmethod
     def load(cls, path: str | Path) -> "Forecaster":
@@ -442,48 +395,13 @@ class Forecaster:
             ValueError: for another file.
             OSError: if it cannot be read.
         """
+        found = cls()
         try:
-            with np.load(Path(path), allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-            header = json.loads(arrays["header"].tobytes())
-            require(header["format"] == _FORMAT, "format", header["format"], str(_FORMAT))
-            return cls._of_file(header, arrays)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+            state = unpacked(Path(path).read_bytes(), _SAVED)
+            require(isinstance(state, dict) and state.keys() == vars(found).keys(), "file", "another state", "this one")
+        except ValueError as error:
             raise ValueError(f"path: got {path}, expected a file of Forecaster.save ({error})") from None
-
-    @classmethod
-    def _of_file(cls, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> "Forecaster":
-        names, keys = Names(*header["names"]), [tuple(key) for key in header["keys"]]
-        found = cls(id_col=names.id, time_col=names.time, target_col=names.target, **header["options"])
-        backend = nw.Implementation.from_backend(header["backend"])
-        labels = None
-        if header["ids"] is not None:
-            kinds = {"Categorical": nw.Categorical, "String": nw.String, "Enum": nw.Categorical}
-            labels = nw.new_series(names.id, [key for _, key in keys], backend=backend)
-            dtype = kinds.get(header["ids"].partition("(")[0], getattr(nw, header["ids"], None))
-            labels = labels if dtype in (None, nw.Object) or labels.dtype == dtype else labels.cast(dtype)
-        kind = _kind_of_json(header["kind"])
-        columns = [str(name) for name in header["bands"][0]]
-        bands = Quantiles(tuple(columns), tuple(float(p) for p in header["bands"][1]))
-        series, row, later, byte = {}, 0, 0, 0
-        for each in header["series"]:
-            n, h, size = each["sizes"]
-            rows, ahead = slice(row, row + n), slice(later, later + h)
-            forecast = engine.SeriesForecast(
-                **{name: arrays[name][ahead] for name in ("mean", "quantiles")},
-                **{name: arrays[name][rows] for name in ("fitted", "low", "high", "weights", "outliers", "one_step")},
-                members={str(name): (float(a), float(b)) for name, (a, b) in each["members"].items()},
-                note=str(each["note"]),
-                state=arrays["state"][byte : byte + size].tobytes(),
-            )
-            parts = arrays["stamps"][rows], arrays["values"][rows], arrays["ahead"][ahead]
-            steps = _steps_of_json(each["steps"], kind)
-            series[keys[each["place"]]] = _Fitted(each["place"], steps, float(each["first"]), *parts, forecast)
-            row, later, byte = row + n, later + h, byte + size
-        ends = [len(arrays[name]) for name in ("stamps", "values", "fitted", "ahead", "mean", "state")]
-        require(ends == [row, row, row, later, later, byte], "sizes", ends, f"{row}, {later} and {byte}")
-        h = horizon(header["h"])
-        found._last = _Forecasts(labels, keys, kind, backend, h, bands, list(header["regressors"]), series)
+        vars(found).update(state)
         return found
 
     @property
@@ -501,7 +419,7 @@ class Forecaster:
                 known[key] = usual_steps(stamps, panel.kind, others)
             return known[key]
 
-        places = [place for place in range(len(panel.keys)) if place not in panel.refused]
+        places = [place for place in range(len(panel.ids.keys)) if place not in panel.refused]
         steps = {place: found(panel.stamps[place]) for place in places if len(panel.stamps[place]) > 2}
         kinds = Counter((str(step.calendar), step.size, step.day) for step in steps.values() if step is not None)
         usual = kinds.most_common(1)[0][0] if kinds else None
@@ -561,7 +479,10 @@ class Forecaster:
         ahead = steps.later(stamps[-1], steps.count(stamps[-1], last.h))
         positions = steps.positions(np.concatenate([stamps, ahead])) - before.first
         times, later = np.split(positions, [len(stamps)])
-        new, old = engine.updated(before.forecast.state, times, values, later, last.bands.probabilities), before.forecast
+        new, old = (
+            engine.updated(before.forecast.state, times, values, later, last.bands.probabilities),
+            before.forecast,
+        )
         rows = {
             name: np.concatenate([getattr(old, name), getattr(new, name)])
             for name in ("fitted", "low", "high", "weights", "outliers", "one_step")
@@ -576,13 +497,13 @@ class Forecaster:
         )
 
     def _report(self, panel: Panel, problems: dict[int, str]) -> None:
-        self.failed = [FailedSeries(panel.identity(place), problems[place]) for place in sorted(problems)]
+        self.failed = [FailedSeries(panel.ids.of(place), problems[place]) for place in sorted(problems)]
 
     def _require_some(self, panel: Panel, done: Sequence[Any] | dict[Any, Any]) -> None:
         """Raise `ValueError` where nothing could be done."""
         if not done:
             first, more = self.failed[0], len(self.failed) - 1
-            who = "" if panel.labels is None else f"{self._names.id} {first.id!r}: "
+            who = "" if not panel.ids.named else f"{self._names.id} {first.id!r}: "
             raise ValueError(f"{who}{first.reason}" + (f"; and {more} more series, see `failed`" if more else ""))
 
     def _table(self, every: list[_Fitted]) -> Any:
@@ -595,11 +516,11 @@ class Forecaster:
         return self._with_ids(columns, every, [len(each.ahead) for each in every])
 
     def _stamps(self, stamps: np.ndarray) -> Any:
-        return stamp_column(self._names.time, stamps, self._forecasts.kind, self._forecasts.backend)
+        return stamp_column(self._names.time, stamps, self._forecasts.kind, self._forecasts.ids.backend)
 
     def _with_ids(self, columns: dict[str, Any], every: list[_Fitted], counts: list[int]) -> Any:
         places = np.repeat([each.place for each in every], counts)
-        return table_of(columns, self._forecasts.labels, places, self._names.id, self._forecasts.backend)
+        return table_of(columns, self._forecasts.ids, places, self._names.id)
 
 
 def _windows(steps: Steps, stamps: np.ndarray, h: int | Length, count: int, apart: int) -> list[tuple[int, int]]:
@@ -637,31 +558,4 @@ def _simplest(values: np.ndarray, h: int, bands: int, reason: str) -> engine.Ser
     )
 
 
-def _kind_to_json(kind: StampKind) -> dict[str, Any]:
-    name = type(kind.dtype).__name__ if not isinstance(kind.dtype, type) else kind.dtype.__name__
-    unit = getattr(kind.dtype, "time_unit", None)
-    return {"dtype": name, "time_unit": unit, "unit": kind.unit, "zone": kind.zone, "period": kind.period}
-
-
-def _kind_of_json(given: dict[str, Any]) -> StampKind:
-    numbers = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "Float32", "Float64", "Date")
-    if given["dtype"] == "Datetime":
-        dtype: Any = nw.Datetime(given["time_unit"], given["zone"])
-    else:
-        require(given["dtype"] in numbers, "dtype", given["dtype"], "Datetime, Date or numbers")
-        dtype = getattr(nw, given["dtype"])
-    return StampKind(dtype, given["unit"], given["zone"], given["period"])
-
-
-def _steps_to_json(steps: Steps) -> list[Any]:
-    calendar = steps.calendar if isinstance(steps.calendar, str | None) else f"offset {steps.calendar.freqstr}"
-    return [steps.size, np.asarray(steps.origin).item(), calendar, steps.gridded, steps.day]
-
-
-def _steps_of_json(given: list[Any], kind: StampKind) -> Steps:
-    size, origin, calendar, gridded, day = given
-    if calendar is not None and calendar.startswith("offset "):
-        import pandas as pd
-
-        calendar = pd.tseries.frequencies.to_offset(calendar.removeprefix("offset "))
-    return Steps(kind, size, origin, calendar, bool(gridded), int(day))
+_SAVED = (Names, Quantiles, StampKind, Steps, Length, Ids, FailedSeries, _Fitted, _Forecasts, engine.SeriesForecast)

@@ -5,6 +5,7 @@ is computed with them are positions, counted in its usual step.
 """
 
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -195,19 +196,16 @@ class Steps:
         if self.calendar == "months" and length.months:
             steps = length.months // self.size
         else:
-            if length.months:
-                clock = _local(np.array([last]), self.kind)
-                month = (clock // self._day).astype("M8[D]").astype("M8[M]").astype(np.int64) + length.months
-                day = (clock // self._day - _first_day(month - length.months))[0] + 1
-                end = _utc(_anchored(month, day, clock[0] % self._day, self._day), self.kind)
-            else:
-                end = np.array([last + int(length.seconds * _TICKS[self.kind.unit])])
-                if self.local:
-                    clock = _local(np.array([last]), self.kind) + int(length.seconds * _TICKS[self.kind.unit])
-                    end = _utc(clock, self.kind)
-            start = self.positions(np.array([last]))[0]
-            start = np.floor(start) if self.gridded else start
-            steps = int(np.floor(self.positions(end)[0] - start + _ROUNDING))
+            now, seconds = np.array([last]), int(length.seconds * _TICKS[self.kind.unit])
+            end = now + seconds
+            if self.local or length.months:
+                clock = _local(now, self.kind) + seconds
+                day, time = np.divmod(clock, self._day)
+                month = day.astype("M8[D]").astype("M8[M]").astype(np.int64)
+                moved = _anchored(month + length.months, day - _first_day(month) + 1, time, self._day)
+                end = _utc(moved if length.months else clock, self.kind)
+            start, stop = self.positions(np.concatenate([now, end]))
+            steps = int(np.floor(stop - (np.floor(start) if self.gridded else start) + _ROUNDING))
         require(steps >= 1, "h", length.text, f"at least one step of the series, {self._words}")
         return steps
 
@@ -237,7 +235,7 @@ def _first_day(month: np.ndarray) -> np.ndarray:
     return month.astype("M8[M]").astype("M8[D]").astype(np.int64)
 
 
-def _anchored(month: np.ndarray, day: int, time_of_day: int, ticks: int) -> np.ndarray:
+def _anchored(month: np.ndarray, day: Any, time_of_day: Any, ticks: int) -> np.ndarray:
     """A day of months since 1970, the last one where a month is shorter."""
     days = np.minimum(_first_day(month) + day, _first_day(month + 1)) - 1
     return days * ticks + time_of_day
@@ -273,7 +271,9 @@ def _lower_median(gaps: np.ndarray) -> Any:
 def _equal_steps(stamps: np.ndarray, kind: StampKind) -> Steps:
     """Steps of the usual gap, on the grid that most stamps have."""
     size = _lower_median(np.diff(stamps))
-    parts = (stamps - stamps[-1]) % size if stamps.dtype.kind == "i" else np.round((stamps - stamps[-1]) / size % 1, 6) % 1
+    parts = (
+        (stamps - stamps[-1]) % size if stamps.dtype.kind == "i" else np.round((stamps - stamps[-1]) / size % 1, 6) % 1
+    )
     phases, counts = np.unique(parts, return_counts=True)
     usual = parts == phases[counts.argmax()]
     gridded = bool(usual.mean() >= _SHARE)
@@ -314,28 +314,42 @@ def _calendar(clock: np.ndarray, kind: StampKind, gap: int) -> Steps | None:
         return Steps(kind, offset.n if ends else offset.kwds["months"], clock[usual][0], "months", day=day)
     if (np.diff(clock) == gap).all():
         return None
-    name = pd.infer_freq(pd.DatetimeIndex(dates))
-    return None if name is None else Steps(kind, 1, clock[0], pd.tseries.frequencies.to_offset(name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # pandas 4 gives an offset in the place of its name
+        offset = pd.tseries.frequencies.to_offset(pd.infer_freq(pd.DatetimeIndex(dates)))
+    return None if offset is None else Steps(kind, 1, clock[0], offset)
+
+
+@dataclass
+class Ids:
+    """The ids of series, in their order, and the type of their column."""
+
+    keys: list[Any]  # of each series its type's name and its id, so that 1, 1.0, "1" and True are four
+    labels: Any  # the ids as a column of narwhals. None: one series without an id
+    backend: str  # the library of the table
+
+    @property
+    def named(self) -> bool:
+        """Whether there is a column of ids."""
+        return self.labels is not None
+
+    def of(self, place: int) -> Any:
+        """The id of a series, None where there is no column of ids."""
+        return self.keys[place][1]
 
 
 @dataclass
 class Panel:
     """The series of a table: in order of their ids, each in order of its stamps."""
 
-    labels: Any  # the ids, a column of narwhals with one row for each series. None: one series without an id
-    keys: list[Any]  # the ids, of Python, with their types
+    ids: Ids
     kind: StampKind
     stamps: list[np.ndarray]  # numbers, or dates in UTC as integers
     values: list[np.ndarray]  # NaN where nothing was read
     regressors: list[np.ndarray]  # (n, k)
     names: list[str]  # of the regressors
-    backend: Any  # of narwhals
     refused: dict[int, str] = field(default_factory=dict)  # series that cannot be done, and why
     left_out: dict[int, str] = field(default_factory=dict)  # series of which a reading was none, which one and why
-
-    def identity(self, place: int) -> Any:
-        """The id of a series."""
-        return None if self.labels is None else self.keys[place][1]
 
 
 class Names(NamedTuple):
@@ -352,12 +366,10 @@ def as_table(data: Any, names: Names) -> tuple[Any, str | None]:
         import pandas as pd
 
         data = pd.DataFrame(data if isinstance(data, dict) else {names.time: data.index, names.target: data.to_numpy()})
-    period = None
-    if hasattr(data, "columns") and names.time in data.columns and hasattr(getattr(data[names.time], "dt", None), "freq"):
-        column = data[names.time]
-        if hasattr(column.dtype, "freq"):
-            period = str(column.dtype)[7:-1]  # period[M]
-            data = data.assign(**{names.time: column.dt.to_timestamp()})
+    period, column = None, data[names.time] if names.time in getattr(data, "columns", ()) else None
+    if str(getattr(column, "dtype", "")).startswith("period["):
+        period = str(column.dtype)[7:-1]
+        data = data.assign(**{names.time: column.dt.to_timestamp()})
     expected = f"a table of pandas or polars with {names.time!r} and {names.target!r}, or a Series of pandas"
     try:
         table = nw.from_native(data, eager_only=True)
@@ -366,7 +378,9 @@ def as_table(data: Any, names: Names) -> tuple[Any, str | None]:
     return nw.maybe_reset_index(table), period
 
 
-def read_panel(data: Any, names: Names, regressors: Sequence[str] | None = None, target: bool = True) -> Panel:
+def read_panel(
+    data: Any, names: Names, regressors: Sequence[str] | None = None, target: bool = True, unit: str = ""
+) -> Panel:
     """The series of a table, its other columns as regressors.
 
     Args:
@@ -374,6 +388,7 @@ def read_panel(data: Any, names: Names, regressors: Sequence[str] | None = None,
         names: of its columns. Without a column of ids it is one series.
         regressors: the names of those that are needed. None: all other columns.
         target: whether the table has readings.
+        unit: in which dates are counted. "": in their own.
 
     Raises:
         ValueError: for a missing column, id or stamp, stamps that are text, regressors that are no numbers.
@@ -382,7 +397,7 @@ def read_panel(data: Any, names: Names, regressors: Sequence[str] | None = None,
     known = [names.id, names.time, names.target]
     for name in [names.time, *([names.target] if target else []), *(regressors or [])]:
         require(name in table.columns, "df" if target else "X", table.columns, f"a column {name!r}")
-    stamps, kind = _read_stamps(table[names.time], period)
+    stamps, kind = _read_stamps(table[names.time], period, unit)
     others = [name for name in table.columns if name not in known] if regressors is None else list(regressors)
     columns = [_read_regressor(table[name]) for name in others]
     values, unreadable = _read_numbers(table[names.target]) if target else (np.full(len(table), np.nan), {})
@@ -398,15 +413,14 @@ def read_panel(data: Any, names: Names, regressors: Sequence[str] | None = None,
     starts = np.searchsorted(codes[order], np.arange(len(ordered) + 1))
     rows = [order[a:b] for a, b in zip(starts[:-1], starts[1:], strict=True)]
     every = np.stack(columns, axis=1) if columns else np.zeros((len(table), 0))
+    labels = table[names.id][[first[key] for key in ordered]] if names.id in table.columns else None
     panel = Panel(
-        labels=nw.maybe_reset_index(table[names.id][[first[key] for key in ordered]]) if names.id in table.columns else None,
-        keys=ordered,
+        ids=Ids(ordered, labels, table.implementation.value),
         kind=kind,
         stamps=[stamps[r] for r in rows],
         values=[values[r] for r in rows],
         regressors=[every[r] for r in rows],
         names=others,
-        backend=table.implementation,
     )
     for row, cell in unreadable.items():
         said = f"{names.target}: {cell!r:.40} in row {row}, counted from 0, at {kind.label(stamps[row])} is no number"
@@ -415,7 +429,7 @@ def read_panel(data: Any, names: Names, regressors: Sequence[str] | None = None,
         twice = np.flatnonzero(np.diff(stamps[r]) == 0)
         if len(twice):
             pair = sorted(r[twice[0] : twice[0] + 2].tolist())
-            hint = "" if panel.labels is not None else f"; there is no column {names.id!r}, so all rows are one series"
+            hint = "" if panel.ids.named else f"; there is no column {names.id!r}, so all rows are one series"
             at = kind.label(stamps[r][twice[0]])
             panel.refused[place] = f"{names.time}: {at} stands twice, in rows {pair[0]} and {pair[1]}{hint}"
     return panel
@@ -441,21 +455,25 @@ def _read_keys(column: Any) -> list[Any]:
     return [(type(value).__name__, value) for value in plain]
 
 
-def _read_stamps(column: Any, period: str | None) -> tuple[np.ndarray, StampKind]:
+def _read_stamps(column: Any, period: str | None, unit: str) -> tuple[np.ndarray, StampKind]:
     """Stamps as numbers, or as integers in UTC, and what they are."""
     dtype, name = column.dtype, column.name
     absent = np.array(column.is_null().to_list(), dtype=bool)
     if dtype == nw.Object:  # dates of the standard library
         found = column.to_list()
-        dates = all(hasattr(value, "year") and getattr(value, "tzinfo", None) is None for value in found if value == value)
+        dates = all(
+            hasattr(value, "year") and getattr(value, "tzinfo", None) is None for value in found if value == value
+        )
         require(dates, name, found[0], "dates or numbers; dates with zones in a column of one zone")
         column = nw.new_series(name, np.array(found, dtype="M8[us]"), backend=column.implementation)
         dtype = column.dtype
     if absent.any():
         row = int(absent.argmax())
-        raise ValueError(f"{name}: got {column.to_list()[row]!r} in row {row}, counted from 0, expected a time in each row")
+        raise ValueError(
+            f"{name}: got {column.to_list()[row]!r} in row {row}, counted from 0, expected a time in each row"
+        )
     if isinstance(dtype, nw.Datetime) or dtype == nw.Date:
-        unit = "ns" if getattr(dtype, "time_unit", "") == "ns" else "us"
+        unit = unit or ("ns" if getattr(dtype, "time_unit", "") == "ns" else "us")
         kind = StampKind(dtype, unit, getattr(dtype, "time_zone", None), period)
         column = column.cast(nw.Datetime("us")) if dtype == nw.Date else column
         return column.dt.timestamp(unit).to_numpy().astype(np.int64), kind
@@ -516,13 +534,13 @@ def future_regressors(panel: Panel, data: Any, names: Names, ahead: dict[int, np
     require(data is not None, "X", None, f"the future values of {listed}, the other columns of df")
     extra = {*as_table(data, names)[0].columns} - {*names, *panel.names}
     require(not extra, "X", sorted(extra), f"the columns that df has: {listed}")
-    given = read_panel(data, names, panel.names, target=False)
+    given = read_panel(data, names, panel.names, target=False, unit=panel.kind.unit)
     require(given.kind.name == panel.kind.name, f"X: {names.time}", given.kind.name, f"{panel.kind.name}, as in df")
-    places = {key: place for place, key in enumerate(given.keys)}
+    places = {key: place for place, key in enumerate(given.ids.keys)}
     found = {}
     for place, stamps in ahead.items():
-        source = places.get(panel.keys[place])
-        known = np.zeros(0, dtype=np.int64) if source is None else _in_unit(given, source, panel.kind)
+        source = places.get(panel.ids.keys[place])
+        known = np.zeros(0) if source is None else given.stamps[source]
         rows = np.searchsorted(known, stamps)
         there = np.append(known, known[-1:] if len(known) else [0])[rows] == stamps if len(known) else rows < 0
         part = np.full((len(stamps), len(panel.names)), np.nan)
@@ -532,19 +550,12 @@ def future_regressors(panel: Panel, data: Any, names: Names, ahead: dict[int, np
             panel.refused[place] = f"X: {given.refused[source]}"
         elif np.isnan(part).any():
             row, column = np.argwhere(np.isnan(part))[0]
-            who = "" if panel.labels is None else f"{names.id} {panel.identity(place)!r}, "
+            who = f"{names.id} {panel.ids.of(place)!r}, " if panel.ids.named else ""
             at = f"{who}{names.time} {panel.kind.label(stamps[row])}"
             panel.refused[place] = f"X: {panel.names[column]!r} is missing for {at}"
         else:
             found[place] = part
     return found
-
-
-def _in_unit(given: Panel, place: int, kind: StampKind) -> np.ndarray:
-    """Stamps of a series in the unit of another column."""
-    if given.kind.unit == kind.unit:
-        return given.stamps[place]
-    return given.stamps[place] * 1000 if kind.unit == "ns" else given.stamps[place] // 1000
 
 
 def stamp_column(name: str, stamps: np.ndarray, kind: StampKind, backend: Any) -> Any:
@@ -562,12 +573,12 @@ def stamp_column(name: str, stamps: np.ndarray, kind: StampKind, backend: Any) -
     return column.cast(kind.dtype) if column.dtype != kind.dtype else column
 
 
-def table_of(columns: dict[str, Any], labels: Any, places: np.ndarray, id_name: str, backend: Any) -> Any:
+def table_of(columns: dict[str, Any], ids: Ids, places: np.ndarray, id_name: str) -> Any:
     """A table of the caller's library: ids by the places of their series, then the columns."""
     parts: dict[str, Any] = {}
-    if labels is not None:
-        parts[id_name] = nw.maybe_reset_index(labels[places.tolist()]).alias(id_name)
+    if ids.named:
+        parts[id_name] = nw.maybe_reset_index(ids.labels[places.tolist()]).alias(id_name)
     for name, column in columns.items():
-        parts[name] = column if isinstance(column, nw.Series) else nw.new_series(name, column, backend=backend)
+        parts[name] = column if isinstance(column, nw.Series) else nw.new_series(name, column, backend=ids.backend)
     first, *rest = parts.values()  # `narwhals.from_dict` loses the zone of dates of pandas
     return first.to_frame().with_columns(*rest).to_native()
