@@ -24,7 +24,6 @@ from .frames import (
     horizon,
     read_panel,
     stamp_column,
-    table_of,
     usual_steps,
 )
 from .saved import packed, unpacked
@@ -289,7 +288,7 @@ class Forecaster:
             "rfa": mean,
             **dict(zip(bands.columns, quantiles_.T, strict=True)),
         }
-        return table_of(columns, panel.ids, places, self._names.id)
+        return panel.ids.table(columns, places, self._names.id)
 
     def update(self, df: Any) -> Any:
         """Go on with later readings, in constant time for each. Nothing is fitted again.
@@ -421,9 +420,9 @@ class Forecaster:
 
         places = [place for place in range(len(panel.ids.keys)) if place not in panel.refused]
         steps = {place: found(panel.stamps[place]) for place in places if len(panel.stamps[place]) > 2}
-        kinds = Counter((str(step.calendar), step.size, step.day) for step in steps.values() if step is not None)
+        kinds = Counter((step.calendar, step.size, step.day) for step in steps.values() if step is not None)
         usual = kinds.most_common(1)[0][0] if kinds else None
-        same = (step for step in steps.values() if step and (str(step.calendar), step.size, step.day) == usual)
+        same = (step for step in steps.values() if step and (step.calendar, step.size, step.day) == usual)
         others = next(same, None)
         for place in places:
             if place not in steps:
@@ -497,7 +496,7 @@ class Forecaster:
         )
 
     def _report(self, panel: Panel, problems: dict[int, str]) -> None:
-        self.failed = [FailedSeries(panel.ids.of(place), problems[place]) for place in sorted(problems)]
+        self.failed = [FailedSeries(panel.ids.value(place), problems[place]) for place in sorted(problems)]
 
     def _require_some(self, panel: Panel, done: Sequence[Any] | dict[Any, Any]) -> None:
         """Raise `ValueError` where nothing could be done."""
@@ -520,7 +519,7 @@ class Forecaster:
 
     def _with_ids(self, columns: dict[str, Any], every: list[_Fitted], counts: list[int]) -> Any:
         places = np.repeat([each.place for each in every], counts)
-        return table_of(columns, self._forecasts.ids, places, self._names.id)
+        return self._forecasts.ids.table(columns, places, self._names.id)
 
 
 def _windows(steps: Steps, stamps: np.ndarray, h: int | Length, count: int, apart: int) -> list[tuple[int, int]]:

@@ -33,6 +33,11 @@ class StampKind(NamedTuple):
     period: str | None = None  # the frequency of periods of pandas
 
     @property
+    def is_float(self) -> bool:
+        """Whether stamps are numbers that need not be whole."""
+        return not self.unit and not self.dtype.is_integer()
+
+    @property
     def name(self) -> str:
         """In words, for messages."""
         return "numbers" if not self.unit else f"dates {'without a zone' if self.zone is None else 'with a zone'}"
@@ -41,7 +46,8 @@ class StampKind(NamedTuple):
         """A stamp as a message names it."""
         if not self.unit:
             return f"{stamp:.15g}"
-        return str(_local(np.array([stamp]), self)[0].astype(f"M8[{self.unit}]")).removesuffix("T00:00:00.000000")
+        shown = str(_local(np.array([stamp]), self)[0].astype(f"M8[{self.unit}]"))
+        return re.sub(r"(T00:00:00)?\.0+$", "", shown)
 
 
 class Length(NamedTuple):
@@ -104,14 +110,14 @@ class Steps:
     kind: StampKind
     size: Any  # months, or a length in ticks; 1 for the others
     origin: Any  # a stamp at position 0, on the clock where `local`
-    calendar: Any = None  # "months", "weekdays", or an offset of pandas. None: a length
+    calendar: str = ""  # "months", "weekdays", or the name of an offset of pandas. "": a length
     gridded: bool = True  # most stamps lie whole numbers of steps apart
     day: int = 1  # of months: that of the stamps; 31 for their last days
 
     @property
     def local(self) -> bool:
         """Whether steps are counted on the clock of the zone."""
-        return self.calendar is not None or (self.kind.unit != "" and self.size % self._day == 0)
+        return bool(self.calendar) or (self.kind.unit != "" and self.size % self._day == 0)
 
     @property
     def period(self) -> float:
@@ -120,7 +126,7 @@ class Steps:
             return 12 / self.size if self.size < 12 else 0.0
         if self.calendar == "weekdays":
             return 5.0
-        if self.calendar is not None or not self.kind.unit:
+        if self.calendar or not self.kind.unit:
             return 0.0
         seconds = self.size / _TICKS[self.kind.unit]
         if seconds <= _DAY / 2:
@@ -141,7 +147,7 @@ class Steps:
             found = np.busday_count(first.astype("M8[D]"), days.astype("M8[D]")) + (
                 clock % self._day - self.origin % self._day
             ) / float(self._day)
-        elif self.calendar is not None:
+        elif self.calendar:
             import pandas as pd
 
             ends = np.array([self.origin, clock.max()]).view(f"M8[{self.kind.unit}]")
@@ -168,11 +174,12 @@ class Steps:
             first = np.asarray(self.origin // self._day).astype("M8[D]")
             days = np.busday_offset(first, positions.astype(np.int64), roll="forward")
             found = days.astype(np.int64) * self._day + self.origin % self._day
-        elif self.calendar is not None:
+        elif self.calendar:
             import pandas as pd
 
             start = pd.Timestamp(np.array([self.origin]).view(f"M8[{self.kind.unit}]")[0])
-            dates = [start + int(k) * self.calendar for k in positions]
+            offset = pd.tseries.frequencies.to_offset(self.calendar)
+            dates = [start + int(k) * offset for k in positions]
             found = np.array(dates, dtype=f"M8[{self.kind.unit}]").view(np.int64)
         elif not isinstance(self.size, int):
             found = self.origin + positions * self.size
@@ -218,7 +225,7 @@ class Steps:
     def _words(self) -> str:
         if self.calendar == "months":
             return f"{self.size} months"
-        return f"{self.size / _TICKS[self.kind.unit]:g} s" if self.calendar is None else str(self.calendar)
+        return f"{self.size / _TICKS[self.kind.unit]:g} s" if not self.calendar else self.calendar
 
     def _months(self, clock: np.ndarray) -> np.ndarray:
         """Months since 1970 with their parts: whole at the day of the stamps."""
@@ -316,8 +323,8 @@ def _calendar(clock: np.ndarray, kind: StampKind, gap: int) -> Steps | None:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # pandas 4 gives an offset in the place of its name
-        offset = pd.tseries.frequencies.to_offset(pd.infer_freq(pd.DatetimeIndex(dates)))
-    return None if offset is None else Steps(kind, 1, clock[0], offset)
+        name = pd.infer_freq(pd.DatetimeIndex(dates))
+    return None if name is None else Steps(kind, 1, clock[0], getattr(name, "freqstr", name))
 
 
 @dataclass
@@ -333,9 +340,32 @@ class Ids:
         """Whether there is a column of ids."""
         return self.labels is not None
 
-    def of(self, place: int) -> Any:
+    @classmethod
+    def of(cls, column: Any, keys: list[Any]) -> "Ids":
+        """Of a column and its keys, each once; those of other types one type after the other."""
+        first: dict[Any, int] = {}
+        for row, key in enumerate(keys):
+            first.setdefault(key, row)
+        try:
+            ordered = sorted(first)
+        except TypeError:  # ids of a type without an order
+            ordered = sorted(first, key=lambda key: (key[0], str(key[1])))
+        return cls(ordered, column[[first[key] for key in ordered]], column.implementation.value)
+
+    def value(self, place: int) -> Any:
         """The id of a series, None where there is no column of ids."""
         return self.keys[place][1]
+
+    def table(self, columns: dict[str, Any], places: np.ndarray, name: str) -> Any:
+        """A table of the caller's library: ids by the places of their series, then the columns."""
+        parts: dict[str, Any] = {}
+        if self.named:
+            parts[name] = nw.maybe_reset_index(self.labels[places.tolist()]).alias(name)
+        for each, column in columns.items():
+            known = isinstance(column, nw.Series)
+            parts[each] = column if known else nw.new_series(each, column, backend=self.backend)
+        first, *rest = parts.values()  # `narwhals.from_dict` loses the zone of dates of pandas
+        return first.to_frame().with_columns(*rest).to_native()
 
 
 @dataclass
@@ -397,25 +427,23 @@ def read_panel(
     known = [names.id, names.time, names.target]
     for name in [names.time, *([names.target] if target else []), *(regressors or [])]:
         require(name in table.columns, "df" if target else "X", table.columns, f"a column {name!r}")
-    stamps, kind = _read_stamps(table[names.time], period, unit)
+    stamps, kind = read_stamps(table[names.time], period, unit)
     others = [name for name in table.columns if name not in known] if regressors is None else list(regressors)
     columns = [_read_regressor(table[name]) for name in others]
-    values, unreadable = _read_numbers(table[names.target]) if target else (np.full(len(table), np.nan), {})
+    values, unreadable = read_numbers(table[names.target]) if target else (np.full(len(table), np.nan), {})
     require(len(table) > 0, "df", "a table without rows", "readings")
-    keys = _read_keys(table[names.id]) if names.id in table.columns else [("", None)] * len(table)
-    first: dict[Any, int] = {}
-    for row, key in enumerate(keys):
-        first.setdefault(key, row)
-    ordered = _in_order(first)
-    code = {key: place for place, key in enumerate(ordered)}
+    keys, ids = [("", None)] * len(table), Ids([("", None)], None, table.implementation.value)
+    if names.id in table.columns:
+        keys = read_ids(table[names.id])
+        ids = Ids.of(table[names.id], keys)
+    code = {key: place for place, key in enumerate(ids.keys)}
     codes = np.array([code[key] for key in keys])
     order = np.lexsort((stamps, codes))
-    starts = np.searchsorted(codes[order], np.arange(len(ordered) + 1))
+    starts = np.searchsorted(codes[order], np.arange(len(ids.keys) + 1))
     rows = [order[a:b] for a, b in zip(starts[:-1], starts[1:], strict=True)]
     every = np.stack(columns, axis=1) if columns else np.zeros((len(table), 0))
-    labels = table[names.id][[first[key] for key in ordered]] if names.id in table.columns else None
     panel = Panel(
-        ids=Ids(ordered, labels, table.implementation.value),
+        ids=ids,
         kind=kind,
         stamps=[stamps[r] for r in rows],
         values=[values[r] for r in rows],
@@ -435,15 +463,7 @@ def read_panel(
     return panel
 
 
-def _in_order(keys: Any) -> list[Any]:
-    """Ids in their order; those of other types one type after the other."""
-    try:
-        return sorted(keys)
-    except TypeError:  # ids of a type without an order
-        return sorted(keys, key=lambda key: (key[0], str(key[1])))
-
-
-def _read_keys(column: Any) -> list[Any]:
+def read_ids(column: Any) -> list[Any]:
     """Ids with the names of their types, so that 1, 1.0, "1" and True are four."""
     found = column.to_list()
     absent = np.array(column.is_null().to_list(), dtype=bool)
@@ -455,7 +475,7 @@ def _read_keys(column: Any) -> list[Any]:
     return [(type(value).__name__, value) for value in plain]
 
 
-def _read_stamps(column: Any, period: str | None, unit: str) -> tuple[np.ndarray, StampKind]:
+def read_stamps(column: Any, period: str | None = None, unit: str = "") -> tuple[np.ndarray, StampKind]:
     """Stamps as numbers, or as integers in UTC, and what they are."""
     dtype, name = column.dtype, column.name
     absent = np.array(column.is_null().to_list(), dtype=bool)
@@ -488,7 +508,7 @@ def _read_stamps(column: Any, period: str | None, unit: str) -> tuple[np.ndarray
     return numbers, StampKind(dtype)
 
 
-def _read_numbers(column: Any) -> tuple[np.ndarray, dict[int, Any]]:
+def read_numbers(column: Any) -> tuple[np.ndarray, dict[int, Any]]:
     """Numbers as float64, NaN where one is missing, and the cells that are none by their rows."""
     if column.dtype.is_numeric() or column.dtype == nw.Boolean:
         found = np.array(column.cast(nw.Float64).to_numpy(), dtype=np.float64)
@@ -511,7 +531,7 @@ def _number(cell: Any) -> float:
 
 
 def _read_regressor(column: Any) -> np.ndarray:
-    found, wrong = _read_numbers(column)
+    found, wrong = read_numbers(column)
     if wrong:
         row, cell = next(iter(wrong.items()))
         expected = "finite numbers, flags, or missing cells in a regressor; leave out columns that are none"
@@ -550,7 +570,7 @@ def future_regressors(panel: Panel, data: Any, names: Names, ahead: dict[int, np
             panel.refused[place] = f"X: {given.refused[source]}"
         elif np.isnan(part).any():
             row, column = np.argwhere(np.isnan(part))[0]
-            who = f"{names.id} {panel.ids.of(place)!r}, " if panel.ids.named else ""
+            who = f"{names.id} {panel.ids.value(place)!r}, " if panel.ids.named else ""
             at = f"{who}{names.time} {panel.kind.label(stamps[row])}"
             panel.refused[place] = f"X: {panel.names[column]!r} is missing for {at}"
         else:
@@ -571,14 +591,3 @@ def stamp_column(name: str, stamps: np.ndarray, kind: StampKind, backend: Any) -
     if kind.zone is not None:
         column = column.dt.replace_time_zone("UTC").dt.convert_time_zone(kind.zone)
     return column.cast(kind.dtype) if column.dtype != kind.dtype else column
-
-
-def table_of(columns: dict[str, Any], ids: Ids, places: np.ndarray, id_name: str) -> Any:
-    """A table of the caller's library: ids by the places of their series, then the columns."""
-    parts: dict[str, Any] = {}
-    if ids.named:
-        parts[id_name] = nw.maybe_reset_index(ids.labels[places.tolist()]).alias(id_name)
-    for name, column in columns.items():
-        parts[name] = column if isinstance(column, nw.Series) else nw.new_series(name, column, backend=ids.backend)
-    first, *rest = parts.values()  # `narwhals.from_dict` loses the zone of dates of pandas
-    return first.to_frame().with_columns(*rest).to_native()

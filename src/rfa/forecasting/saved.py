@@ -35,12 +35,10 @@ def packed(value: Any, types: tuple[type, ...]) -> bytes:
             return {"dict": [[tree(key), tree(part)] for key, part in each.items()]}
         if isinstance(each, np.generic):
             return each.item()
-        if isinstance(each, nw.dtypes.DType) or isinstance(each, type) and issubclass(each, nw.dtypes.DType):
+        if isinstance(each, nw.dtypes.DType) or (isinstance(each, type) and issubclass(each, nw.dtypes.DType)):
             return {"dtype": [str(each).partition("(")[0].rpartition(".")[2].rstrip("'>"), *_details(each)]}
         if isinstance(each, nw.Series):
             return {"series": [each.name, each.implementation.value, tree(each.dtype), tree(each.to_list())]}
-        if hasattr(each, "freqstr"):
-            return {"offset": [each.freqstr]}
         require(isinstance(each, _PLAIN), "saved", each, "text, numbers, flags and dates")
         return each
 
@@ -77,10 +75,6 @@ def unpacked(content: bytes, types: tuple[type, ...]) -> Any:
             return {value(key): value(part) for key, part in parts}
         if name in ("list", "tuple"):
             return [value(part) for part in parts] if name == "list" else tuple(value(part) for part in parts)
-        if name == "offset":
-            import pandas as pd
-
-            return pd.tseries.frequencies.to_offset(str(parts[0]))
         if name == "series":
             of_cells, dtype = nw.new_series(parts[0], value(parts[3]), backend=parts[1]), value(parts[2])
             return of_cells if dtype in (nw.Object, of_cells.dtype) else of_cells.cast(dtype)
