@@ -1,11 +1,12 @@
 """The forecasts of a `Forecaster` on the machines of Dask or Spark, through fugue: each gets a block of series.
 
-Clusters change what tables are: dates lose their zone, flags with gaps become text, categories are refused. So what goes
-through fugue is plain: times as UTC integers, their zone by its name, readings and regressors as float64.
+Clusters change what tables are: dates lose their zone, flags with gaps become text, categories are refused. So what
+goes through fugue is plain: times as UTC integers, their zone by its name, readings and regressors as float64.
 """
 
 import warnings
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import narwhals as nw
@@ -58,8 +59,9 @@ def forecast(
     ids, every = None, [df] if X is None else [df, X]
     if hasattr(df, "map_partitions"):
         kind = read_stamps(nw.from_native(df._meta[time_col], series_only=True))[1]
-        dtype, backend = df._meta[id_col].dtype, None
-        plain = [x.map_partitions(_plain, names, others, kind.unit, None, k > 0) for k, x in enumerate(every)]
+        calls = [partial(_plain, names=names, others=others, unit=kind.unit, future=k > 0) for k in range(len(every))]
+        # Not as arguments: Dask makes tuples of named tuples.
+        plain = [x.map_partitions(call, meta=call(x._meta)) for x, call in zip(every, calls, strict=True)]
         from dask.dataframe import concat
 
         frame = plain[0] if X is None else concat(plain)
@@ -83,7 +85,7 @@ def forecast(
         ids = Ids.of(tables[0][id_col], keys[0])
         code = {key: place for place, key in enumerate(ids.keys)}
         codes = [np.array([code.get(key, -1) for key in part], dtype=np.int64) for part in keys]
-        plain = [_plain(x, names, others, kind.unit, codes[k], k > 0) for k, x in enumerate(tables)]
+        plain = [_plain(x, names, others, kind.unit, k > 0, codes[k]) for k, x in enumerate(tables)]
         frame = pd.concat(plain, ignore_index=True)
         frame = frame[frame[id_col] >= 0]  # regressors of series that df has not
     id_type = "long" if ids is not None else str(api.get_schema(frame)[id_col].type)
@@ -103,11 +105,12 @@ def forecast(
         parts |= {name: found[name].to_numpy(dtype=np.float64) for name in columns}
         return ids.table(parts, found[id_col].to_numpy(dtype=np.int64), id_col)
     if hasattr(df, "map_partitions"):
-        return found.map_partitions(_restored, names, kind, dtype)
+        restored = partial(_restored, names=names, kind=kind, dtype=df._meta[id_col].dtype)
+        return found.map_partitions(restored, meta=restored(found._meta))
     return found.withColumn(time_col, F.timestamp_micros(time_col)) if dated else found
 
 
-def _plain(table: Any, names: Names, others: list[str], unit: str, codes: Any, future: bool) -> pd.DataFrame:
+def _plain(table: Any, names: Names, others: list[str], unit: str, future: bool, codes: Any = None) -> pd.DataFrame:
     """A table of pandas or polars as integers, float64 and ids."""
     given = nw.from_native(table, eager_only=True, pass_through=False)
     target = np.full(len(given), np.nan) if future else _numbers(given[names.target])
