@@ -29,8 +29,8 @@ __all__ = [
 ]
 if installed("transformers"):
     __all__ += ["RFAConfig", "RFATimeSeriesConfig", "integrations", "models", "parallel"]
-    if installed("pandas") and installed("matplotlib"):
-        __all__ += ["forecasting"]
+if installed("pandas") and installed("narwhals"):
+    __all__ += ["forecasting"]
 
 _NAMES = {
     "RFAConfig": "models",

@@ -14,7 +14,7 @@ PACKAGE = "robust-filter-attention"
 _MODULES = {
     "hf": ("accelerate", "huggingface_hub", "safetensors", "tokenizers", "transformers"),
     "onnx": ("onnx", "onnxscript"),
-    "series": ("matplotlib", "pandas", "scipy"),
+    "series": ("matplotlib", "narwhals", "pandas", "scipy"),
     "sktime": ("sktime",),
     "darts": ("darts",),
     "lab": ("datasets", "jinja2", "pyarrow", "pydantic", "rich", "tensorboard", "typer", "yaml"),

@@ -13,20 +13,9 @@ from rfa.files import write_whole
 from rfa.progress import Progress
 
 from . import engine
-from .frames import (
-    Ids,
-    Length,
-    Names,
-    Panel,
-    StampKind,
-    Steps,
-    future_regressors,
-    horizon,
-    read_panel,
-    stamp_column,
-    usual_steps,
-)
+from .frames import Ids, Names, Panel, future_regressors, read_panel, stamp_column
 from .saved import packed, unpacked
+from .steps import Length, StampKind, Steps, horizon, usual_steps
 
 _BLOCK = 1024  # series that are handed to the engine at once: so much work Ctrl-C loses
 _HISTORY = 90  # percent: the engine's band of the past
@@ -66,7 +55,7 @@ def _numbers(name: str, given: Any, most: float, expected: str) -> list[float]:
     listed = [] if given is None else [given] if isinstance(given, int | float | np.number) else list(given)
     for each in listed:
         good = isinstance(each, int | float | np.number) and not isinstance(each, bool) and 0 < each < most
-        require(good, name, each, f"numbers {expected}")
+        require(bool(good), name, each, f"numbers {expected}")
     return sorted({float(each) for each in listed})
 
 
@@ -77,10 +66,13 @@ class _Fitted:
     place: int  # of its id
     steps: Steps
     first: float  # the position of its first stamp: the engine's times begin there
-    stamps: np.ndarray
-    values: np.ndarray
     ahead: np.ndarray  # stamps
-    forecast: engine.SeriesForecast
+    rows: list[tuple[np.ndarray, np.ndarray, engine.SeriesForecast]]  # stamps, values, what was said: of each call
+
+    @property
+    def forecast(self) -> engine.SeriesForecast:
+        """The last one."""
+        return self.rows[-1][2]
 
 
 @dataclass
@@ -181,8 +173,8 @@ class Forecaster:
         places = [place for place in ahead if place not in panel.refused]
         requests = []
         for place in places:
-            parts = panel.stamps[place], panel.values[place], panel.regressors[place], ahead[place]
-            requests.append(self._request(steps[place], *parts, future.get(place)))
+            readings = panel.stamps[place], panel.values[place], panel.regressors[place]
+            requests.append(self._request(steps[place], *readings, ahead[place], future.get(place)))
         self._last = last = _Forecasts(panel.ids, panel.kind, steps_ahead, bands, panel.names, {})
         problems = panel.left_out | panel.refused
         try:
@@ -197,8 +189,8 @@ class Forecaster:
                             continue
                         problems[place], each = simple.note, simple
                     first = float(steps[place].positions(panel.stamps[place][:1])[0])
-                    parts = panel.stamps[place], panel.values[place], ahead[place]
-                    last.series[panel.ids.keys[place]] = _Fitted(place, steps[place], first, *parts, each)
+                    rows = [(panel.stamps[place], panel.values[place], each)]
+                    last.series[panel.ids.keys[place]] = _Fitted(place, steps[place], first, ahead[place], rows)
         except KeyboardInterrupt:
             rest = [place for place in places if panel.ids.keys[place] not in last.series and place not in problems]
             self._report(panel, problems | dict.fromkeys(rest, "stopped by Ctrl-C before it was done"))
@@ -316,8 +308,10 @@ class Forecaster:
                 problems[place] = "no forecast to go on from: call forecast() with its readings"
                 continue
             stamps = panel.stamps[place]
-            if stamps[0] <= before.stamps[-1]:
-                late = f"{panel.kind.label(panel.stamps[place][0])} is not after {last.kind.label(before.stamps[-1])}"
+            if stamps[0] <= before.rows[-1][0][-1]:
+                late = (
+                    f"{panel.kind.label(panel.stamps[place][0])} is not after {last.kind.label(before.rows[-1][0][-1])}"
+                )
                 problems[place] = f"{self._names.time}: {late}, the last one before"
                 continue
             try:
@@ -341,10 +335,10 @@ class Forecaster:
             ValueError: before `forecast`.
         """
         every = list(self._forecasts.series.values())
-        parts = [each.forecast for each in every]
-        stamps, values = (np.concatenate([getattr(each, name) for each in every]) for name in ("stamps", "values"))
+        parts = [part for each in every for part in each.rows]
+        stamps, values = (np.concatenate([part[k] for part in parts]) for k in range(2))
         fitted, low, high, weights, outliers = (
-            np.concatenate([getattr(part, name) for part in parts])
+            np.concatenate([getattr(said, name) for *_, said in parts])
             for name in ("fitted", "low", "high", "weights", "outliers")
         )
         columns = {
@@ -357,7 +351,7 @@ class Forecaster:
             "outlier": outliers,
             "cleaned": np.where(outliers | np.isnan(values), fitted, values),
         }
-        return self._with_ids(columns, every, [len(each.stamps) for each in every])
+        return self._with_ids(columns, every, [sum(len(part[0]) for part in each.rows) for each in every])
 
     def explain(self) -> Any:
         """The members of each forecast.
@@ -482,18 +476,8 @@ class Forecaster:
             engine.updated(before.forecast.state, times, values, later, last.bands.probabilities),
             before.forecast,
         )
-        rows = {
-            name: np.concatenate([getattr(old, name), getattr(new, name)])
-            for name in ("fitted", "low", "high", "weights", "outliers", "one_step")
-        }
-        forecast = new._replace(**rows, members=new.members or old.members, note=new.note or old.note)
-        return replace(
-            before,
-            stamps=np.concatenate([before.stamps, stamps]),
-            values=np.concatenate([before.values, values]),
-            ahead=ahead,
-            forecast=forecast,
-        )
+        new = new._replace(members=new.members or old.members, note=new.note or old.note)
+        return replace(before, ahead=ahead, rows=[*before.rows, (stamps, values, new)])
 
     def _report(self, panel: Panel, problems: dict[int, str]) -> None:
         self.failed = [FailedSeries(panel.ids.value(place), problems[place]) for place in sorted(problems)]

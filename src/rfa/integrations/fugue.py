@@ -15,7 +15,8 @@ import pandas as pd
 
 from rfa.checks import require
 from rfa.forecasting.forecaster import Forecaster, Quantiles
-from rfa.forecasting.frames import Ids, Names, StampKind, as_table, read_ids, read_numbers, read_stamps, stamp_column
+from rfa.forecasting.frames import Ids, Names, as_table, read_ids, read_numbers, read_stamps, stamp_column
+from rfa.forecasting.steps import StampKind
 
 _FUTURE = "rfa_is_future"  # rows of regressors to come
 
@@ -101,9 +102,9 @@ def forecast(
     if ids is not None:
         found = api.as_pandas(found).sort_values([id_col, time_col])
         stamps = found[time_col].to_numpy(dtype=np.float64 if kind.is_float else np.int64)
-        parts = {time_col: stamp_column(time_col, stamps, kind, ids.backend)}
-        parts |= {name: found[name].to_numpy(dtype=np.float64) for name in columns}
-        return ids.table(parts, found[id_col].to_numpy(dtype=np.int64), id_col)
+        numbers = {name: found[name].to_numpy(dtype=np.float64) for name in columns}
+        dates = stamp_column(time_col, stamps, kind, ids.backend)
+        return ids.table({time_col: dates, **numbers}, found[id_col].to_numpy(dtype=np.int64), id_col)
     if hasattr(df, "map_partitions"):
         restored = partial(_restored, names=names, kind=kind, dtype=df._meta[id_col].dtype)
         return found.map_partitions(restored, meta=restored(found._meta))

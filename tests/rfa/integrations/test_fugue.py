@@ -100,7 +100,9 @@ def test_a_table_of_spark(spark):
     assert dict(found.dtypes) == dict.fromkeys(found.columns, "double") | {"unique_id": "string", "ds": "timestamp"}
     rows = [(row["unique_id"], row["ds"].timestamp(), row["rfa"]) for row in found.sort("unique_id", "ds").collect()]
     expected = Forecaster().forecast(df, 2)
-    assert rows == [(i, ds.timestamp(), y) for i, ds, y in zip(*(expected[x] for x in ("unique_id", "ds", "rfa")), strict=True)]
+    assert rows == [
+        (i, ds.timestamp(), y) for i, ds, y in zip(*(expected[x] for x in ("unique_id", "ds", "rfa")), strict=True)
+    ]
 
 
 def test_a_bad_series_is_warned_of_and_the_others_are_forecast():
