@@ -1,7 +1,7 @@
 """Forecasts of one series or of a panel: tables in, tables out. The numbers are of `engine`."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +13,8 @@ from rfa.files import write_whole
 from rfa.progress import Progress
 
 from . import engine
-from .frames import Ids, Names, Panel, future_regressors, read_panel, stamp_column
-from .saved import packed, unpacked
+from .frames import Ids, Names, Panel, Quantiles, future_regressors, read_panel, stamp_column
+from .saved import LIBRARIES, packed, unpacked
 from .steps import Length, StampKind, Steps, horizon, usual_steps
 
 _BLOCK = 1024  # series that are handed to the engine at once: so much work Ctrl-C loses
@@ -27,36 +27,6 @@ class FailedSeries(NamedTuple):
 
     id: Any
     reason: str
-
-
-class Quantiles(NamedTuple):
-    """The columns of a forecast beside its mean, and their probabilities."""
-
-    columns: tuple[str, ...]
-    probabilities: tuple[float, ...]
-
-    @classmethod
-    def of(cls, level: Iterable[float] | float | None, quantiles: Iterable[float] | None) -> "Quantiles":
-        """Of levels in percent and of quantiles, each once and in order.
-
-        Raises:
-            ValueError: for a level outside (0, 100), a quantile outside (0, 1).
-        """
-        found: dict[str, float] = {}
-        for each in _numbers("level", level, 100, "above 0 and below 100, in percent"):
-            found[f"rfa-lo-{each:.10g}"] = 0.5 - each / 200
-            found[f"rfa-hi-{each:.10g}"] = 0.5 + each / 200
-        for each in _numbers("quantiles", quantiles, 1, "above 0 and below 1"):
-            found[f"rfa-q-{100 * each:.10g}"] = each
-        return cls(tuple(found), tuple(found.values()))
-
-
-def _numbers(name: str, given: Any, most: float, expected: str) -> list[float]:
-    listed = [] if given is None else [given] if isinstance(given, int | float | np.number) else list(given)
-    for each in listed:
-        good = isinstance(each, int | float | np.number) and not isinstance(each, bool) and 0 < each < most
-        require(bool(good), name, each, f"numbers {expected}")
-    return sorted({float(each) for each in listed})
 
 
 @dataclass
@@ -178,19 +148,16 @@ class Forecaster:
         self._last = last = _Forecasts(panel.ids, panel.kind, steps_ahead, bands, panel.names, {})
         problems = panel.left_out | panel.refused
         try:
-            for start in range(0, len(requests), _BLOCK):
-                block = places[start : start + _BLOCK]
-                found = self._run(requests[start : start + _BLOCK], bands, start, len(requests), progress)
-                for place, each in zip(block, found, strict=True):
-                    if isinstance(each, str):
-                        simple = _simplest(panel.values[place], len(ahead[place]), len(bands.columns), each)
-                        if simple is None:
-                            problems[place] = "; ".join(filter(None, [problems.get(place), each]))
-                            continue
-                        problems[place], each = simple.note, simple
-                    first = float(steps[place].positions(panel.stamps[place][:1])[0])
-                    rows = [(panel.stamps[place], panel.values[place], each)]
-                    last.series[panel.ids.keys[place]] = _Fitted(place, steps[place], first, ahead[place], rows)
+            for place, each in zip(places, self._results(requests, bands, progress), strict=True):
+                if isinstance(each, str):
+                    simple = _simplest(panel.values[place], len(ahead[place]), len(bands.columns), each)
+                    if simple is None:
+                        problems[place] = "; ".join(filter(None, [problems.get(place), each]))
+                        continue
+                    problems[place], each = simple.note, simple
+                first = float(steps[place].positions(panel.stamps[place][:1])[0])
+                rows = [(panel.stamps[place], panel.values[place], each)]
+                last.series[panel.ids.keys[place]] = _Fitted(place, steps[place], first, ahead[place], rows)
         except KeyboardInterrupt:
             rest = [place for place in places if panel.ids.keys[place] not in last.series and place not in problems]
             self._report(panel, problems | dict.fromkeys(rest, "stopped by Ctrl-C before it was done"))
@@ -255,11 +222,8 @@ class Forecaster:
                     continue
                 requests.append(self._request(step, stamps[:cut], values[:cut], x[:cut], stamps[cut:end], future))
                 windows.append((place, cut, end))
-        found: list[engine.SeriesForecast | str] = []
-        for start in range(0, len(requests), _BLOCK):
-            found += self._run(requests[start : start + _BLOCK], bands, start, len(requests), progress)
         rows = []
-        for (place, cut, end), each in zip(windows, found, strict=True):
+        for (place, cut, end), each in zip(windows, self._results(requests, bands, progress), strict=True):
             if isinstance(each, str):
                 at = panel.kind.label(panel.stamps[place][cut - 1])
                 panel.left_out[place] = f"the window from {at}: {each}"
@@ -391,7 +355,9 @@ class Forecaster:
         found = cls()
         try:
             state = unpacked(Path(path).read_bytes(), _SAVED)
-            require(isinstance(state, dict) and state.keys() == vars(found).keys(), "file", "another state", "this one")
+            good = isinstance(state, dict) and state.keys() == vars(found).keys()
+            good = good and isinstance(state["_last"], _Forecasts) and state["_last"].ids.backend in LIBRARIES
+            require(good, "file", "another state", "that of a forecaster")
         except ValueError as error:
             raise ValueError(f"path: got {path}, expected a file of Forecaster.save ({error})") from None
         vars(found).update(state)
@@ -459,13 +425,14 @@ class Forecaster:
         values = np.where(unknown.any(axis=1), np.nan, values)
         return engine.Series(times, values, period, np.where(unknown, 0.0, regressors), later, future)
 
-    def _run(
-        self, requests: list[engine.Series], bands: Quantiles, before: int, total: int, progress: Progress | None
-    ) -> list[engine.SeriesForecast | str]:
-        report = None if progress is None else lambda done: progress(before + done, total)
-        return engine.forecast_panel(
-            requests, bands.probabilities, robust=self.robust, workers=self.workers, progress=report
-        )
+    def _results(
+        self, requests: list[engine.Series], bands: Quantiles, progress: Progress | None
+    ) -> Iterator[engine.SeriesForecast | str]:
+        """The engine's answers, of a block of series at a time."""
+        for start in range(0, len(requests), _BLOCK):
+            report = None if progress is None else lambda done, start=start: progress(start + done, len(requests))
+            settings: dict[str, Any] = {"robust": self.robust, "workers": self.workers, "progress": report}
+            yield from engine.forecast_panel(requests[start : start + _BLOCK], bands.probabilities, **settings)
 
     def _updated(self, before: _Fitted, stamps: np.ndarray, values: np.ndarray) -> _Fitted:
         steps, last = before.steps, self._forecasts

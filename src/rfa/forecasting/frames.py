@@ -1,7 +1,8 @@
 """Tables in and out of a forecaster, through narwhals: ids, times with their zone, readings and regressors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import narwhals as nw
@@ -76,6 +77,36 @@ class Names(NamedTuple):
     target: str
 
 
+class Quantiles(NamedTuple):
+    """The columns of a forecast beside its mean, and their probabilities."""
+
+    columns: tuple[str, ...]
+    probabilities: tuple[float, ...]
+
+    @classmethod
+    def of(cls, level: Iterable[float] | float | None, quantiles: Iterable[float] | None) -> "Quantiles":
+        """Of levels in percent and of quantiles, each once and in order.
+
+        Raises:
+            ValueError: for a level outside (0, 100), a quantile outside (0, 1).
+        """
+        found: dict[str, float] = {}
+        for each in _numbers("level", level, 100, "above 0 and below 100, in percent"):
+            found[f"rfa-lo-{each:.10g}"] = 0.5 - each / 200
+            found[f"rfa-hi-{each:.10g}"] = 0.5 + each / 200
+        for each in _numbers("quantiles", quantiles, 1, "above 0 and below 1"):
+            found[f"rfa-q-{100 * each:.10g}"] = each
+        return cls(tuple(found), tuple(found.values()))
+
+
+def _numbers(name: str, given: Any, most: float, expected: str) -> list[float]:
+    listed = [] if given is None else [given] if isinstance(given, int | float | np.number) else list(given)
+    for each in listed:
+        good = isinstance(each, int | float | np.number) and not isinstance(each, bool) and 0 < each < most
+        require(bool(good), name, each, f"numbers {expected}")
+    return sorted({float(each) for each in listed})
+
+
 def as_table(data: Any, names: Names) -> tuple[Any, str | None]:
     """What a caller gives as a table of narwhals, and the frequency of its periods."""
     if isinstance(data, dict | pd.Series):
@@ -123,7 +154,7 @@ def read_panel(
     codes = np.array([code[key] for key in keys])
     order = np.lexsort((stamps, codes))
     starts = np.searchsorted(codes[order], np.arange(len(ids.keys) + 1))
-    rows = [order[a:b] for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    rows = [order[a:b] for a, b in pairwise(starts)]
     every = np.stack(columns, axis=1) if columns else np.zeros((len(table), 0))
     panel = Panel(
         ids=ids,

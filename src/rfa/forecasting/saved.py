@@ -10,6 +10,7 @@ import numpy as np
 from rfa.checks import require
 
 _HEAD = b"rfa forecaster 1\n"
+LIBRARIES = ("pandas", "polars", "pyarrow")  # of tables: others would be imported by their name
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -61,6 +62,7 @@ def unpacked(content: bytes, types: tuple[type, ...]) -> Any:
 
     def value(each: Any) -> Any:
         nonlocal place
+        kind: Any
         if not isinstance(each, dict):
             return each
         ((name, parts),) = each.items()
@@ -76,14 +78,14 @@ def unpacked(content: bytes, types: tuple[type, ...]) -> Any:
         if name in ("list", "tuple"):
             return [value(part) for part in parts] if name == "list" else tuple(value(part) for part in parts)
         if name == "series":
-            of_cells, dtype = nw.new_series(parts[0], value(parts[3]), backend=parts[1]), value(parts[2])
-            return of_cells if dtype in (nw.Object, of_cells.dtype) else of_cells.cast(dtype)
+            require(parts[1] in LIBRARIES, "library", parts[1], " or ".join(LIBRARIES))
+            column, kind = nw.new_series(parts[0], value(parts[3]), backend=parts[1]), value(parts[2])
+            return column if kind in (nw.Object, column.dtype) else column.cast(kind)
         if name == "dtype":
-            found = getattr(nw, str(parts[0]), None)
-            require(
-                isinstance(found, type) and issubclass(found, nw.dtypes.DType), "dtype", parts[0], "one of narwhals"
-            )
-            return found(*parts[1:]) if found is nw.Datetime else found
+            kind = getattr(nw, str(parts[0]), None)
+            good = isinstance(kind, type) and issubclass(kind, nw.dtypes.DType)
+            require(good, "dtype", parts[0], "one of narwhals")
+            return kind(*parts[1:]) if kind is nw.Datetime else kind
         return known[name](*map(value, parts))
 
     try:

@@ -272,39 +272,25 @@ def _equal_steps(stamps: np.ndarray, kind: StampKind) -> Steps:
 
 def _calendar(clock: np.ndarray, kind: StampKind, gap: int) -> Steps | None:
     """Steps of months or business days, or another offset that pandas infers. None: there are none."""
-    ticks = _DAY * _TICKS[kind.unit]
-    if gap == ticks and not (np.diff(clock) == 3 * ticks).any():
+    ticks, gaps = _DAY * _TICKS[kind.unit], np.diff(clock)
+    day = (clock // ticks).astype("M8[D]")
+    month = day.astype("M8[M]")
+    if gap >= 28 * ticks:  # most stamps are on one day of the month, or on the last one
+        days, ends = (day - month).astype(int), (day + 1).astype("M8[M]") != month
+        usual = max(ends, days == np.bincount(days).argmax(), key=np.sum)
+        months = np.diff(month[usual].astype(int))
+        if usual.mean() >= _SHARE and len(months) and months.min() > 0:
+            size = _lower_median(months)
+            size = int(np.gcd.reduce(months) if (months % size).any() else size)
+            return Steps(kind, size, clock[usual][0], "months", day=31 if usual is ends else int(days[usual][0]) + 1)
+    weekday = (day.astype(int) + 3) % 7  # 0 is Monday
+    if gap == ticks and (weekday < 5).all() and (np.diff(weekday) < 0).any():
+        return Steps(kind, 1, clock[0], "weekdays")
+    if len(clock) < 3 or (gaps == gap).mean() >= _SHARE:
         return None
-    if gap % (7 * ticks) == 0 and (np.diff(clock) == gap).mean() >= _SHARE:
-        return None
-    dates = clock.view(f"M8[{kind.unit}]")
-    if len(clock) == 2:
-        month, day = dates.astype("M8[M]"), dates.astype("M8[D]")
-        ends = bool(((day + 1).astype("M8[M]") != month).all())
-        days = (day - month).astype(int) + 1
-        if gap < 28 * ticks or not (ends or days[0] == days[1]):
-            return None
-        size = int((month[1] - month[0]).astype(int))
-        return Steps(kind, size, clock[-1], "months", day=31 if ends else int(days[0]))
     import pandas as pd
 
-    from rfa.estimation.time_axis import calendar_step
-
-    offset, usual = calendar_step(dates), np.ones(len(dates), dtype=bool)
-    if offset is None and gap >= 28 * ticks:  # some stamps are off the days of the others
-        days = (dates.astype("M8[D]") - dates.astype("M8[M]")).astype(int)
-        last = (dates.astype("M8[D]") + 1).astype("M8[M]") != dates.astype("M8[M]")
-        usual = max(last, days == np.bincount(days).argmax(), key=np.sum)
-        offset = calendar_step(dates[usual]) if usual.mean() >= _SHARE else None
-    if isinstance(offset, pd.offsets.BDay):
-        return Steps(kind, 1, clock[0], "weekdays")
-    if offset is not None:
-        ends = isinstance(offset, pd.offsets.MonthEnd)
-        size, day = (offset.n, 31) if ends else (offset.kwds["months"], pd.Timestamp(dates[usual][0]).day)
-        return Steps(kind, size, clock[usual][0], "months", day=day)
-    if (np.diff(clock) == gap).all():
-        return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # pandas 4 gives an offset in the place of its name
-        name = pd.infer_freq(pd.DatetimeIndex(dates))
+        name = pd.infer_freq(pd.DatetimeIndex(clock.view(f"M8[{kind.unit}]")))
     return None if name is None else Steps(kind, 1, clock[0], getattr(name, "freqstr", name))
