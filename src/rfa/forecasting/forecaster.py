@@ -160,10 +160,9 @@ class Forecaster:
                 last.series[panel.ids.keys[place]] = _Fitted(place, steps[place], first, ahead[place], rows)
         except KeyboardInterrupt:
             rest = [place for place in places if panel.ids.keys[place] not in last.series and place not in problems]
-            self._report(panel, problems | dict.fromkeys(rest, "stopped by Ctrl-C before it was done"))
+            self._report(panel, problems | dict.fromkeys(rest, "stopped by Ctrl-C before it was done"), None)
             raise
-        self._report(panel, problems)
-        self._require_some(panel, last.series)
+        self._report(panel, problems, last.series)
         return self.result()
 
     def result(self) -> Any:
@@ -233,8 +232,7 @@ class Forecaster:
                 cuts = np.full(len(stamps), panel.stamps[place][cut - 1])
                 values = panel.values[place][cut:end][seen]
                 rows.append((place, stamps, cuts, values, each.mean[seen], each.quantiles[seen]))
-        self._report(panel, panel.left_out | panel.refused)
-        self._require_some(panel, rows)
+        self._report(panel, panel.left_out | panel.refused, rows)
         places = np.repeat([row[0] for row in rows], [len(row[1]) for row in rows])
         stamps, cuts, values, mean, quantiles_ = (np.concatenate(part) for part in list(zip(*rows, strict=True))[1:])
         columns = {
@@ -273,9 +271,7 @@ class Forecaster:
                 continue
             stamps = panel.stamps[place]
             if stamps[0] <= before.rows[-1][0][-1]:
-                late = (
-                    f"{panel.kind.label(panel.stamps[place][0])} is not after {last.kind.label(before.rows[-1][0][-1])}"
-                )
+                late = f"{panel.kind.label(stamps[0])} is not after {last.kind.label(before.rows[-1][0][-1])}"
                 problems[place] = f"{self._names.time}: {late}, the last one before"
                 continue
             try:
@@ -283,8 +279,7 @@ class Forecaster:
             except ValueError as error:
                 problems[place] = str(error)
         last.series.update({last.ids.keys[each.place]: each for each in done})
-        self._report(panel, problems)
-        self._require_some(panel, done)
+        self._report(panel, problems, done)
         return self._table(done)
 
     def history(self) -> Any:
@@ -380,10 +375,9 @@ class Forecaster:
 
         places = [place for place in range(len(panel.ids.keys)) if place not in panel.refused]
         steps = {place: found(panel.stamps[place]) for place in places if len(panel.stamps[place]) > 2}
-        kinds = Counter((step.calendar, step.size, step.day) for step in steps.values() if step is not None)
-        usual = kinds.most_common(1)[0][0] if kinds else None
-        same = (step for step in steps.values() if step and (step.calendar, step.size, step.day) == usual)
-        others = next(same, None)
+        kinds = [(step.calendar, step.size, step.day) for step in steps.values() if step is not None]
+        most = kinds.index(Counter(kinds).most_common(1)[0][0]) if kinds else 0
+        others = [step for step in steps.values() if step is not None][most] if kinds else None
         for place in places:
             if place not in steps:
                 steps[place] = found(panel.stamps[place], others)
@@ -446,14 +440,12 @@ class Forecaster:
         new = new._replace(members=new.members or old.members, note=new.note or old.note)
         return replace(before, ahead=ahead, rows=[*before.rows, (stamps, values, new)])
 
-    def _report(self, panel: Panel, problems: dict[int, str]) -> None:
+    def _report(self, panel: Panel, problems: dict[int, str], done: Sequence[Any] | dict[Any, Any] | None) -> None:
+        """Say in `failed` what could not be done. Where nothing could be, raise `ValueError`."""
         self.failed = [FailedSeries(panel.ids.value(place), problems[place]) for place in sorted(problems)]
-
-    def _require_some(self, panel: Panel, done: Sequence[Any] | dict[Any, Any]) -> None:
-        """Raise `ValueError` where nothing could be done."""
-        if not done:
+        if done is not None and not done:
             first, more = self.failed[0], len(self.failed) - 1
-            who = "" if not panel.ids.named else f"{self._names.id} {first.id!r}: "
+            who = f"{self._names.id} {first.id!r}: " if panel.ids.named else ""
             raise ValueError(f"{who}{first.reason}" + (f"; and {more} more series, see `failed`" if more else ""))
 
     def _table(self, every: list[_Fitted]) -> Any:

@@ -52,107 +52,100 @@ def forecast(
         ValueError: as `Forecaster.forecast`.
     """
     from fugue import api
+    from triad import Schema
 
     names, bands = Names(id_col, time_col, target_col), Quantiles.of(level, quantiles)
-    require(id_col in df.columns, "df", list(df.columns), f"a column {id_col!r}")
     others = [name for name in df.columns if name not in names]
+    require(id_col in df.columns, "df", list(df.columns), f"a column {id_col!r}")
     require(not others or X is not None, "X", X, f"the future values of {others}, the other columns of df")
-    ids, every = None, [df] if X is None else [df, X]
-    if hasattr(df, "map_partitions"):
-        kind = read_stamps(nw.from_native(df._meta[time_col], series_only=True))[1]
-        calls = [partial(_plain, names=names, others=others, unit=kind.unit, future=k > 0) for k in range(len(every))]
-        # Not as arguments: Dask makes tuples of named tuples.
-        plain = [x.map_partitions(call, meta=call(x._meta)) for x, call in zip(every, calls, strict=True)]
+    ids, every, columns = None, [df] if X is None else [df, X], ["rfa", *bands.columns]
+    if hasattr(df, "map_partitions"):  # of Dask
         from dask.dataframe import concat
 
-        frame = plain[0] if X is None else concat(plain)
+        kind = read_stamps(nw.from_native(df._meta[time_col], series_only=True))[1]
+        calls = [partial(_plain, names=names, others=others, unit=kind.unit, future=k > 0) for k in range(len(every))]
+        # Not by arguments: Dask makes tuples of named tuples.
+        frame = concat([x.map_partitions(call, meta=call(x._meta)) for x, call in zip(every, calls, strict=True)])
     elif hasattr(df, "sparkSession"):
         from pyspark.sql import functions as F
 
-        dated = df.schema[time_col].dataType.typeName() == "timestamp"
         zone = df.sparkSession.conf.get("spark.sql.session.timeZone")
+        dated = df.schema[time_col].dataType.typeName() == "timestamp"
         kind = StampKind(nw.Datetime("us", zone), "us", zone) if dated else StampKind(nw.Int64())
         time = F.unix_micros(time_col) if dated else F.col(time_col).cast("long")
-        columns = [F.col(name).cast("double").alias(name) for name in (target_col, *others)]
-        missing = F.lit(None).cast("double").alias(target_col)
-        parts = [F.col(id_col), time.alias(time_col)]
-        frame = df.select(*parts, *columns, F.lit(0).cast("double").alias(_FUTURE))
+        known = [F.col(id_col), time.alias(time_col), *(F.col(name).cast("double").alias(name) for name in others)]
+        frame = df.select(*known, F.col(target_col).cast("double").alias(target_col), F.lit(0.0).alias(_FUTURE))
         if X is not None:
-            frame = frame.unionByName(X.select(*parts, missing, *columns[1:], F.lit(1).cast("double").alias(_FUTURE)))
+            frame = frame.unionByName(X.select(*known, F.lit(1.0).alias(_FUTURE)), allowMissingColumns=True)
     else:
-        tables = [as_table(each, names)[0] for each in every]
-        kind = read_stamps(tables[0][time_col])[1]
-        keys = [read_ids(table[id_col]) for table in tables]
-        ids = Ids.of(tables[0][id_col], keys[0])
+        (table, period), *rest = [as_table(each, names) for each in every]
+        kind, tables = read_stamps(table[time_col], period)[1], [table, *(each for each, _ in rest)]
+        keys = [read_ids(each[id_col]) for each in tables]
+        ids = Ids.of(table[id_col], keys[0])
         code = {key: place for place, key in enumerate(ids.keys)}
-        codes = [np.array([code.get(key, -1) for key in part], dtype=np.int64) for part in keys]
-        plain = [_plain(x, names, others, kind.unit, k > 0, codes[k]) for k, x in enumerate(tables)]
+        plain = [_plain(each, names, others, kind.unit, k > 0) for k, each in enumerate(tables)]
+        for part, own in zip(plain, keys, strict=True):
+            part[id_col] = np.array([code.get(key, -1) for key in own], dtype=np.int64)
         frame = pd.concat(plain, ignore_index=True)
         frame = frame[frame[id_col] >= 0]  # regressors of series that df has not
-    id_type = "long" if ids is not None else str(api.get_schema(frame)[id_col].type)
-    id_type = {"int64": "long", "string": "str", "large_string": "str", "double": "double"}.get(id_type, id_type)
-    columns = ["rfa", *bands.columns]
-    schema = f"`{id_col}`:{id_type},`{time_col}`:{'double' if kind.is_float else 'long'},"
-    schema += ",".join(f"`{name}`:double" for name in columns)
-    spread = {"by": [id_col], "algo": "coarse", **({} if partitions is None else {"num": partitions})}
+    shown = None if ids is None else [repr(ids.value(place)) for place in range(len(ids.keys))]
     settings = {"id_col": id_col, "time_col": time_col, "target_col": target_col, **options}
     call = {"h": h, "level": level, "quantiles": quantiles}
-    given = {"settings": settings, "call": call, "kind": kind, "regressors": others}
+    given = {"settings": settings, "call": call, "kind": kind, "regressors": others, "shown": shown}
+    schema = api.get_schema(frame).extract([id_col, time_col]) + Schema([(name, np.float64) for name in columns])
+    spread = {"by": [id_col], "algo": "coarse", **({} if partitions is None else {"num": partitions})}
     found = api.transform(frame, _block, schema=schema, params=given, partition=spread, engine=engine)
     if ids is not None:
         found = api.as_pandas(found).sort_values([id_col, time_col])
-        stamps = found[time_col].to_numpy(dtype=np.float64 if kind.is_float else np.int64)
+        dates = stamp_column(time_col, _stamps(found[time_col], kind), kind, ids.backend)
         numbers = {name: found[name].to_numpy(dtype=np.float64) for name in columns}
-        dates = stamp_column(time_col, stamps, kind, ids.backend)
         return ids.table({time_col: dates, **numbers}, found[id_col].to_numpy(dtype=np.int64), id_col)
     if hasattr(df, "map_partitions"):
-        restored = partial(_restored, names=names, kind=kind, dtype=df._meta[id_col].dtype)
+        restored = partial(_restored, kind=kind, types=df._meta.dtypes[[id_col]].to_dict(), time=time_col)
         return found.map_partitions(restored, meta=restored(found._meta))
     return found.withColumn(time_col, F.timestamp_micros(time_col)) if dated else found
 
 
-def _plain(table: Any, names: Names, others: list[str], unit: str, future: bool, codes: Any = None) -> pd.DataFrame:
+def _plain(table: Any, names: Names, others: list[str], unit: str, future: bool) -> pd.DataFrame:
     """A table of pandas or polars as integers, float64 and ids."""
     given = nw.from_native(table, eager_only=True, pass_through=False)
-    target = np.full(len(given), np.nan) if future else _numbers(given[names.target])
-    ids = table[names.id].reset_index(drop=True) if codes is None else codes
-    ids = ids.astype(ids.cat.categories.dtype) if isinstance(getattr(ids, "dtype", None), pd.CategoricalDtype) else ids
-    parts = {names.id: ids, names.time: read_stamps(given[names.time], unit=unit)[0], names.target: target}
-    parts |= {name: _numbers(given[name]) for name in others}
+    parts: dict[str, Any] = {names.id: given[names.id].to_pandas().reset_index(drop=True)}
+    if isinstance(parts[names.id].dtype, pd.CategoricalDtype):
+        parts[names.id] = parts[names.id].astype(parts[names.id].cat.categories.dtype)
+    parts[names.time] = read_stamps(given[names.time], unit=unit)[0]
+    for name in [*others, *([] if future else [names.target])]:
+        parts[name], wrong = read_numbers(given[name])
+        parts[name][list(wrong)] = np.inf  # told of where the series is forecast
     return pd.DataFrame(parts | {_FUTURE: np.full(len(given), float(future))})
 
 
-def _numbers(column: Any) -> np.ndarray:
-    numbers, wrong = read_numbers(column)
-    numbers[list(wrong)] = np.inf
-    return numbers
-
-
-def _block(frame: pd.DataFrame, settings: dict, call: dict, kind: StampKind, regressors: list[str]) -> pd.DataFrame:
+def _block(
+    frame: pd.DataFrame, settings: dict, call: dict, kind: StampKind, regressors: list[str], shown: list[str] | None
+) -> pd.DataFrame:
     """Forecast a block of series."""
     forecaster, (key, time, target) = Forecaster(**settings), [settings[f"{x}_col"] for x in ("id", "time", "target")]
-    stamps = frame[time].to_numpy(dtype=np.float64 if kind.is_float else np.int64)
-    columns = {name: frame[name].to_numpy(dtype=np.float64) for name in (target, *regressors)}
-    dates = stamp_column(time, stamps, kind, "pandas").to_native()
-    rows = pd.DataFrame({key: frame[key].to_numpy(), time: dates, **columns})
-    future = frame[_FUTURE].to_numpy(dtype=np.float64) > 0
+    kind = kind._replace(period=None)
+    rows = _restored(frame, kind, {name: np.float64 for name in (target, *regressors, _FUTURE)}, time)
+    future = rows.pop(_FUTURE) > 0
     try:
         found = forecaster.forecast(rows[~future], X=rows[future].drop(columns=target) if regressors else None, **call)
     except ValueError:
         if not forecaster.failed:
             raise
-        found = None
-    for failed in forecaster.failed:
-        warnings.warn(f"{key} {failed.id!r}: {failed.reason}", stacklevel=2)
-    if found is None:
-        bands = Quantiles.of(call["level"], call["quantiles"]).columns
-        return pd.DataFrame({key: frame[key][:0], time: stamps[:0], **{x: np.zeros(0) for x in ("rfa", *bands)}})
+        columns = ["rfa", *Quantiles.of(call["level"], call["quantiles"]).columns]
+        found = rows[:0].drop(columns=[target, *regressors]).assign(**dict.fromkeys(columns, np.zeros(0)))
+    for each in forecaster.failed:
+        warnings.warn(f"{key} {shown[each.id] if shown else repr(each.id)}: {each.reason}", stacklevel=2)
     return found.assign(**{time: read_stamps(nw.from_native(found[time], series_only=True), unit=kind.unit)[0]})
 
 
-def _restored(found: pd.DataFrame, names: Names, kind: StampKind, dtype: Any) -> pd.DataFrame:
-    """A block as Dask has it, with ids and dates as they were given."""
-    stamps = found[names.time].to_numpy(dtype=np.float64 if kind.is_float else np.int64)
-    dates = stamp_column(names.time, stamps, kind, "pandas").to_native()
-    numbers = {name: found[name].to_numpy(dtype=np.float64) for name in found.columns if name.startswith("rfa")}
-    return pd.DataFrame({names.id: found[names.id].reset_index(drop=True).astype(dtype), names.time: dates, **numbers})
+def _stamps(column: Any, kind: StampKind) -> np.ndarray:
+    return column.to_numpy(dtype=np.float64 if kind.is_float else np.int64)
+
+
+def _restored(frame: pd.DataFrame, kind: StampKind, types: dict[str, Any], time: str) -> pd.DataFrame:
+    """A block with dates as they were given; a cluster has other types of numbers and of text."""
+    numbers = {name: np.float64 for name in frame.columns if name.startswith("rfa")}
+    found = frame.reset_index(drop=True).astype(numbers | types)
+    found[time] = stamp_column(time, _stamps(found[time], kind), kind, "pandas").to_native()
+    return found

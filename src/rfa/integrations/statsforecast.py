@@ -89,7 +89,8 @@ class RobustForecast:
         Raises:
             ValueError: for a series that cannot be forecast.
         """
-        self._no_conformal()
+        given = self.prediction_intervals
+        require(given is None, "prediction_intervals", given, "None: the model has bands of its own")
         values = np.asarray(y, dtype=np.float64)
         times = np.arange(len(values) + h, dtype=np.float64)
         period = 0.0 if self.season_length == 1 else float(self.season_length)
@@ -118,7 +119,3 @@ class RobustForecast:
 
     def _require_series(self) -> None:
         require(hasattr(self, "_series"), "model", "no series", "fit() before")
-
-    def _no_conformal(self) -> None:
-        given = self.prediction_intervals
-        require(given is None, "prediction_intervals", given, "None: the model has bands of its own")

@@ -19,9 +19,9 @@ DAYS = pd.date_range("2024-03-01", periods=30, tz="Europe/Berlin")  # clocks cha
 @pytest.fixture(scope="module")
 def dask_client():
     distributed = pytest.importorskip("distributed")
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-        with distributed.Client(cluster) as client:
-            yield client
+    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with distributed.LocalCluster(**settings) as cluster, distributed.Client(cluster) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_a_table_of_spark(spark):
 def test_a_bad_series_is_warned_of_and_the_others_are_forecast():
     df = panel("ab", np.arange(20), regressor=False).astype({"y": object})
     df.loc[df["unique_id"] == "b", "y"] = "text"
-    with pytest.warns(UserWarning, match=r"1: y: inf in row 20"):
+    with pytest.warns(UserWarning, match=r"unique_id 'b': y: inf in row 20"):
         assert forecast(df, 2)["unique_id"].tolist() == ["a", "a"]
     with pytest.raises(ValueError, match="the future values of"):
         forecast(panel("a"), 2)
