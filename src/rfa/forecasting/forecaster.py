@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from rfa.progress import Progress
 from . import engine
 from .frames import Ids, Names, Panel, Quantiles, future_regressors, read_panel, stamp_column
 from .saved import LIBRARIES, packed, unpacked
-from .steps import Length, StampKind, Steps, horizon, usual_steps
+from .steps import Length, StampKind, Steps, horizon, usual_steps, whole_number
 
 _BLOCK = 1024  # series that are handed to the engine at once: so much work Ctrl-C loses
 _HISTORY = 90  # percent: the engine's band of the past
@@ -98,10 +98,9 @@ class Forecaster:
     ):
         names = Names(id_col, time_col, target_col)
         require(len(set(names)) == 3, "id_col, time_col, target_col", tuple(names), "three different names")
-        require(isinstance(workers, int) and workers >= 1, "workers", workers, "a number of threads >= 1")
         require(season_length is None or season_length >= 0, "season_length", season_length, "a number of steps, or 0")
         self.robust = bool(robust)
-        self.workers = workers
+        self.workers = whole_number("workers", workers)
         self.season_length = season_length
         self.failed: list[FailedSeries] = []
         self._names = names
@@ -198,9 +197,7 @@ class Forecaster:
             ValueError: as `forecast`. Series that are too short for all windows get those that there are.
         """
         steps_ahead, bands = horizon(h), Quantiles.of(level, quantiles)
-        for name, given in (("n_windows", n_windows), ("step_size", step_size)):
-            whole = isinstance(given, int | np.integer) and not isinstance(given, bool)
-            require(whole and given >= 1, name, given, "a whole number >= 1")
+        n_windows, step_size = whole_number("n_windows", n_windows), whole_number("step_size", step_size)
         panel = read_panel(df, self._names)
         requests, windows = [], []
         steps = self._steps(panel)
@@ -278,7 +275,6 @@ class Forecaster:
                 done.append(self._updated(before, stamps, panel.values[place]))
             except ValueError as error:
                 problems[place] = str(error)
-        last.series.update({last.ids.keys[each.place]: each for each in done})
         self._report(panel, problems, done)
         return self._table(done)
 
@@ -301,7 +297,7 @@ class Forecaster:
             for name in ("fitted", "low", "high", "weights", "outliers")
         )
         columns = {
-            self._names.time: self._stamps(stamps),
+            self._names.time: stamps,
             self._names.target: values,
             "rfa": fitted,
             f"rfa-lo-{_HISTORY}": low,
@@ -324,9 +320,7 @@ class Forecaster:
         """
         every = list(self._forecasts.series.values())
         rows = [(name, *pair, each.forecast.note) for each in every for name, pair in each.forecast.members.items()]
-        members, weights, errors, notes = ([row[k] for row in rows] for k in range(4))
-        numbers = {"weight": np.array(weights, dtype=float), "error": np.array(errors, dtype=float)}
-        columns = {"member": members, **numbers, "note": notes}
+        columns = dict(zip(("member", "weight", "error", "note"), map(list, zip(*rows, strict=True)), strict=True))
         return self._with_ids(columns, every, [len(each.forecast.members) for each in every])
 
     def save(self, path: str | Path) -> None:
@@ -438,7 +432,10 @@ class Forecaster:
             before.forecast,
         )
         new = new._replace(members=new.members or old.members, note=new.note or old.note)
-        return replace(before, ahead=ahead, rows=[*before.rows, (stamps, values, new)])
+        before.rows[-1] = (*before.rows[-1][:2], old._replace(state=b"", members={}))
+        before.rows.append((stamps, values, new))
+        before.ahead = ahead
+        return before
 
     def _report(self, panel: Panel, problems: dict[int, str], done: Sequence[Any] | dict[Any, Any] | None) -> None:
         """Say in `failed` what could not be done. Where nothing could be, raise `ValueError`."""
@@ -451,18 +448,17 @@ class Forecaster:
     def _table(self, every: list[_Fitted]) -> Any:
         bands = np.concatenate([each.forecast.quantiles for each in every])
         columns = {
-            self._names.time: self._stamps(np.concatenate([each.ahead for each in every])),
+            self._names.time: np.concatenate([each.ahead for each in every]),
             "rfa": np.concatenate([each.forecast.mean for each in every]),
             **dict(zip(self._forecasts.bands.columns, bands.T, strict=True)),
         }
         return self._with_ids(columns, every, [len(each.ahead) for each in every])
 
-    def _stamps(self, stamps: np.ndarray) -> Any:
-        return stamp_column(self._names.time, stamps, self._forecasts.kind, self._forecasts.ids.backend)
-
     def _with_ids(self, columns: dict[str, Any], every: list[_Fitted], counts: list[int]) -> Any:
-        places = np.repeat([each.place for each in every], counts)
-        return self._forecasts.ids.table(columns, places, self._names.id)
+        places, last = np.repeat([each.place for each in every], counts), self._forecasts
+        if (name := self._names.time) in columns:
+            columns[name] = stamp_column(name, columns[name], last.kind, last.ids.backend)
+        return last.ids.table(columns, places, self._names.id)
 
 
 def _windows(steps: Steps, stamps: np.ndarray, h: int | Length, count: int, apart: int) -> list[tuple[int, int]]:

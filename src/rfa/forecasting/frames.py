@@ -51,7 +51,7 @@ class Ids:
         for each, column in columns.items():
             known = isinstance(column, nw.Series)
             parts[each] = column if known else nw.new_series(each, column, backend=self.backend)
-        first, *rest = parts.values()  # `narwhals.from_dict` loses the zone of dates of pandas
+        first, *rest = parts.values()  # with `backend`, `narwhals.from_dict` loses zones
         return first.to_frame().with_columns(*rest).to_native()
 
 

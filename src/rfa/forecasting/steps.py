@@ -67,8 +67,13 @@ def horizon(given: Any) -> int | Length:
             require(number == int(number), "h", given, "a whole number of months, quarters or years")
             return Length(int(number) * _MONTHS[unit], 0.0, given)
         return Length(0, number * _SECONDS[unit], given)
+    return whole_number("h", given, expected)
+
+
+def whole_number(name: str, given: Any, expected: str = "a whole number >= 1") -> int:
+    """A number of things. Raises `ValueError` for others."""
     whole = isinstance(given, int | np.integer) and not isinstance(given, bool)
-    require(whole and given >= 1, "h", given, expected)
+    require(whole and given >= 1, name, given, expected)
     return int(given)
 
 

@@ -64,7 +64,6 @@ def forecast(
 
         kind = read_stamps(nw.from_native(df._meta[time_col], series_only=True))[1]
         calls = [partial(_plain, names=names, others=others, unit=kind.unit, future=k > 0) for k in range(len(every))]
-        # Not by arguments: Dask makes tuples of named tuples.
         frame = concat([x.map_partitions(call, meta=call(x._meta)) for x, call in zip(every, calls, strict=True)])
     elif hasattr(df, "sparkSession"):
         from pyspark.sql import functions as F

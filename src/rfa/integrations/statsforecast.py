@@ -53,12 +53,12 @@ class RobustForecast:
 
     def predict(self, h: int, X: np.ndarray | None = None, level: Sequence[float] | None = None) -> dict[str, Any]:
         """Forecast after the series of `fit`. As `forecast`."""
-        self._require_series()
+        require(hasattr(self, "_series"), "model", "no series", "fit() before")
         return self.forecast(self._series[0], h, self._series[1], X, level)
 
     def predict_in_sample(self, level: Sequence[float] | None = None) -> dict[str, Any]:
         """Forecasts of each reading of `fit` from those before it, `(T,)`. As `forecast` with `fitted`."""
-        self._require_series()
+        require(hasattr(self, "_series"), "model", "no series", "fit() before")
         y, X = self._series
         found = self.forecast(y, 1, X, None if X is None else X[-1:], level, fitted=True)
         return {name: each for name, each in found.items() if name.startswith("fitted")}
@@ -96,9 +96,7 @@ class RobustForecast:
         period = 0.0 if self.season_length == 1 else float(self.season_length)
         exog = None if X is None or X_future is None else np.asarray(X, dtype=np.float64)
         future = None if exog is None else np.asarray(X_future, dtype=np.float64)
-        require(
-            (X is None) == (X_future is None), "X_future", "regressors of one part", "of the readings and the steps"
-        )
+        require((X is None) == (X_future is None), "X_future", "regressors of one part", "those of both")
         series = engine.Series(times[: len(values)], values, period, exog, times[len(values) :], future)
         levels = list(dict.fromkeys(level or []))
         sides = [(each, sign, name) for each in levels for sign, name in ((-1, "lo"), (1, "hi"))]
@@ -116,6 +114,3 @@ class RobustForecast:
                 spread = np.nanquantile(errors, each / 100) if known else np.nan
                 out[f"fitted-{name}"] = found.one_step + sign * spread
         return out
-
-    def _require_series(self) -> None:
-        require(hasattr(self, "_series"), "model", "no series", "fit() before")
