@@ -290,9 +290,9 @@ def future_regressors(panel: Panel, data: Any, names: Names, ahead: dict[int, np
 def stamp_column(name: str, stamps: np.ndarray, kind: StampKind, backend: Any) -> Any:
     """Stamps as a column of the kind that was given: dates with its unit and zone, numbers, periods."""
     if not kind.unit:
-        whole = stamps.dtype.kind == "i" or bool((stamps == np.round(stamps)).all())
         column = nw.new_series(name, stamps, backend=backend)
-        return column.cast(kind.dtype) if whole or not kind.dtype.is_integer() else column
+        fits = kind.is_float or bool((stamps.astype(str(kind.dtype).lower()) == stamps).all())
+        return column.cast(kind.dtype) if fits else column
     column = nw.new_series(name, stamps.view(f"M8[{kind.unit}]"), backend=backend)
     if kind.period is not None:
         native = column.to_native()

@@ -11,6 +11,7 @@ from rfa.checks import require
 
 _TICKS = {"ns": 10**9, "us": 10**6}  # in a second
 _DAY, _YEAR = 86400, 31556952  # seconds
+_LAST = 253402300800 * 10**6  # the end of the year 9999, in microseconds
 _SHARE = 0.75  # of the stamps that lie on a series' grid; the others are kept beside it
 _ROUNDING = 1e-6  # of a step
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": _DAY, "w": 7 * _DAY}
@@ -164,6 +165,13 @@ class Steps:
         """
         start = self.positions(np.array([last]))[0]
         clock = _local(np.array([last]), self.kind)[0] if self.local else last
+        longest = (
+            {"months": 31 * self.size, "weekdays": 3}.get(self.calendar, 366) * self._day
+            if self.calendar
+            else self.size
+        )
+        most = {"ns": 2**63, "us": _LAST, "": 2**63}[self.kind.unit]
+        require(float(clock) + (count + 1.0) * longest < most, "h", f"{count} steps", "stamps that dates can hold")
         positions = (np.floor(start) if self.gridded else start) + np.arange(1, count + 1)
         if self.calendar == "months":
             first = np.floor(self._months(np.array([self.origin]))[0] + _ROUNDING)
@@ -185,8 +193,6 @@ class Steps:
             found = self.origin + positions.astype(np.int64) * self.size
         else:
             found = clock + np.arange(1, count + 1) * self.size
-        far = bool((np.diff(found, prepend=clock) <= 0).any())
-        require(not far, "h", f"{count} steps", "stamps that the type of the series' times holds")
         return _utc(found, self.kind) if self.local else found
 
     def count(self, last: Any, length: int | Length) -> int:

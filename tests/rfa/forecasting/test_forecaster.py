@@ -368,11 +368,22 @@ def test_short_and_constant_series_get_a_forecast(values):
         ({"df": panel().assign(ds=pd.NaT)}, "ds: got NaT in row 0"),
         ({"df": panel().drop(columns="unique_id")}, "there is no column 'unique_id', so all rows are one series"),
         ({"df": 7}, "df: got int"),
+        ({"h": "300Y", "df": panel(stamps=MONTHS.as_unit("ns"))}, "h: got '3600 steps', expected stamps that dates"),
+        ({"h": 10**6, "df": panel(stamps=MONTHS.as_unit("us"))}, "h: got '1000000 steps', expected stamps that dates"),
+        ({"df": panel().rename(columns={"y": "rfa"})}, "expected a column 'y'"),
     ],
 )
 def test_bad_arguments_are_named(arguments, says):
     with pytest.raises(ValueError, match=says.replace("(", r"\(")):
         Forecaster().forecast(**{"df": panel(), "h": 2, **arguments})
+
+
+def test_numbers_outgrow_a_narrow_type():
+    times = np.arange(250, 255, dtype=np.uint8)
+    assert Forecaster().forecast(one(times), 1)["ds"].tolist() == [255]
+    assert Forecaster().forecast(one(times), 2)["ds"].tolist() == [255, 256]
+    with pytest.raises(ValueError, match="none of them 'rfa'"):
+        Forecaster(target_col="rfa")
 
 
 def test_methods_before_a_forecast_say_so():
