@@ -17,6 +17,8 @@ _MODULES = {
     "series": ("matplotlib", "narwhals", "pandas", "scipy"),
     "sktime": ("sktime",),
     "darts": ("darts",),
+    "fugue": ("fugue",),
+    "statsforecast": ("statsforecast",),
     "lab": ("datasets", "jinja2", "pyarrow", "pydantic", "rich", "tensorboard", "typer", "yaml"),
 }
 EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules}

@@ -4,6 +4,10 @@ Clusters change what tables are: dates lose their zone, flags with gaps become t
 goes through fugue is plain: times as UTC integers, their zone by its name, readings and regressors as float64.
 """
 
+from rfa.checks import needs
+
+needs("fugue")
+
 import warnings
 from collections.abc import Iterable
 from functools import partial
