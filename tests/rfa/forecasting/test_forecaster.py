@@ -427,8 +427,9 @@ def test_polars_gives_the_same_as_pandas(zone):
 def test_neither_torch_nor_transformers_is_imported():
     program = (
         "import sys, numpy as np, pandas as pd; from rfa.forecasting import Forecaster\n"
-        "df = pd.DataFrame({'ds': pd.date_range('2024-01-01', periods=20, freq='h'), 'y': np.arange(20.0)})\n"
-        "Forecaster().forecast(df, '24h')\n"
+        "for freq in 'h', 'D', 'B', 'W', 'ME', 'QS', 'BME':\n"
+        "    days = pd.date_range('2024-01-01', periods=20, freq=freq)\n"
+        "    Forecaster().forecast(pd.Series(np.arange(20.0), days), '1Y')\n"
         "print(sorted({'torch', 'transformers', 'matplotlib', 'scipy'} & {*sys.modules}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
