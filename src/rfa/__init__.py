@@ -29,7 +29,7 @@ __all__ = [
 ]
 if installed("transformers"):
     __all__ += ["RFAConfig", "RFATimeSeriesConfig", "integrations", "models", "parallel"]
-if installed("pandas"):
+if installed("pandas") and installed("narwhals"):
     __all__ += ["forecasting"]
 
 _NAMES = {

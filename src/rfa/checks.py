@@ -14,9 +14,11 @@ PACKAGE = "robust-filter-attention"
 _MODULES = {
     "hf": ("accelerate", "huggingface_hub", "safetensors", "tokenizers", "transformers"),
     "onnx": ("onnx", "onnxscript"),
-    "series": ("matplotlib", "pandas", "scipy"),
+    "series": ("matplotlib", "narwhals", "pandas", "scipy"),
     "sktime": ("sktime",),
     "darts": ("darts",),
+    "fugue": ("fugue",),
+    "statsforecast": ("statsforecast",),
     "lab": ("datasets", "jinja2", "pyarrow", "pydantic", "rich", "tensorboard", "typer", "yaml"),
 }
 EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules}

@@ -1,5 +1,9 @@
-"""A table in, a forecast out: CSV files, forecasts by filters, the figure."""
+"""Series in, forecasts out: `Forecaster` for tables; CSV files and the figure of the command."""
 
 from rfa.checks import needs
 
-needs("pandas")
+needs("pandas", "narwhals")
+
+from .forecaster import Forecaster
+
+__all__ = ["Forecaster"]
