@@ -1,0 +1,205 @@
+// A Kalman filter of a level, a slope or an autoregression, and the coefficients of a season and of regressors.
+//
+//     y(t) = l(t) + c u(t) + z(t)' a(t) + error,     u: the slope (c = 0) or the autoregression (c = 1)
+//
+// Covariances are in units of the error's variance, which the filter learns. The error of a reading has one of a few scales:
+// the gain is the mean over them (docs/theory.md, the recursive start).
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "constants.h"
+
+namespace rfa {
+
+// One model: what a point of a lattice stands for.
+struct Model {
+  bool autoregression = false, season = false;
+  double damping = 0.9;        // f: of the slope or the autoregression, over one step
+  double level_noise = 0.1;    // variances of a step, in units of the error's
+  double slope_noise = 0;
+  double season_noise = 0;     // of each coefficient
+  double scale = 1;            // variance of a one-step error in the long run, in units of the error's
+};
+
+// What one lag does to level and slope.
+struct Lag {
+  double lag = -1, damped = 1, carried = 0;  // u -> damped u, l -> l + carried u
+  double ll = 0, lu = 0, uu = 0, season = 0;
+
+  Lag(const Model& m, double of) : lag(of) {
+    const double f = m.damping;
+    if (f > 0) damped = std::pow(f, of);
+    const double one = f > 0 ? (1 - damped) / (1 - f) : 0, two = f > 0 ? (1 - damped * damped) / (1 - f * f) : 0;
+    uu = m.slope_noise * two;
+    if (!m.autoregression && f > 0) {
+      const double ratio = f / (1 - f);
+      carried = ratio * (1 - damped);
+      lu = m.slope_noise * ratio * (one - two);
+      ll = m.slope_noise * ratio * ratio * std::max(of - 2 * one + two, 0.0);
+      if (uu > 0) ll = std::max(ll, lu * lu / uu);
+    }
+    if (f <= 0) damped = 1;
+    ll += m.level_noise * of;
+    season = m.season_noise * of;
+  }
+};
+
+template <int N> struct State {
+  static constexpr int CAPACITY = N ? N : MOST_STATES;
+  std::array<double, CAPACITY> x{};
+  std::array<double, CAPACITY * CAPACITY> p{};
+  std::array<double, SCALES> counts = SCALE_COUNTS;
+  double squares = 0, degrees = 1;  // the error's variance is squares / degrees
+  double variance() const { return squares / degrees; }
+};
+
+// What one reading says.
+struct Reading {
+  double innovation = 0, variance = 1, gain = 1, scatter = 0, evidence = 0, square = 0;
+  std::array<double, SCALES> probability{};
+};
+
+template <int N> struct Filter {
+  static constexpr int C = State<N>::CAPACITY;
+  Model model;
+  int size;
+  bool robust;
+  State<N> state, challenger;
+  double odds = NO_CHALLENGER, evidence = 0;
+  Lag last{Model(), 0};
+  std::array<double, C> ph{}, other_ph{};
+
+  Filter(const Model& m, int states, bool is_robust) : model(m), size(states), robust(is_robust) {}
+  int n() const { return N ? N : size; }
+
+  void predict(double lag) {
+    if (lag != last.lag) last = Lag(model, lag);
+    predict(state);
+    if (odds > NO_CHALLENGER) predict(challenger);
+  }
+
+  void predict(State<N>& s) const {
+    double *p0 = &s.p[0], *p1 = &s.p[C];
+    const double g = last.carried, f = last.damped;
+    s.x[0] += g * s.x[1], s.x[1] *= f;
+    for (int j = 0; j < n(); j++) p0[j] += g * p1[j], p1[j] *= f;
+    for (int i = 0; i < n(); i++) s.p[i * C] += g * s.p[i * C + 1], s.p[i * C + 1] *= f;
+    p0[0] += last.ll, p0[1] += last.lu, p1[0] += last.lu, p1[1] += last.uu;
+    for (int i = 2; i < n() && last.season > 0; i++) s.p[i * C + i] += last.season;
+  }
+
+  double value(const State<N>& s, const double* z) const {
+    double sum = s.x[0] + (model.autoregression ? s.x[1] : 0);
+    for (int j = 2; j < n(); j++) sum += s.x[j] * z[j - 2];
+    return sum;
+  }
+
+  // The mean of the reading that is filtered next.
+  double value(const double* z) const { return value(state, z); }
+
+  void look(const State<N>& s, const double* z, double y, std::array<double, C>& h, Reading& r) const {
+    const double c = model.autoregression ? 1 : 0;
+    for (int i = 0; i < n(); i++) h[i] = s.p[i] + c * s.p[C + i];
+    for (int j = 2; j < n(); j++)
+      for (int i = 0; i < n(); i++) h[i] += z[j - 2] * s.p[j * C + i];
+    double f = h[0] + c * h[1];
+    for (int j = 2; j < n(); j++) f += z[j - 2] * h[j];
+    r.variance = std::max(f, 0.0) + 1;
+    r.innovation = y - value(s, z);
+    weigh(s, r);
+  }
+
+  void weigh(const State<N>& s, Reading& r) const {
+    const double total = r.variance * s.variance();
+    r.square = r.innovation * r.innovation / total;
+    if (!robust) {
+      r.gain = 1, r.scatter = 0, r.evidence = -0.5 * (r.square + std::log(total));
+      return;
+    }
+    double sum = 0, first = 0, second = 0, all = 0;
+    for (double count : s.counts) all += count;
+    for (int i = 0; i < SCALES; i++) {
+      const double scale = i == SCALES - 1 ? std::max(SCALE[i], r.square) : SCALE[i];
+      const double p = s.counts[i] / std::sqrt(scale) * std::exp(-0.5 * r.square / scale);
+      r.probability[i] = p, sum += p, first += p / scale, second += p / (scale * scale);
+    }
+    for (double& p : r.probability) p /= sum;
+    r.gain = first / sum, r.scatter = std::max(second / sum - r.gain * r.gain, 0.0);
+    r.evidence = std::log(sum / all) - 0.5 * std::log(total);
+  }
+
+  void use(State<N>& s, const std::array<double, C>& h, const Reading& r) const {
+    const double move = r.gain * r.innovation / r.variance;
+    const double shrink = (r.gain - r.scatter * r.square) / r.variance;
+    for (int i = 0; i < n(); i++) s.x[i] += h[i] * move;
+    for (int i = 0; i < n(); i++) {
+      const double part = h[i] * shrink;
+      for (int j = 0; j < n(); j++) s.p[i * C + j] -= part * h[j];
+    }
+    for (int i = 0; i < SCALES && robust; i++) s.counts[i] += r.probability[i];
+    const double forget = s.degrees > MOST_DEGREES ? MOST_DEGREES / s.degrees : 1;
+    s.squares = forget * (s.squares + r.gain * r.innovation * r.innovation / r.variance);
+    s.degrees = forget * (s.degrees + 1);
+  }
+
+  // A reading. Returns what it says under the filter that was there before.
+  Reading update(const double* z, double y) {
+    Reading r, other;
+    look(state, z, y, ph, r);
+    const Reading before = r;
+    evidence += r.evidence;
+    bool active = odds > NO_CHALLENGER;
+    if (active) {
+      look(challenger, z, y, other_ph, other);
+      const double change = other.evidence - r.evidence;
+      odds += change;
+      if (odds > 0) {  // the level has jumped
+        state = challenger, ph = other_ph, r = other;
+        odds = NO_CHALLENGER, active = false;
+      } else if (odds < ABANDONED_ODDS || std::abs(change) < SAME_ODDS) {
+        odds = NO_CHALLENGER, active = false;
+      }
+    }
+    if (robust && !active && r.gain < REFUSED) {
+      challenger = state;
+      challenger.p[0] += r.square * r.variance;
+      odds = CHALLENGER_ODDS;
+      Reading jump;
+      look(challenger, z, y, other_ph, jump);
+      jump.gain = 1, jump.scatter = 0;
+      jump.probability.fill(0), jump.probability[0] = 1;
+      use(challenger, other_ph, jump);
+    } else if (active) {
+      use(challenger, other_ph, other);
+    }
+    use(state, ph, r);
+    return before;
+  }
+
+  // Mean and variance of a reading after a lag.
+  void forecast(double lag, const double* z, double& mean, double& variance) const {
+    forecast(state, Lag(model, lag), z, mean, variance);
+  }
+
+  void forecast(const State<N>& s, const Lag& ahead, const double* z, double& mean, double& variance) const {
+    std::array<double, C> v{};
+    v[0] = 1, v[1] = model.autoregression ? ahead.damped : ahead.carried;
+    double length = 0;
+    for (int j = 2; j < n(); j++) v[j] = z[j - 2], length += v[j] * v[j];
+    double sum = 0, square = 0;
+    for (int i = 0; i < n(); i++) {
+      double row = 0;
+      for (int j = 0; j < n(); j++) row += s.p[i * C + j] * v[j];
+      square += row * v[i], sum += s.x[i] * v[i];
+    }
+    mean = sum;
+    variance = (std::max(square, 0.0) + ahead.ll + (model.autoregression ? ahead.uu : 0) + ahead.season * length + 1) * s.variance();
+  }
+};
+
+}  // namespace rfa
