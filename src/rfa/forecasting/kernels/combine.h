@@ -19,7 +19,7 @@ struct Combination {
     calibrate(trust);
   }
 
-  double centre(const Member& m, const Forecast& f) const { return m.scaled.back(f.mean); }
+  static double rolled(const Member& m, size_t k) { return m.scaled.back(m.rolling[k].mean) * (m.scaled.adjusted() ? m.scaled.factors.rolling[k] : 1); }
 
   // Absolute errors are bounded, so that a wrong reading does not decide. `trust`: the weight of each row.
   void weigh(const std::vector<double>& trust) {
@@ -28,7 +28,7 @@ struct Combination {
     for (size_t o = 0; o < origins.at.size(); o++)
       for (int64_t t : origins.targets[o]) {
         for (const Member& m : members)
-          all.push_back(std::abs(g.values[t] - centre(m, m.rolling[at])));
+          all.push_back(std::abs(g.values[t] - rolled(m, at)));
         at++;
       }
     const double bound = MOST_ERROR * median(all), floor = LEAST_ERROR * median(all);
@@ -37,7 +37,7 @@ struct Combination {
       for (size_t o = 0, k = 0; o < origins.at.size(); o++)
         for (int64_t t : origins.targets[o]) {
           const double w = trust[t];
-          sum += w * std::min(std::abs(g.values[t] - centre(members[i], members[i].rolling[k])), bound), count += w, k++;
+          sum += w * std::min(std::abs(g.values[t] - rolled(members[i], k)), bound), count += w, k++;
         }
       error[i] = sum / count;
     }
@@ -53,12 +53,13 @@ struct Combination {
   }
 
   // The quantile of a standard normal z at a horizon.
-  template <class Of> double value(Of forecast, double z) const {
+  template <class Of, class By> double value(Of forecast, By factor, double z) const {
     double sum = 0;
     for (size_t i = 0; i < members.size(); i++) {
       if (!(weight[i] > 0)) continue;
       const Forecast& f = forecast(members[i]);
-      sum += weight[i] * members[i].scaled.back(f.mean + z * std::sqrt(f.variance));
+      const double by = members[i].scaled.adjusted() ? factor(members[i].scaled.factors) : 1;
+      sum += weight[i] * by * members[i].scaled.back(f.mean + z * std::sqrt(f.variance));
     }
     return sum;
   }
@@ -69,8 +70,9 @@ struct Combination {
       double own = 0, rows = 1e-9;
       for (int64_t t : origins.targets[o]) {
         auto of = [k](const Member& m) -> const Forecast& { return m.rolling[k]; };
-        const double middle = value(of, 0), e = g.values[t] - middle;
-        const double unit = std::abs(value(of, e < 0 ? -1 : 1) - middle);
+        auto by = [k](const Factors& f) { return f.rolling[k]; };
+        const double middle = value(of, by, 0), e = g.values[t] - middle;
+        const double unit = std::abs(value(of, by, e < 0 ? -1 : 1) - middle);
         const double z = std::min(std::abs(e) / std::max(unit, 1e-300), MOST_STANDARD);
         own += trust[t] * z * 1.2533, rows += trust[t], k++;
       }
@@ -87,7 +89,7 @@ struct Combination {
   }
 
   double quantile(int64_t k, double z) const {
-    return value([k](const Member& m) -> const Forecast& { return m.ahead[k]; }, heavy(z) * widening[k]);
+    return value([k](const Member& m) -> const Forecast& { return m.ahead[k]; }, [k](const Factors& f) { return f.ahead[k]; }, heavy(z) * widening[k]);
   }
 };
 

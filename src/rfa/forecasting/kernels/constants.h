@@ -24,7 +24,8 @@ constexpr double SEASON_SPAN = 1.6;           // periods that a season needs
 constexpr int MOST_WAVES = 6;
 constexpr int START_WINDOW = 5;               // readings whose median is the level before the first one
 constexpr int MOST_PERIOD_WINDOW = 60;
-constexpr double MOST_LOG = 700;
+constexpr double MOST_LOG = 700, MOST_SEASON = 7;
+constexpr int MOST_MEMBERS = 16;
 constexpr int FIRST_ORIGIN = 4, MOST_ORIGINS = 10, MOST_TARGETS = 24, ORIGIN_HORIZONS = 3;
 
 // Start: spreads in units of the series' own
@@ -46,7 +47,7 @@ constexpr int MOST_POINTS = 40;
 
 // Combination
 constexpr double MOST_ERROR = 6, LEAST_ERROR = 0.05;  // bounds of an error, in medians of all errors
-constexpr double WEIGHT_POWER = 3, WEIGHT_ORIGINS = 5;  // weight = error^-power; origins by which the power is halved
+constexpr double WEIGHT_POWER = 8, WEIGHT_ORIGINS = 5;  // weight = error^-power; origins by which the power is halved
 constexpr double BAND_PRIOR = 6, BAND_FACTOR = 1.1;   // origins that the prior of the bands counts for; its factor
 constexpr double BAND_DEGREES = 8;                    // Student-t
 constexpr double MOST_STANDARD = 5;                   // bound of a standardised error

@@ -17,6 +17,10 @@ struct Panel {
   int64_t *status;            // (series): 0, or the kind of failure
 };
 
+#ifdef RFA_DEV
+static double* dev; static int64_t dev_at;
+extern "C" void set_dev(double* d) { dev = d, dev_at = 0; }
+#endif
 struct Target { double *mean, *quantiles, *fitted, *low, *high, *weights, *one_step, *members; };
 
 void forecast_series(const Panel& panel, const Given& g, const Target& out) {
@@ -26,14 +30,24 @@ void forecast_series(const Panel& panel, const Given& g, const Target& out) {
     if (!std::isnan(g.values[t])) read.push_back(t), positive &= g.values[t] > 0;
   const Basis basis(g, read);
   const Origins origins(g, read);
-  std::vector<Scaled> scales{Scaled(g, read, false)};
-  if (positive) scales.emplace_back(g, read, true);
+  const Scaled plain(g, read, false);
+  std::unique_ptr<Scaled> logarithmic, adjusted;
   std::vector<Member> members;
-  for (Family family : {Family::LEVEL, Family::DRIFT, Family::DAMPED, Family::AUTOREGRESSION})
-    for (const Scaled& scale : scales)
-      members.emplace_back(g, basis, scale, origins, family, bool(panel.robust));
+  members.reserve(MOST_MEMBERS);
+  const std::array<Family, 4> families = {Family::LEVEL, Family::DRIFT, Family::DAMPED, Family::AUTOREGRESSION};
+  auto join = [&](Family family, const Scaled& scale) {
+    members.emplace_back(g, basis, scale, origins, family, bool(panel.robust));
+    members.back().fit();
+  };
+  if (positive) {
+    logarithmic = std::make_unique<Scaled>(g, read, true);
+    for (Family family : families) join(family, *logarithmic);
+    Factors factors;
+    if (basis.season) factors = members[1].season_factors();
+    if (!factors.rows.empty()) adjusted = std::make_unique<Scaled>(g, read, false, std::move(factors));
+  }
+  for (Family family : families) join(family, adjusted ? *adjusted : plain);
   std::vector<double> trust(size_t(g.rows), 1.0);
-  for (Member& m : members) m.fit();
   for (int64_t t = 0; t < g.rows; t++) {
     double sum = 0;
     for (Member& m : members) sum += m.points[m.best].weight[t] / double(members.size());
@@ -43,6 +57,13 @@ void forecast_series(const Panel& panel, const Given& g, const Target& out) {
   for (size_t i = 0; i < members.size(); i++) {
     double* to = out.members + 2 * (2 * int(members[i].family) + members[i].scaled.logarithmic);
     to[0] = all.weight[i], to[1] = all.error[i];
+#ifdef RFA_DEV
+    for (int64_t k = 0; k < g.ahead; k++) {
+      double* d = dev + (dev_at + k) * 16 + 2 * int(members[i].family) + members[i].scaled.logarithmic;
+      d[0] = members[i].scaled.back(members[i].ahead[k].mean) * (members[i].scaled.adjusted() ? members[i].scaled.factors.ahead[k] : 1);
+      d[8] = std::sqrt(members[i].ahead[k].variance);
+    }
+#endif
   }
   for (int64_t k = 0; k < g.ahead; k++) {
     out.mean[k] = all.quantile(k, 0);
@@ -50,7 +71,7 @@ void forecast_series(const Panel& panel, const Given& g, const Target& out) {
   }
   for (int64_t t = 0; t < g.rows; t++) {
     out.weights[t] = trust[t];
-    out.one_step[t] = all.value([t](const Member& m) { return Forecast{m.one_step[t], 0}; }, 0);
+    out.one_step[t] = all.value([t](const Member& m) { return Forecast{m.one_step[t], 0}; }, [t](const Factors& f) { return f.rows[t]; }, 0);
   }
 }
 
@@ -68,6 +89,9 @@ extern "C" void rfa_forecast_panel(const rfa::Panel* panel) {
     } catch (const std::exception&) {
       p.status[s] = 1;
     }
+#ifdef RFA_DEV
+    rfa::dev_at += g.ahead;
+#endif
     row += g.rows, ahead += g.ahead, x += g.rows * g.regressors, ahead_x += g.ahead * g.regressors;
   }
 }

@@ -17,6 +17,8 @@ struct Point {
   std::vector<Forecast> ahead;
   std::vector<double> one_step;      // of each row
   std::vector<double> weight;        // of each row
+  Factors factors;                   // of its season, where they are recorded
+  bool record = false;
   std::vector<double> state;         // after the last row, written out
   double score() const { return evidence + prior; }
 };
@@ -41,8 +43,10 @@ struct Member {
   Member(const Given& given, const Basis& b, const Scaled& s, const Origins& o, Family f, bool is_robust)
       : g(given), basis(b), scaled(s), origins(o), family(f), robust(is_robust) {}
 
+  bool seasonal() const { return basis.season && !scaled.adjusted(); }
+
   std::array<int, 4> sizes() const {
-    const int seasons = basis.season ? int(SEASON_GAINS.size()) + 1 : 1;
+    const int seasons = seasonal() ? int(SEASON_GAINS.size()) + 1 : 1;
     switch (family) {
       case Family::LEVEL: return {int(LEVEL_GAINS.size()), 1, 1, seasons};
       case Family::DRIFT: return {int(LEVEL_GAINS.size()), 1, 1, seasons};
@@ -52,7 +56,7 @@ struct Member {
   }
 
   std::array<int, 4> start() const {
-    const int season = basis.season ? 2 : 0;
+    const int season = seasonal() ? 2 : 0;
     switch (family) {
       case Family::LEVEL: return {LEVEL_START, 0, 0, season};
       case Family::DRIFT: return {LEVEL_START, 0, 0, season};
@@ -124,6 +128,7 @@ struct Member {
       f.predict(started ? g.times[t] - before : 0);
       before = g.times[t];
       if (started) p.one_step[t] = f.value(z);
+      if (p.record) p.factors.rows[t] = season_factor(f, &basis.rows[t * basis.width]);
       started = true;
       p.weight[t] = f.update(z, scaled.y[t]).gain;
       if (origin < origins.at.size() && origins.at[origin] == t) {
@@ -131,19 +136,41 @@ struct Member {
       }
     }
     p.evidence = f.evidence;
+    if (p.record) {  // rows before the first origin take the season that is known there
+      const Filter<N>& first = kept.empty() ? f : kept[0];
+      for (int64_t t = 0; t < (origins.at.empty() ? g.rows : origins.at[0]); t++)
+        p.factors.rows[t] = season_factor(first, &basis.rows[t * basis.width]);
+    }
     for (size_t o = 0; o < kept.size(); o++) {
       const double time = g.times[origins.at[o]];
       for (int64_t t : origins.targets[o]) {
         Forecast at;
         kept[o].forecast(g.times[t] - time, &basis.rows[t * basis.width] + skip, at.mean, at.variance);
         p.rolling.push_back(at);
+        if (p.record) p.factors.rolling.push_back(season_factor(kept[o], &basis.rows[t * basis.width]));
       }
     }
     for (int64_t k = 0; k < g.ahead; k++) {
       Forecast at;
       f.forecast(g.ahead_times[k] - before, &basis.ahead[k * basis.width] + skip, at.mean, at.variance);
       p.ahead.push_back(at);
+      if (p.record) p.factors.ahead.push_back(season_factor(f, &basis.ahead[k * basis.width]));
     }
+  }
+
+  template <int N> double season_factor(const Filter<N>& f, const double* z) const {
+    double sum = 0;
+    for (int j = 0; j < basis.season; j++) sum += f.state.x[2 + j] * z[j];
+    return std::exp(std::clamp(sum, -MOST_SEASON, MOST_SEASON));
+  }
+
+  // The factors of the season of the best point; none where it has no season.
+  Factors season_factors() const {
+    Point p = point(points[best].at);
+    if (!p.model.season) return {};
+    p.record = true, p.factors.rows.assign(size_t(g.rows), 1.0);
+    run(p);
+    return p.factors;
   }
 
   void run(Point& p) const {
@@ -167,7 +194,7 @@ struct Member {
   void fit() {
     const std::array<int, 4> size = sizes();
     best = visit(start());
-    if (basis.season) {
+    if (seasonal()) {
       std::array<int, 4> off = points[best].at;
       off[3] = 0;
       const size_t other = visit(off);

@@ -102,14 +102,19 @@ struct Origins {
   }
 };
 
-// On one scale: values, and what is assumed of the start.
+// Factors of a season: of each row, as it was expected before, of each target of each origin, and of the times ahead.
+struct Factors { std::vector<double> rows, rolling, ahead; };
+
+// On one scale: values, and what is assumed of the start. With factors of a season, values are divided by them.
 struct Scaled {
   bool logarithmic;
+  Factors factors;
   std::vector<double> y;
   double level = 0, level_spread = 1, step = 1, slope = 1, season = 0;  // step: the spread of one-step changes
 
-  Scaled(const Given& g, const std::vector<int64_t>& read, bool is_logarithmic) : logarithmic(is_logarithmic), y(size_t(g.rows)) {
-    for (int64_t t = 0; t < g.rows; t++) y[t] = logarithmic ? std::log(g.values[t]) : g.values[t];
+  Scaled(const Given& g, const std::vector<int64_t>& read, bool is_logarithmic, Factors of = {})
+      : logarithmic(is_logarithmic), factors(std::move(of)), y(size_t(g.rows)) {
+    for (int64_t t = 0; t < g.rows; t++) y[t] = logarithmic ? std::log(g.values[t]) : adjusted() ? g.values[t] / factors.rows[t] : g.values[t];
     std::vector<double> first, changes, yearly;
     const int64_t window = std::max<int64_t>(START_WINDOW, int64_t(std::min(g.period, double(MOST_PERIOD_WINDOW))));
     for (int64_t i = 0; i < std::min<int64_t>(window, int64_t(read.size())); i++) first.push_back(y[read[i]]);
@@ -130,6 +135,7 @@ struct Scaled {
     if (!(slope > 0)) slope = season = level_spread = step;
   }
 
+  bool adjusted() const { return !factors.rows.empty(); }
   double back(double v) const { return logarithmic ? std::exp(std::min(v, MOST_LOG)) : v; }
 };
 
