@@ -16,7 +16,7 @@ constexpr double CHALLENGER_ODDS = -7;        // log odds of a new challenger (r
 constexpr double ABANDONED_ODDS = -9;         // a challenger with smaller odds is given up (robust.cpp)
 constexpr double SAME_ODDS = 0.05;            // change in odds by which filter and challenger are the same (robust.cpp)
 constexpr double NO_CHALLENGER = -std::numeric_limits<double>::infinity();
-constexpr double MOST_DEGREES = 200;          // readings after which older ones count less for the error's variance
+constexpr double MOST_DEGREES = 60;           // readings after which older ones count less for the error's variance
 
 
 // Series
@@ -26,11 +26,13 @@ constexpr int START_WINDOW = 5;               // readings whose median is the le
 constexpr int MOST_PERIOD_WINDOW = 60;
 constexpr double MOST_LOG = 700, MOST_SEASON = 7;
 constexpr int MOST_MEMBERS = 16;
-constexpr int FIRST_ORIGIN = 4, MOST_ORIGINS = 10, MOST_TARGETS = 24, ORIGIN_HORIZONS = 3;
+constexpr int MASK = 255;
+constexpr double THETA = 1;
+constexpr int FIRST_ORIGIN = 4, MOST_ORIGINS = 16, MOST_TARGETS = 24, ORIGIN_HORIZONS = 5;
 
 // Start: spreads in units of the series' own
-constexpr double START_LEVEL = 2, START_SLOPE = 0.5, START_DRIFT = 0.5, START_SEASON = 2, START_REGRESSOR = 3;
-constexpr double START_DEGREES = 3;           // readings that the spread of one-step changes counts for
+constexpr double START_LEVEL = 2, START_SLOPE = 0.5, START_DRIFT = 1, START_SEASON = 2, START_REGRESSOR = 3;
+constexpr double START_DEGREES = 2;           // readings that the spread of one-step changes counts for
 
 // Lattices of parameters, as gains of exponential smoothing; where a search starts; widths of priors in steps of the lattice
 constexpr std::array<double, 10> LEVEL_GAINS = {0.02, 0.06, 0.12, 0.2, 0.3, 0.42, 0.56, 0.7, 0.85, 0.96};
@@ -40,9 +42,9 @@ constexpr std::array<double, 4> SLOW_GAINS = {0, 0.02, 0.06, 0.15};
 constexpr std::array<double, 4> SHARES = {0.5, 2, 8, 40};      // variance of the autoregression over the error's
 constexpr std::array<double, 6> MEMORIES = {0.3, 0.5, 0.7, 0.82, 0.9, 0.95};
 constexpr std::array<double, 5> SEASON_GAINS = {0, 0.05, 0.15, 0.3, 0.5};
-constexpr int LEVEL_START = 5, SLOPE_START = 2, DAMPING_START = 2, SLOW_START = 1, SHARE_START = 2, MEMORY_START = 3, SEASON_START = 2;
+constexpr int LEVEL_START = 5, SLOPE_START = 2, DAMPING_START = 3, SLOW_START = 3, SHARE_START = 2, MEMORY_START = 3, SEASON_START = 2;
 constexpr double LEVEL_WIDTH = 4, SLOPE_WIDTH = 1.5, DAMPING_WIDTH = 1.5, SLOW_WIDTH = 2, SHARE_WIDTH = 2, MEMORY_WIDTH = 2, SEASON_WIDTH = 2;
-constexpr double DRIFT_DAMPING = 0.995;
+constexpr double DRIFT_DAMPING = 0.997;
 constexpr int MOST_POINTS = 40;
 
 // Combination

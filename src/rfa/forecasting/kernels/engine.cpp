@@ -34,8 +34,9 @@ void forecast_series(const Panel& panel, const Given& g, const Target& out) {
   std::unique_ptr<Scaled> logarithmic, adjusted;
   std::vector<Member> members;
   members.reserve(MOST_MEMBERS);
-  const std::array<Family, 4> families = {Family::LEVEL, Family::DRIFT, Family::DAMPED, Family::AUTOREGRESSION};
+  const std::array<Family, 4> families = {Family::DRIFT, Family::LEVEL, Family::DAMPED, Family::AUTOREGRESSION};
   auto join = [&](Family family, const Scaled& scale) {
+    if (members.size() && !(MASK >> (2 * int(family) + scale.logarithmic) & 1) && !(family == Family::DRIFT && scale.logarithmic)) return;
     members.emplace_back(g, basis, scale, origins, family, bool(panel.robust));
     members.back().fit();
   };
@@ -43,7 +44,7 @@ void forecast_series(const Panel& panel, const Given& g, const Target& out) {
     logarithmic = std::make_unique<Scaled>(g, read, true);
     for (Family family : families) join(family, *logarithmic);
     Factors factors;
-    if (basis.season) factors = members[1].season_factors();
+    if (basis.season) factors = members[0].season_factors();
     if (!factors.rows.empty()) adjusted = std::make_unique<Scaled>(g, read, false, std::move(factors));
   }
   for (Family family : families) join(family, adjusted ? *adjusted : plain);
