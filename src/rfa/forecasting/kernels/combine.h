@@ -52,7 +52,7 @@ struct Combination {
     for (double& w : weight) w /= total;
   }
 
-  // The quantile of a standard normal z at a horizon.
+  // The weighted mean of the members' quantiles at a standard normal z.
   template <class Of, class By> double value(Of forecast, By factor, double z) const {
     double sum = 0;
     for (size_t i = 0; i < members.size(); i++) {

@@ -31,7 +31,7 @@ constexpr double THETA = 1;
 constexpr int FIRST_ORIGIN = 4, MOST_ORIGINS = 16, MOST_TARGETS = 24, ORIGIN_HORIZONS = 5;
 
 // Start: spreads in units of the series' own
-constexpr double START_LEVEL = 2, START_SLOPE = 0.5, START_DRIFT = 1, START_SEASON = 2, START_REGRESSOR = 3;
+constexpr double START_LEVEL = 2, START_SLOPE = 0.5, START_DRIFT = 1, START_SEASON = 1.6, START_REGRESSOR = 3;
 constexpr double START_DEGREES = 2;           // readings that the spread of one-step changes counts for
 
 // Lattices of parameters, as gains of exponential smoothing; where a search starts; widths of priors in steps of the lattice

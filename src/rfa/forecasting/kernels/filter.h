@@ -1,6 +1,6 @@
 // A Kalman filter of a level, a slope or an autoregression, and the coefficients of a season and of regressors.
 //
-//     y(t) = l(t) + c u(t) + z(t)' a(t) + error,     u: the slope (c = 0) or the autoregression (c = 1)
+//     y(t) = l(t) + v(t) + z(t)' a(t) + error,     l: level, with a damped slope u;  v: autoregression, where there is one
 //
 // Covariances are in units of the error's variance, which the filter learns. The error of a reading has one of a few scales:
 // the gain is the mean over them (docs/theory.md, the recursive start).
@@ -18,39 +18,39 @@ namespace rfa {
 
 // One model: what a point of a lattice stands for.
 struct Model {
-  bool autoregression = false, season = false;
-  double damping = 0.9;        // f: of the slope or the autoregression, over one step
+  bool season = false;
+  double damping = 0;          // of the slope over one step; 0: there is no slope
+  double memory = 0;           // of the autoregression over one step; 0: there is none
   double level_noise = 0.1;    // variances of a step, in units of the error's
   double slope_noise = 0;
+  double memory_noise = 0;
   double season_noise = 0;     // of each coefficient
   double scale = 1;            // variance of a one-step error in the long run, in units of the error's
+  int base() const { return memory > 0 ? 3 : 2; }  // the states before the coefficients
 };
 
-// What one lag does to level and slope.
+// What one lag does to level l, slope u, autoregression v.
 struct Lag {
   double lag = -1, damped = 1, carried = 0;  // u -> damped u, l -> l + carried u
-  double ll = 0, lu = 0, uu = 0, season = 0;
+  double ll = 0, lu = 0, uu = 0, season = 0, kept = 1, vv = 0;
 
   Lag(const Model& m, double of) : lag(of) {
     const double f = m.damping;
-    if (f > 0) damped = std::pow(f, of);
-    const double one = f > 0 ? (1 - damped) / (1 - f) : 0, two = f > 0 ? (1 - damped * damped) / (1 - f * f) : 0;
-    uu = m.slope_noise * two;
-    if (!m.autoregression && f > 0) {
-      const double ratio = f / (1 - f);
+    if (f > 0) {
+      damped = std::pow(f, of);
+      const double one = (1 - damped) / (1 - f), two = (1 - damped * damped) / (1 - f * f), ratio = f / (1 - f);
       carried = ratio * (1 - damped);
-      lu = m.slope_noise * ratio * (one - two);
+      uu = m.slope_noise * two, lu = m.slope_noise * ratio * (one - two);
       ll = m.slope_noise * ratio * ratio * std::max(of - 2 * one + two, 0.0);
       if (uu > 0) ll = std::max(ll, lu * lu / uu);
     }
-    if (f <= 0) damped = 1;
-    ll += m.level_noise * of;
-    season = m.season_noise * of;
+    if (m.memory > 0) kept = std::pow(m.memory, of), vv = m.memory_noise * (1 - kept * kept) / (1 - m.memory * m.memory);
+    ll += m.level_noise * of, season = m.season_noise * of;
   }
 };
 
 template <int N> struct State {
-  static constexpr int CAPACITY = N ? N : MOST_STATES;
+  static constexpr int CAPACITY = N ? std::max(N, 3) : MOST_STATES;
   std::array<double, CAPACITY> x{};
   std::array<double, CAPACITY * CAPACITY> p{};
   std::array<double, SCALES> counts = SCALE_COUNTS;
@@ -90,12 +90,20 @@ template <int N> struct Filter {
     for (int j = 0; j < n(); j++) p0[j] += g * p1[j], p1[j] *= f;
     for (int i = 0; i < n(); i++) s.p[i * C] += g * s.p[i * C + 1], s.p[i * C + 1] *= f;
     p0[0] += last.ll, p0[1] += last.lu, p1[0] += last.lu, p1[1] += last.uu;
-    for (int i = 2; i < n() && last.season > 0; i++) s.p[i * C + i] += last.season;
+    const int base = model.base();
+    if (base > 2) {
+      s.x[2] *= last.kept;
+      for (int j = 0; j < n(); j++) s.p[2 * C + j] *= last.kept;
+      for (int i = 0; i < n(); i++) s.p[i * C + 2] *= last.kept;
+      s.p[2 * C + 2] += last.vv;
+    }
+    for (int i = base; i < n() && last.season > 0; i++) s.p[i * C + i] += last.season;
   }
 
   double value(const State<N>& s, const double* z) const {
-    double sum = s.x[0] + (model.autoregression ? s.x[1] : 0);
-    for (int j = 2; j < n(); j++) sum += s.x[j] * z[j - 2];
+    const int base = model.base();
+    double sum = s.x[0] + (base > 2 ? s.x[2] : 0);
+    for (int j = base; j < n(); j++) sum += s.x[j] * z[j - base];
     return sum;
   }
 
@@ -103,12 +111,13 @@ template <int N> struct Filter {
   double value(const double* z) const { return value(state, z); }
 
   void look(const State<N>& s, const double* z, double y, std::array<double, C>& h, Reading& r) const {
-    const double c = model.autoregression ? 1 : 0;
-    for (int i = 0; i < n(); i++) h[i] = s.p[i] + c * s.p[C + i];
-    for (int j = 2; j < n(); j++)
-      for (int i = 0; i < n(); i++) h[i] += z[j - 2] * s.p[j * C + i];
-    double f = h[0] + c * h[1];
-    for (int j = 2; j < n(); j++) f += z[j - 2] * h[j];
+    const int base = model.base();
+    for (int i = 0; i < n(); i++) h[i] = s.p[i];
+    for (int i = 0; i < n() && base > 2; i++) h[i] += s.p[2 * C + i];
+    for (int j = base; j < n(); j++)
+      for (int i = 0; i < n(); i++) h[i] += z[j - base] * s.p[j * C + i];
+    double f = h[0] + (base > 2 ? h[2] : 0);
+    for (int j = base; j < n(); j++) f += z[j - base] * h[j];
     r.variance = std::max(f, 0.0) + 1;
     r.innovation = y - value(s, z);
     weigh(s, r);
@@ -188,9 +197,11 @@ template <int N> struct Filter {
 
   void forecast(const State<N>& s, const Lag& ahead, const double* z, double& mean, double& variance) const {
     std::array<double, C> v{};
-    v[0] = 1, v[1] = model.autoregression ? ahead.damped : ahead.carried;
+    const int base = model.base();
+    v[0] = 1, v[1] = ahead.carried;
+    if (base > 2) v[2] = ahead.kept;
     double length = 0;
-    for (int j = 2; j < n(); j++) v[j] = z[j - 2], length += v[j] * v[j];
+    for (int j = base; j < n(); j++) v[j] = z[j - base], length += v[j] * v[j];
     double sum = 0, square = 0;
     for (int i = 0; i < n(); i++) {
       double row = 0;
@@ -198,7 +209,7 @@ template <int N> struct Filter {
       square += row * v[i], sum += s.x[i] * v[i];
     }
     mean = sum;
-    variance = (std::max(square, 0.0) + ahead.ll + (model.autoregression ? ahead.uu : 0) + ahead.season * length + 1) * s.variance();
+    variance = (std::max(square, 0.0) + ahead.ll + ahead.vv + ahead.season * length + 1) * s.variance();
   }
 };
 

@@ -83,9 +83,9 @@ struct Member {
       p.prior += bell(at[0], LEVEL_START, LEVEL_WIDTH) + bell(at[1], SLOPE_START, SLOPE_WIDTH) + bell(at[2], DAMPING_START, DAMPING_WIDTH);
     }
     if (family == Family::AUTOREGRESSION) {
-      m.autoregression = true, m.damping = MEMORIES[at[2]];
-      m.slope_noise = SHARES[at[1]] * (1 - m.damping * m.damping);
-      m.scale += m.slope_noise, m.level_noise *= m.scale;
+      m.memory = MEMORIES[at[2]], m.damping = DRIFT_DAMPING;
+      m.memory_noise = SHARES[at[1]] * (1 - m.memory * m.memory);
+      m.scale += m.memory_noise, m.level_noise *= m.scale;
       p.prior += bell(at[0], SLOW_START, SLOW_WIDTH) + bell(at[1], SHARE_START, SHARE_WIDTH) + bell(at[2], MEMORY_START, MEMORY_WIDTH);
     }
     m.season = at[3] > 0;
@@ -104,11 +104,12 @@ struct Member {
     const double variance = scaled.step * scaled.step / m.scale;
     auto set = [&](int i, double sd) { s.p[i * C + i] = sd * sd / variance; };
     s.x[0] = scaled.level, set(0, START_LEVEL * scaled.level_spread);
-    if (m.autoregression) s.p[C + 1] = m.slope_noise / (1 - m.damping * m.damping);
-    else if (family != Family::LEVEL) set(1, (family == Family::DRIFT ? START_DRIFT : START_SLOPE) * scaled.slope);
+    if (m.damping > 0) set(1, (family == Family::DAMPED ? START_SLOPE : START_DRIFT) * scaled.slope);
+    const int base = m.base();
+    if (base > 2) s.p[2 * C + 2] = m.memory_noise / (1 - m.memory * m.memory);
     const int waves = m.season ? basis.season : 0;
-    for (int j = 0; j < waves; j++) set(2 + j, START_SEASON * scaled.season / std::sqrt(double(basis.season)));
-    for (int j = 2 + waves; j < f.n(); j++) set(j, START_REGRESSOR * (scaled.level_spread + scaled.slope));
+    for (int j = 0; j < waves; j++) set(base + j, START_SEASON * scaled.season / std::sqrt(double(basis.season)));
+    for (int j = base + waves; j < f.n(); j++) set(j, START_REGRESSOR * (scaled.level_spread + scaled.slope));
     s.degrees = START_DEGREES, s.squares = variance * s.degrees;
     return f;
   }
@@ -160,7 +161,7 @@ struct Member {
 
   template <int N> double season_factor(const Filter<N>& f, const double* z) const {
     double sum = 0;
-    for (int j = 0; j < basis.season; j++) sum += f.state.x[2 + j] * z[j];
+    for (int j = 0; j < basis.season; j++) sum += f.state.x[f.model.base() + j] * z[j];
     return std::exp(std::clamp(sum, -MOST_SEASON, MOST_SEASON));
   }
 
@@ -174,11 +175,14 @@ struct Member {
   }
 
   void run(Point& p) const {
-    const int size = 2 + int(g.regressors) + (p.model.season ? basis.season : 0);
+    const int size = p.model.base() + int(g.regressors) + (p.model.season ? basis.season : 0);
     switch (size) {
       case 2: return run<2>(p, size);
+      case 3: return run<3>(p, size);
       case 5: return run<5>(p, size);
+      case 6: return run<6>(p, size);
       case 13: return run<13>(p, size);
+      case 14: return run<14>(p, size);
       default: return run<0>(p, size);
     }
   }
