@@ -27,7 +27,7 @@ constexpr int MOST_PERIOD_WINDOW = 60;
 constexpr double MOST_LOG = 700, MOST_SEASON = 7;
 constexpr int MOST_MEMBERS = 16;
 constexpr int MASK = 255;
-constexpr double THETA = 1;
+
 constexpr int FIRST_ORIGIN = 4, MOST_ORIGINS = 16, MOST_TARGETS = 24, ORIGIN_HORIZONS = 5;
 
 // Start: spreads in units of the series' own
@@ -49,7 +49,7 @@ constexpr int MOST_POINTS = 40;
 
 // Combination
 constexpr double MOST_ERROR = 6, LEAST_ERROR = 0.05;  // bounds of an error, in medians of all errors
-constexpr double WEIGHT_POWER = 8, WEIGHT_ORIGINS = 5;  // weight = error^-power; origins by which the power is halved
+constexpr double WEIGHT_POWER = 6, WEIGHT_ORIGINS = 5;  // weight = error^-power; origins by which the power is halved
 constexpr double BAND_PRIOR = 6, BAND_FACTOR = 1.1;   // origins that the prior of the bands counts for; its factor
 constexpr double BAND_DEGREES = 8;                    // Student-t
 constexpr double MOST_STANDARD = 5;                   // bound of a standardised error

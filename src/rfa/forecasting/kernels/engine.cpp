@@ -44,14 +44,14 @@ void forecast_series(const Panel& panel, const Given& g, const Target& out) {
     logarithmic = std::make_unique<Scaled>(g, read, true);
     for (Family family : families) join(family, *logarithmic);
     Factors factors;
-    if (basis.season) factors = members[0].season_factors();
+    if (members[0].points[members[0].best].model.season) factors = members[0].factors;
     if (!factors.rows.empty()) adjusted = std::make_unique<Scaled>(g, read, false, std::move(factors));
   }
   for (Family family : families) join(family, adjusted ? *adjusted : plain);
   std::vector<double> trust(size_t(g.rows), 1.0);
   for (int64_t t = 0; t < g.rows; t++) {
     double sum = 0;
-    for (Member& m : members) sum += m.points[m.best].weight[t] / double(members.size());
+    for (Member& m : members) sum += m.weight[t] / double(members.size());
     trust[t] = std::isnan(g.values[t]) ? 0 : sum;
   }
   const Combination all(g, origins, members, trust);

@@ -9,7 +9,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "constants.h"
@@ -49,6 +49,8 @@ struct Lag {
   }
 };
 
+struct Forecast { double mean = 0, variance = 0; };
+
 template <int N> struct State {
   static constexpr int CAPACITY = N ? std::max(N, 3) : MOST_STATES;
   std::array<double, CAPACITY> x{};
@@ -71,6 +73,7 @@ template <int N> struct Filter {
   bool robust;
   State<N> state, challenger;
   double odds = NO_CHALLENGER, evidence = 0;
+  int64_t readings = 0, begun = -1, jumped = -1;  // how many; which one began the challenger, and the last that won
   Lag last{Model(), 0};
   std::array<double, C> ph{}, other_ph{};
 
@@ -169,7 +172,7 @@ template <int N> struct Filter {
       odds += change;
       if (odds > 0) {  // the level has jumped
         state = challenger, ph = other_ph, r = other;
-        odds = NO_CHALLENGER, active = false;
+        odds = NO_CHALLENGER, active = false, jumped = begun;
       } else if (odds < ABANDONED_ODDS || std::abs(change) < SAME_ODDS) {
         odds = NO_CHALLENGER, active = false;
       }
@@ -177,7 +180,7 @@ template <int N> struct Filter {
     if (robust && !active && r.gain < REFUSED) {
       challenger = state;
       challenger.p[0] += r.square * r.variance;
-      odds = CHALLENGER_ODDS;
+      odds = CHALLENGER_ODDS, begun = readings;
       Reading jump;
       look(challenger, z, y, other_ph, jump);
       jump.gain = 1, jump.scatter = 0;
@@ -187,15 +190,13 @@ template <int N> struct Filter {
       use(challenger, other_ph, other);
     }
     use(state, ph, r);
+    readings++;
     return before;
   }
 
-  // Mean and variance of a reading after a lag.
-  void forecast(double lag, const double* z, double& mean, double& variance) const {
-    forecast(state, Lag(model, lag), z, mean, variance);
-  }
-
-  void forecast(const State<N>& s, const Lag& ahead, const double* z, double& mean, double& variance) const {
+  // A reading after a lag.
+  Forecast forecast(const Lag& ahead, const double* z) const {
+    const State<N>& s = state;
     std::array<double, C> v{};
     const int base = model.base();
     v[0] = 1, v[1] = ahead.carried;
@@ -208,9 +209,51 @@ template <int N> struct Filter {
       for (int j = 0; j < n(); j++) row += s.p[i * C + j] * v[j];
       square += row * v[i], sum += s.x[i] * v[i];
     }
-    mean = sum;
-    variance = (std::max(square, 0.0) + ahead.ll + ahead.vv + ahead.season * length + 1) * s.variance();
+    return {sum, (std::max(square, 0.0) + ahead.ll + ahead.vv + ahead.season * length + 1) * s.variance()};
   }
 };
+
+// What is carried on from the last reading, as numbers one after the other.
+struct Archive {
+  std::vector<double> numbers;
+  size_t at = 0;
+  bool reading = false;
+
+  void pass(double& x) { if (reading) x = numbers.at(at++); else numbers.push_back(x); }
+  template <class Integer> void pass_integer(Integer& x) {
+    double number = double(x);
+    pass(number), x = Integer(number);
+  }
+  void pass(Model& m) {
+    pass_integer(m.season);
+    for (double* x : {&m.damping, &m.memory, &m.level_noise, &m.slope_noise, &m.memory_noise, &m.season_noise, &m.scale}) pass(*x);
+  }
+  template <int N> void pass(State<N>& s, int n) {
+    constexpr int C = State<N>::CAPACITY;
+    for (int i = 0; i < n; i++) {
+      pass(s.x[i]);
+      for (int j = 0; j <= i; j++) pass(s.p[i * C + j]), s.p[j * C + i] = s.p[i * C + j];
+    }
+    for (double& count : s.counts) pass(count);
+    pass(s.squares), pass(s.degrees);
+  }
+  template <int N> void pass(Filter<N>& f) {
+    pass(f.state, f.n()), pass(f.odds);
+    if (f.odds > NO_CHALLENGER) pass(f.challenger, f.n());
+  }
+};
+
+// Calls with the number of states known to the compiler where it is usual: without a season, of quarters, of months.
+template <class F> auto with_states(int n, F call) {
+  switch (n) {
+    case 2: return call(std::integral_constant<int, 2>());
+    case 3: return call(std::integral_constant<int, 3>());
+    case 5: return call(std::integral_constant<int, 5>());
+    case 6: return call(std::integral_constant<int, 6>());
+    case 13: return call(std::integral_constant<int, 13>());
+    case 14: return call(std::integral_constant<int, 14>());
+    default: return call(std::integral_constant<int, 0>());
+  }
+}
 
 }  // namespace rfa

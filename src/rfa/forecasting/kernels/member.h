@@ -5,21 +5,11 @@
 
 namespace rfa {
 
-struct Forecast { double mean = 0, variance = 0; };
-
-// A point of the lattice, and what its model said.
+// A point of the lattice.
 struct Point {
   std::array<int, 4> at{};
   Model model;
   double prior = 0, evidence = 0;
-  std::vector<double> until;         // evidence before each origin
-  std::vector<Forecast> rolling;     // of each target of each origin
-  std::vector<Forecast> ahead;
-  std::vector<double> one_step;      // of each row
-  std::vector<double> weight;        // of each row
-  Factors factors;                   // of its season, where they are recorded
-  bool record = false;
-  std::vector<double> state;         // after the last row, written out
   double score() const { return evidence + prior; }
 };
 
@@ -33,12 +23,13 @@ struct Member {
   Family family;
   bool robust;
   std::vector<Point> points;
-  double slope_share = 1;
-
-  // What the points say together.
-  std::vector<Forecast> rolling, ahead;
-  std::vector<double> one_step;
   size_t best = 0;
+
+  // What the best point says.
+  std::vector<Forecast> rolling, ahead;  // of each target of each origin
+  std::vector<double> one_step, weight;  // of each row; the weight as the filter gave it
+  Factors factors;                       // of its season, where it has one
+  Archive last;                          // the filter after the last reading
 
   Member(const Given& given, const Basis& b, const Scaled& s, const Origins& o, Family f, bool is_robust)
       : g(given), basis(b), scaled(s), origins(o), family(f), robust(is_robust) {}
@@ -114,84 +105,69 @@ struct Member {
     return f;
   }
 
-  template <int N> void run(Point& p, int size) const {
-    Filter<N> f = filter<N>(p.model, size);
-    static thread_local std::vector<Filter<N>> kept;
-    kept.clear();
-    const int skip = p.model.season ? 0 : basis.season;
-    size_t origin = 0;
-    double before = g.times[0];
-    bool started = false;
-    p.one_step.assign(size_t(g.rows), std::numeric_limits<double>::quiet_NaN()), p.weight.assign(size_t(g.rows), 1);
-    for (int64_t t = 0; t < g.rows; t++) {
-      if (std::isnan(scaled.y[t])) continue;
-      const double* z = &basis.rows[t * basis.width] + skip;
-      f.predict(started ? g.times[t] - before : 0);
-      before = g.times[t];
-      if (started) p.one_step[t] = f.value(z);
-      if (p.record) p.factors.rows[t] = season_factor(f, &basis.rows[t * basis.width]);
-      started = true;
-      p.weight[t] = f.update(z, scaled.y[t]).gain;
-      if (origin < origins.at.size() && origins.at[origin] == t) {
-        p.until.push_back(f.evidence), kept.push_back(f), origin++;
-      }
-    }
-    p.evidence = f.evidence;
-    if (p.record) {  // rows before the first origin take the season that is known there
-      const Filter<N>& first = kept.empty() ? f : kept[0];
-      for (int64_t t = 0; t < (origins.at.empty() ? g.rows : origins.at[0]); t++)
-        p.factors.rows[t] = season_factor(first, &basis.rows[t * basis.width]);
-    }
-    for (size_t o = 0; o < kept.size(); o++) {
-      const double time = g.times[origins.at[o]];
-      for (int64_t t : origins.targets[o]) {
-        Forecast at;
-        kept[o].forecast(g.times[t] - time, &basis.rows[t * basis.width] + skip, at.mean, at.variance);
-        p.rolling.push_back(at);
-        if (p.record) p.factors.rolling.push_back(season_factor(kept[o], &basis.rows[t * basis.width]));
-      }
-    }
-    for (int64_t k = 0; k < g.ahead; k++) {
-      Forecast at;
-      f.forecast(g.ahead_times[k] - before, &basis.ahead[k * basis.width] + skip, at.mean, at.variance);
-      p.ahead.push_back(at);
-      if (p.record) p.factors.ahead.push_back(season_factor(f, &basis.ahead[k * basis.width]));
-    }
-  }
+  int states(const Model& m) const { return m.base() + int(g.regressors) + (m.season ? basis.season : 0); }
+
+  const double* row(const Model& m, int64_t t) const { return &basis.rows[t * basis.width] + (m.season ? 0 : basis.season); }
+  const double* row_ahead(const Model& m, int64_t k) const { return &basis.ahead[k * basis.width] + (m.season ? 0 : basis.season); }
 
   template <int N> double season_factor(const Filter<N>& f, const double* z) const {
-    double sum = 0;
-    for (int j = 0; j < basis.season; j++) sum += f.state.x[f.model.base() + j] * z[j];
-    return std::exp(std::clamp(sum, -MOST_SEASON, MOST_SEASON));
+    return season_at(&f.state.x[f.model.base()], z, basis.season);
   }
 
-  // The factors of the season of the best point; none where it has no season.
-  Factors season_factors() const {
-    Point p = point(points[best].at);
-    if (!p.model.season) return {};
-    p.record = true, p.factors.rows.assign(size_t(g.rows), 1.0);
-    run(p);
-    return p.factors;
+  double evidence(const Model& m) const {
+    return with_states(states(m), [&](auto n) {
+      Filter<n()> f = filter<n()>(m, states(m));
+      double before = g.times[0];
+      for (int64_t t = 0; t < g.rows; t++) {
+        if (std::isnan(scaled.y[t])) continue;
+        f.predict(g.times[t] - before), before = g.times[t];
+        f.update(row(m, t), scaled.y[t]);
+      }
+      return f.evidence;
+    });
   }
 
-  void run(Point& p) const {
-    const int size = p.model.base() + int(g.regressors) + (p.model.season ? basis.season : 0);
-    switch (size) {
-      case 2: return run<2>(p, size);
-      case 3: return run<3>(p, size);
-      case 5: return run<5>(p, size);
-      case 6: return run<6>(p, size);
-      case 13: return run<13>(p, size);
-      case 14: return run<14>(p, size);
-      default: return run<0>(p, size);
+  // With the best point: forecasts, and what is carried on.
+  void run() {
+    const Model& m = points[best].model;
+    with_states(states(m), [&](auto n) { run<n()>(m); });
+  }
+
+  template <int N> void run(const Model& m) {
+    Filter<N> f = filter<N>(m, states(m));
+    std::vector<Filter<N>> kept;
+    one_step.assign(size_t(g.rows), std::numeric_limits<double>::quiet_NaN()), weight.assign(size_t(g.rows), 1);
+    if (m.season) factors.rows.assign(size_t(g.rows), 1);
+    double before = -1;
+    for (int64_t t = 0, origin = 0; t < g.rows; t++) {
+      if (m.season) factors.rows[t] = season_factor(f, row(m, t));
+      if (std::isnan(scaled.y[t])) continue;
+      f.predict(f.readings ? g.times[t] - before : 0), before = g.times[t];
+      if (f.readings) one_step[t] = f.value(row(m, t));
+      weight[t] = f.update(row(m, t), scaled.y[t]).gain;
+      if (origin < int64_t(origins.at.size()) && origins.at[origin] == t) kept.push_back(f), origin++;
     }
+    for (size_t o = 0; o < kept.size(); o++)
+      for (int64_t t : origins.targets[o]) {
+        rolling.push_back(kept[o].forecast(Lag(m, g.times[t] - g.times[origins.at[o]]), row(m, t)));
+        if (m.season) factors.rolling.push_back(season_factor(kept[o], row(m, t)));
+      }
+    for (int64_t k = 0; k < g.ahead; k++) {
+      ahead.push_back(f.forecast(Lag(m, g.ahead_times[k] - before), row_ahead(m, k)));
+      if (m.season) factors.ahead.push_back(season_factor(f, row_ahead(m, k)));
+    }
+    if (m.season) {  // rows before the first origin take the season that is known there
+      const Filter<N>& first = kept.empty() ? f : kept[0];
+      for (int64_t t = 0; t < (kept.empty() ? g.rows : origins.at[0]); t++) factors.rows[t] = season_factor(first, row(m, t));
+    }
+    last.pass(f);
   }
 
   size_t visit(std::array<int, 4> at) {
     for (size_t i = 0; i < points.size(); i++)
       if (points[i].at == at) return i;
     points.push_back(point(at));
-    run(points.back());
+    points.back().evidence = evidence(points.back().model);
     return points.size() - 1;
   }
 
@@ -217,35 +193,7 @@ struct Member {
             best = next, moved = true;
           }
     }
-    average();
-  }
-
-  // Mean and variance of the mixture of points, with the weights of one moment.
-  template <class Score, class Value> void mix(Score score, size_t from, size_t to, Value value, std::vector<Forecast>& out) const {
-    std::vector<double> weight(points.size());
-    double most = -std::numeric_limits<double>::infinity(), sum = 0;
-    for (size_t i = 0; i < points.size(); i++) weight[i] = score(points[i]), most = std::max(most, weight[i]);
-    for (double& w : weight) w = std::exp(w - most), sum += w;
-    for (size_t k = from; k < to; k++) {
-      Forecast f;
-      for (size_t i = 0; i < points.size(); i++) f.mean += weight[i] / sum * value(points[i])[k].mean;
-      for (size_t i = 0; i < points.size(); i++) {
-        const Forecast& own = value(points[i])[k];
-        f.variance += weight[i] / sum * (own.variance + (own.mean - f.mean) * (own.mean - f.mean));
-      }
-      out.push_back(f);
-    }
-  }
-
-  void average() {
-    size_t from = 0;
-    for (size_t o = 0; o < origins.at.size(); o++) {
-      const size_t to = from + origins.targets[o].size();
-      mix([o](const Point& p) { return p.until[o] + p.prior; }, from, to, [](const Point& p) -> const std::vector<Forecast>& { return p.rolling; }, rolling);
-      from = to;
-    }
-    mix([](const Point& p) { return p.score(); }, 0, size_t(g.ahead), [](const Point& p) -> const std::vector<Forecast>& { return p.ahead; }, ahead);
-    one_step = points[best].one_step;
+    run();
   }
 };
 

@@ -102,6 +102,13 @@ struct Origins {
   }
 };
 
+// The factor of a season at a time.
+inline double season_at(const double* coefficients, const double* z, int size) {
+  double sum = 0;
+  for (int j = 0; j < size; j++) sum += coefficients[j] * z[j];
+  return std::exp(std::clamp(sum, -MOST_SEASON, MOST_SEASON));
+}
+
 // Factors of a season: of each row, as it was expected before, of each target of each origin, and of the times ahead.
 struct Factors { std::vector<double> rows, rolling, ahead; };
 
