@@ -11,12 +11,11 @@ struct Combination {
   const Origins& origins;
   const std::vector<Member>& members;
   std::vector<double> weight, error;  // of each member; error: mean absolute, bounded
-  std::vector<double> widening;       // of each horizon: the factor of the members' own spreads
+  double widening = 1;                // the factor of the members' own spreads
 
   Combination(const Given& given, const Origins& o, const std::vector<Member>& m, const std::vector<double>& trust)
       : g(given), origins(o), members(m), weight(m.size(), 1.0 / double(m.size())), error(m.size(), 0.0) {
     weigh(trust);
-    calibrate(trust);
   }
 
   static double rolled(const Member& m, size_t k) { return m.scaled.back(m.rolling[k].mean) * (m.scaled.adjusted() ? m.scaled.factors.rolling[k] : 1); }
@@ -79,7 +78,7 @@ struct Combination {
       const double part = std::min(rows, 1.0);
       sum += part * own / rows, count += part;
     }
-    widening.assign(size_t(g.ahead), sum / count);
+    widening = sum / count;
   }
 
   // Student-t quantile by that of a normal distribution (Cornish and Fisher).
@@ -88,8 +87,12 @@ struct Combination {
     return z + (z * z * z + z) / (4 * v) + (5 * std::pow(z, 5) + 16 * z * z * z + 3 * z) / (96 * v * v);
   }
 
-  double quantile(int64_t k, double z) const {
-    return value([k](const Member& m) -> const Forecast& { return m.ahead[k]; }, [k](const Factors& f) { return f.ahead[k]; }, heavy(z) * widening[k]);
+  // The quantile of a time ahead, and the forecast of a row from those before.
+  double ahead(int64_t k, double z) const {
+    return value([k](const Member& m) -> const Forecast& { return m.ahead[k]; }, [k](const Factors& f) { return f.ahead[k]; }, heavy(z) * widening);
+  }
+  double one_step(int64_t t) const {
+    return value([t](const Member& m) { return Forecast{m.one_step[t], 0}; }, [t](const Factors& f) { return f.rows[t]; }, 0);
   }
 };
 

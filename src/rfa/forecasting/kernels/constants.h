@@ -22,11 +22,12 @@ constexpr double MOST_DEGREES = 60;           // readings after which older ones
 // Series
 constexpr double SEASON_SPAN = 1.6;           // periods that a season needs
 constexpr int MOST_WAVES = 6;
+constexpr int FEW_READINGS = 4;               // fewer have a level only, with at least this spread in units of it
+constexpr double FEW_SPREAD = 0.2;
 constexpr int START_WINDOW = 5;               // readings whose median is the level before the first one
 constexpr int MOST_PERIOD_WINDOW = 60;
 constexpr double MOST_LOG = 700, MOST_SEASON = 7;
 constexpr int MOST_MEMBERS = 16;
-constexpr int MASK = 255;
 
 constexpr int FIRST_ORIGIN = 4, MOST_ORIGINS = 16, MOST_TARGETS = 24, ORIGIN_HORIZONS = 5;
 
@@ -48,10 +49,11 @@ constexpr double DRIFT_DAMPING = 0.997;
 constexpr int MOST_POINTS = 40;
 
 // Combination
-constexpr double MOST_ERROR = 6, LEAST_ERROR = 0.05;  // bounds of an error, in medians of all errors
-constexpr double WEIGHT_POWER = 6, WEIGHT_ORIGINS = 5;  // weight = error^-power; origins by which the power is halved
+constexpr double MOST_ERROR = 4, LEAST_ERROR = 0.05;  // bounds of an error, in medians of all errors
+constexpr double WEIGHT_POWER = 5, WEIGHT_ORIGINS = 5;  // weight = error^-power; origins by which the power is halved
 constexpr double BAND_PRIOR = 6, BAND_FACTOR = 1.1;   // origins that the prior of the bands counts for; its factor
 constexpr double BAND_DEGREES = 8;                    // Student-t
+constexpr double BAND_NORMAL = 1.6449;                // 90 %
 constexpr double MOST_STANDARD = 5;                   // bound of a standardised error
 
 }  // namespace rfa

@@ -1,7 +1,8 @@
 // Series in, forecasts out: what engine.py calls.
 #include <exception>
+#include <memory>
 
-#include "combine.h"
+#include "carried.h"
 
 namespace rfa {
 
@@ -14,6 +15,9 @@ struct Panel {
   double *mean, *quantiles;   // of each time ahead
   double *fitted, *low, *high, *weights, *one_step;  // of each row
   double *members;            // (series, MEMBERS, 2): weight and rolling error, NaN where it is not used
+  double *state;              // what `rfa_updated` goes on from
+  const int64_t *state_start; // (series): where the state of each series has room
+  int64_t *state_size;        // (series): how much it takes
   int64_t *status;            // (series): 0, or the kind of failure
 };
 
@@ -21,72 +25,106 @@ struct Panel {
 static double* dev; static int64_t dev_at;
 extern "C" void set_dev(double* d) { dev = d, dev_at = 0; }
 #endif
-struct Target { double *mean, *quantiles, *fitted, *low, *high, *weights, *one_step, *members; };
 
-void forecast_series(const Panel& panel, const Given& g, const Target& out) {
+// Where the results of one series go.
+struct Results { double *mean, *quantiles, *fitted, *low, *high, *weights, *one_step, *members; };
+
+struct Engine {
+  const Given& g;
+  const bool robust;
   std::vector<int64_t> read;
   bool positive = true;
-  for (int64_t t = 0; t < g.rows; t++)
-    if (!std::isnan(g.values[t])) read.push_back(t), positive &= g.values[t] > 0;
-  const Basis basis(g, read);
-  const Origins origins(g, read);
-  const Scaled plain(g, read, false);
+  Basis basis;
+  Origins origins;
+  Scaled plain;
   std::unique_ptr<Scaled> logarithmic, adjusted;
   std::vector<Member> members;
-  members.reserve(MOST_MEMBERS);
-  const std::array<Family, 4> families = {Family::DRIFT, Family::LEVEL, Family::DAMPED, Family::AUTOREGRESSION};
-  auto join = [&](Family family, const Scaled& scale) {
-    if (members.size() && !(MASK >> (2 * int(family) + scale.logarithmic) & 1) && !(family == Family::DRIFT && scale.logarithmic)) return;
-    members.emplace_back(g, basis, scale, origins, family, bool(panel.robust));
-    members.back().fit();
-  };
-  if (positive) {
-    logarithmic = std::make_unique<Scaled>(g, read, true);
-    for (Family family : families) join(family, *logarithmic);
-    Factors factors;
-    if (members[0].points[members[0].best].model.season) factors = members[0].factors;
-    if (!factors.rows.empty()) adjusted = std::make_unique<Scaled>(g, read, false, std::move(factors));
+
+  static std::vector<int64_t> rows_read(const Given& g) {
+    std::vector<int64_t> rows;
+    for (int64_t t = 0; t < g.rows; t++)
+      if (!std::isnan(g.values[t])) rows.push_back(t);
+    return rows;
   }
-  for (Family family : families) join(family, adjusted ? *adjusted : plain);
-  std::vector<double> trust(size_t(g.rows), 1.0);
-  for (int64_t t = 0; t < g.rows; t++) {
-    double sum = 0;
-    for (Member& m : members) sum += m.weight[t] / double(members.size());
-    trust[t] = std::isnan(g.values[t]) ? 0 : sum;
-  }
-  const Combination all(g, origins, members, trust);
-  for (size_t i = 0; i < members.size(); i++) {
-    double* to = out.members + 2 * (2 * int(members[i].family) + members[i].scaled.logarithmic);
-    to[0] = all.weight[i], to[1] = all.error[i];
-#ifdef RFA_DEV
-    for (int64_t k = 0; k < g.ahead; k++) {
-      double* d = dev + (dev_at + k) * 16 + 2 * int(members[i].family) + members[i].scaled.logarithmic;
-      d[0] = members[i].scaled.back(members[i].ahead[k].mean) * (members[i].scaled.adjusted() ? members[i].scaled.factors.ahead[k] : 1);
-      d[8] = std::sqrt(members[i].ahead[k].variance);
+
+  Engine(const Given& given, bool is_robust)
+      : g(given), robust(is_robust), read(rows_read(g)), basis(g, read), origins(g, read), plain(g, read, false) {
+    for (int64_t t : read) positive &= g.values[t] > 0;
+    members.reserve(MOST_MEMBERS);
+    if (int64_t(read.size()) < FEW_READINGS) {
+      join(Family::LEVEL, plain);
+      return;
     }
+    const std::array<Family, 4> families = {Family::DRIFT, Family::LEVEL, Family::DAMPED, Family::AUTOREGRESSION};
+    if (positive) {
+      logarithmic = std::make_unique<Scaled>(g, read, true);
+      for (Family family : families) join(family, *logarithmic);
+      if (!members[0].factors.rows.empty()) adjusted = std::make_unique<Scaled>(g, read, false, members[0].factors);
+    }
+    for (Family family : families) join(family, adjusted ? *adjusted : plain);
+  }
+
+  void join(Family family, const Scaled& scale) {
+    members.emplace_back(g, basis, scale, origins, family, robust);
+    members.back().fit();
+  }
+
+  // Mean and quantiles of all times, rows and times ahead. Returns what is carried on.
+  std::vector<double> write(const Results& out, int64_t probabilities, const double* normal) const {
+    std::vector<double> trust(size_t(g.rows), 0.0);
+    for (const Member& m : members)
+      for (int64_t t = 0; t < g.rows; t++) trust[t] += m.weight[t] / double(members.size());
+    Combination all(g, origins, members, trust);
+    const size_t leading = size_t(std::max_element(all.weight.begin(), all.weight.end()) - all.weight.begin());
+    const Member& leader = members[leading];
+    const Smoothed smoothed = smooth(leader);
+    all.calibrate(smoothed.weight);
+    for (size_t i = 0; i < members.size(); i++) {
+      double* to = out.members + 2 * (2 * int(members[i].family) + members[i].scaled.logarithmic);
+      to[0] = all.weight[i], to[1] = all.error[i];
+#ifdef RFA_DEV
+      for (int64_t k = 0; k < g.ahead; k++) {
+        double* d = dev + (dev_at + k) * 16 + 2 * int(members[i].family) + members[i].scaled.logarithmic;
+        d[0] = members[i].scaled.back(members[i].ahead[k].mean) * (members[i].scaled.adjusted() ? members[i].scaled.factors.ahead[k] : 1);
+        d[8] = std::sqrt(members[i].ahead[k].variance);
+      }
 #endif
+    }
+    for (int64_t k = 0; k < g.ahead; k++) {
+      out.mean[k] = all.ahead(k, 0);
+      for (int64_t q = 0; q < probabilities; q++) out.quantiles[k * probabilities + q] = all.ahead(k, normal[q]);
+    }
+    for (int64_t t = 0; t < g.rows; t++) {
+      const double by = leader.scaled.adjusted() ? leader.scaled.factors.rows[t] : 1;
+      const double half = BAND_NORMAL * std::sqrt(smoothed.variance[t]);
+      out.fitted[t] = by * leader.scaled.back(smoothed.mean[t]);
+      out.low[t] = by * leader.scaled.back(smoothed.mean[t] - half), out.high[t] = by * leader.scaled.back(smoothed.mean[t] + half);
+      out.weights[t] = std::isnan(g.values[t]) ? std::numeric_limits<double>::quiet_NaN() : smoothed.weight[t];
+      out.one_step[t] = all.one_step(t);
+    }
+    Archive archive;
+    Carried carried{g.period, g.times[read.back()], all.widening, basis.season, int(leading), int(g.regressors), {}};
+    for (size_t i = 0; i < members.size(); i++)
+      carried.members.push_back({members[i].points[members[i].best].model, members[i].scaled.logarithmic, members[i].scaled.adjusted(), all.weight[i], members[i].last.numbers});
+    carried.pass(archive);
+    return archive.numbers;
   }
-  for (int64_t k = 0; k < g.ahead; k++) {
-    out.mean[k] = all.quantile(k, 0);
-    for (int64_t q = 0; q < panel.probabilities; q++) out.quantiles[k * panel.probabilities + q] = all.quantile(k, panel.normal[q]);
-  }
-  for (int64_t t = 0; t < g.rows; t++) {
-    out.weights[t] = trust[t];
-    out.one_step[t] = all.value([t](const Member& m) { return Forecast{m.one_step[t], 0}; }, [t](const Factors& f) { return f.rows[t]; }, 0);
-  }
-}
+};
 
 }  // namespace rfa
+
+extern "C" int64_t rfa_state_room(double period, int64_t regressors) { return rfa::state_room(period, regressors); }
 
 extern "C" void rfa_forecast_panel(const rfa::Panel* panel) {
   const rfa::Panel& p = *panel;
   int64_t row = 0, ahead = 0, x = 0, ahead_x = 0;
   for (int64_t s = 0; s < p.series; s++) {
     const rfa::Given g{p.rows[s], p.ahead[s], p.regressors[s], p.period[s], p.times + row, p.values + row, p.x + x, p.ahead_times + ahead, p.ahead_x + ahead_x};
-    const rfa::Target out{p.mean + ahead, p.quantiles + ahead * p.probabilities, p.fitted + row, p.low + row, p.high + row, p.weights + row, p.one_step + row, p.members + s * 16};
+    const rfa::Results out{p.mean + ahead, p.quantiles + ahead * p.probabilities, p.fitted + row, p.low + row, p.high + row, p.weights + row, p.one_step + row, p.members + s * 2 * rfa::MEMBERS};
     try {
-      rfa::forecast_series(p, g, out);
-      p.status[s] = 0;
+      const std::vector<double> state = rfa::Engine(g, p.robust).write(out, p.probabilities, p.normal);
+      std::copy(state.begin(), state.end(), p.state + p.state_start[s]);
+      p.state_size[s] = int64_t(state.size()), p.status[s] = 0;
     } catch (const std::exception&) {
       p.status[s] = 1;
     }
@@ -94,5 +132,22 @@ extern "C" void rfa_forecast_panel(const rfa::Panel* panel) {
     rfa::dev_at += g.ahead;
 #endif
     row += g.rows, ahead += g.ahead, x += g.rows * g.regressors, ahead_x += g.ahead * g.regressors;
+  }
+}
+
+// Of one series. Returns the size of the new state, which replaces the old one, or -1.
+extern "C" int64_t rfa_updated(double* state, int64_t size, const rfa::Panel* panel) {
+  const rfa::Panel& p = *panel;
+  const rfa::Given g{p.rows[0], p.ahead[0], 0, 0, p.times, p.values, nullptr, p.ahead_times, nullptr};
+  try {
+    rfa::Archive from{std::vector<double>(state, state + size), 0, true}, to;
+    rfa::Carried carried;
+    carried.pass(from);
+    carried.update(g, p);
+    carried.pass(to);
+    std::copy(to.numbers.begin(), to.numbers.end(), state);
+    return int64_t(to.numbers.size());
+  } catch (const std::exception&) {
+    return -1;
   }
 }

@@ -43,6 +43,13 @@ struct Basis {
   int season = 0, width = 0;  // waves first
   std::vector<double> rows, ahead;
 
+  // Of rows to come, whose season is known.
+  Basis(const Given& g, int of_season, double period) : season(of_season), width(of_season) {
+    rows.resize(size_t(g.rows * width)), ahead.resize(size_t(g.ahead * width));
+    for (int64_t t = 0; t < g.rows && width; t++) waves_at(period, g.times[t], &rows[t * width]);
+    for (int64_t t = 0; t < g.ahead && width; t++) waves_at(period, g.ahead_times[t], &ahead[t * width]);
+  }
+
   Basis(const Given& g, const std::vector<int64_t>& read) {
     const double span = read.size() ? g.times[read.back()] - g.times[read.front()] : 0;
     if (g.period >= 2 && span >= SEASON_SPAN * g.period && double(read.size()) >= SEASON_SPAN * std::min(g.period, 2.0 * MOST_WAVES)) {
@@ -51,16 +58,16 @@ struct Basis {
     }
     width = season + int(g.regressors);
     rows.resize(size_t(g.rows * width)), ahead.resize(size_t(g.ahead * width));
-    for (int64_t t = 0; t < g.rows; t++) waves_at(g, g.times[t], &rows[t * width]);
-    for (int64_t t = 0; t < g.ahead; t++) waves_at(g, g.ahead_times[t], &ahead[t * width]);
+    for (int64_t t = 0; t < g.rows; t++) waves_at(g.period, g.times[t], &rows[t * width]);
+    for (int64_t t = 0; t < g.ahead; t++) waves_at(g.period, g.ahead_times[t], &ahead[t * width]);
     for (int64_t k = 0; k < g.regressors; k++) regressor(g, read, k);
   }
 
-  void waves_at(const Given& g, double time, double* z) const {
-    const double phase = 2 * M_PI * std::fmod(time, g.period > 0 ? g.period : 1) / g.period;
+  void waves_at(double period, double time, double* z) const {
+    const double phase = 2 * M_PI * std::fmod(time, period > 0 ? period : 1) / period;
     for (int j = 0; j < season; j++) {
       const int wave = j / 2 + 1;
-      if (2 * wave == g.period) z[j] = std::cos(wave * phase);
+      if (2 * wave == period) z[j] = std::cos(wave * phase);
       else z[j] = M_SQRT2 * (j % 2 ? std::sin(wave * phase) : std::cos(wave * phase));
     }
   }
@@ -137,6 +144,7 @@ struct Scaled {
     step = yearly.size() >= 4 ? std::min(slope, spread(yearly)) : slope;
     for (double& v : first) v -= level;
     level_spread = std::max(spread(first), slope);
+    if (int64_t(read.size()) < FEW_READINGS) slope = step = level_spread = std::max(level_spread, FEW_SPREAD * std::abs(level));
     season = slope;
     if (!(step > 0)) step = std::max(slope, 1e-8 * std::max(std::abs(level), 1e-300));
     if (!(slope > 0)) slope = season = level_spread = step;
