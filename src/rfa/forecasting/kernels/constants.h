@@ -24,6 +24,7 @@ constexpr double SEASON_SPAN = 1.6;           // periods that a season needs
 constexpr int MOST_WAVES = 6;
 constexpr int FEW_READINGS = 4;               // fewer have a level only, with at least this spread in units of it
 constexpr double FEW_SPREAD = 0.2;
+constexpr double LEAST_STEP = 1e-8;            // spread of changes of a constant series, in units of its level
 constexpr int START_WINDOW = 5;               // readings whose median is the level before the first one
 constexpr int MOST_PERIOD_WINDOW = 60;
 constexpr double MOST_LOG = 700, MOST_SEASON = 7;

@@ -238,7 +238,7 @@ struct Archive {
     pass(s.squares), pass(s.degrees);
   }
   template <int N> void pass(Filter<N>& f) {
-    pass(f.state, f.n()), pass(f.odds);
+    pass(f.state, f.n()), pass(f.evidence), pass(f.odds);
     if (f.odds > NO_CHALLENGER) pass(f.challenger, f.n());
   }
 };

@@ -146,7 +146,7 @@ struct Scaled {
     level_spread = std::max(spread(first), slope);
     if (int64_t(read.size()) < FEW_READINGS) slope = step = level_spread = std::max(level_spread, FEW_SPREAD * std::abs(level));
     season = slope;
-    if (!(step > 0)) step = std::max(slope, 1e-8 * std::max(std::abs(level), 1e-300));
+    if (!(step > 0)) step = std::max(slope, LEAST_STEP * std::max(std::abs(level), 1e-3));
     if (!(slope > 0)) slope = season = level_spread = step;
   }
 
