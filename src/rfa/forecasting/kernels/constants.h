@@ -16,7 +16,7 @@ constexpr double CHALLENGER_ODDS = -7;        // log odds of a new challenger (r
 constexpr double ABANDONED_ODDS = -9;         // a challenger with smaller odds is given up (robust.cpp)
 constexpr double SAME_ODDS = 0.05;            // change in odds by which filter and challenger are the same (robust.cpp)
 constexpr double NO_CHALLENGER = -std::numeric_limits<double>::infinity();
-constexpr double MOST_DEGREES = 60;           // readings after which older ones count less for the error's variance
+constexpr double MOST_DEGREES = 25;           // readings after which older ones count less for the variance of the error
 
 
 // Series
@@ -44,7 +44,7 @@ constexpr std::array<double, 4> SLOW_GAINS = {0, 0.02, 0.06, 0.15};
 constexpr std::array<double, 4> SHARES = {0.5, 2, 8, 40};      // variance of the autoregression over the error's
 constexpr std::array<double, 6> MEMORIES = {0.3, 0.5, 0.7, 0.82, 0.9, 0.95};
 constexpr std::array<double, 5> SEASON_GAINS = {0, 0.05, 0.15, 0.3, 0.5};
-constexpr int LEVEL_START = 5, SLOPE_START = 2, DAMPING_START = 3, SLOW_START = 3, SHARE_START = 2, MEMORY_START = 3, SEASON_START = 2;
+constexpr int LEVEL_START = 5, SLOPE_START = 2, DAMPING_START = 4, SLOW_START = 3, SHARE_START = 2, MEMORY_START = 3, SEASON_START = 2;
 constexpr double LEVEL_WIDTH = 4, SLOPE_WIDTH = 1.5, DAMPING_WIDTH = 1.5, SLOW_WIDTH = 2, SHARE_WIDTH = 2, MEMORY_WIDTH = 2, SEASON_WIDTH = 2;
 constexpr double DRIFT_DAMPING = 0.997;
 constexpr int MOST_POINTS = 40;
@@ -52,8 +52,8 @@ constexpr int MOST_POINTS = 40;
 // Combination
 constexpr double MOST_ERROR = 4, LEAST_ERROR = 0.05;  // bounds of an error, in medians of all errors
 constexpr double WEIGHT_POWER = 5, WEIGHT_ORIGINS = 5;  // weight = error^-power; origins by which the power is halved
-constexpr double BAND_PRIOR = 6, BAND_FACTOR = 1.1;   // origins that the prior of the bands counts for; its factor
-constexpr double BAND_DEGREES = 8;                    // Student-t
+constexpr double BAND_PRIOR = 10, BAND_FACTOR = 1.2;   // origins that the prior of the bands counts for; its factor
+constexpr double BAND_DEGREES = 6;                    // Student-t
 constexpr double BAND_NORMAL = 1.6449;                // 90 %
 constexpr double MOST_STANDARD = 5;                   // bound of a standardised error
 
