@@ -73,7 +73,7 @@ template <int N> struct Filter {
   bool robust;
   State<N> state, challenger;
   double odds = NO_CHALLENGER, evidence = 0;
-  int64_t readings = 0, begun = -1, jumped = -1;  // how many; which one began the challenger, and the last that won
+  int64_t readings = 0, begun = -1, jumped = -1;  // how many; which one began the challenger; and that again, when they change places
   Lag last{Model(), 0};
   std::array<double, C> ph{}, other_ph{};
 
@@ -170,10 +170,11 @@ template <int N> struct Filter {
       look(challenger, z, y, other_ph, other);
       const double change = other.evidence - r.evidence;
       odds += change;
-      if (odds > 0) {  // the level has jumped
-        state = challenger, ph = other_ph, r = other;
-        odds = NO_CHALLENGER, active = false, jumped = begun;
-      } else if (odds < ABANDONED_ODDS || std::abs(change) < SAME_ODDS) {
+      if (odds > 0) {  // the level has jumped; it may come back
+        std::swap(state, challenger), std::swap(ph, other_ph), std::swap(r, other);
+        odds = -odds, jumped = begun;
+      }
+      if (odds < ABANDONED_ODDS || std::abs(change) < SAME_ODDS) {
         odds = NO_CHALLENGER, active = false;
       }
     }

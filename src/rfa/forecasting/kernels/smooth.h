@@ -35,7 +35,10 @@ template <int N> struct Smoothing {
       if (std::isnan(member.scaled.y[t])) continue;
       f.predict(g.times[t] - before), before = g.times[t];
       f.update(member.row(model, t), member.scaled.y[t]);
-      if (f.jumped >= 0) found.push_back(f.jumped), f.jumped = -1;
+      if (f.jumped < 0) continue;
+      if (!found.empty() && found.back() == f.jumped) found.pop_back();
+      else found.push_back(f.jumped);
+      f.jumped = -1;
     }
     return found;
   }
