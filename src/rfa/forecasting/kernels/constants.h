@@ -25,6 +25,7 @@ constexpr int MOST_WAVES = 6;
 constexpr int FEW_READINGS = 4;               // fewer have a level only, with at least this spread in units of it
 constexpr double FEW_SPREAD = 0.2;
 constexpr double LEAST_STEP = 1e-8;            // spread of changes of a constant series, in units of its level
+constexpr double SEASON_START_PERIODS = 10, SEASON_START_SHRINK = 2, SEASON_START_BOUND = 3;  // first periods; readings that a median of 0 counts for
 constexpr int START_WINDOW = 5;               // readings whose median is the level before the first one
 constexpr int MOST_PERIOD_WINDOW = 60;
 constexpr double MOST_LOG = 700, MOST_SEASON = 7;
@@ -33,7 +34,7 @@ constexpr int MOST_MEMBERS = 16;
 constexpr int FIRST_ORIGIN = 4, MOST_ORIGINS = 16, MOST_TARGETS = 24, ORIGIN_HORIZONS = 5;
 
 // Start: spreads in units of the series' own
-constexpr double START_LEVEL = 2, START_SLOPE = 0.5, START_DRIFT = 1, START_SEASON = 1.6, START_REGRESSOR = 3;
+constexpr double START_LEVEL = 2, START_SLOPE = 0.5, START_DRIFT = 1, START_SEASON = 0.5, START_REGRESSOR = 3;
 constexpr double START_DEGREES = 2;           // readings that the spread of one-step changes counts for
 
 // Lattices of parameters, as gains of exponential smoothing; where a search starts; widths of priors in steps of the lattice

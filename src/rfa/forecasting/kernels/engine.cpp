@@ -48,7 +48,7 @@ struct Engine {
   }
 
   Engine(const Given& given, bool is_robust)
-      : g(given), robust(is_robust), read(rows_read(g)), basis(g, read), origins(g, read), plain(g, read, false) {
+      : g(given), robust(is_robust), read(rows_read(g)), basis(g, read), origins(g, read), plain(g, read, basis, false) {
     for (int64_t t : read) positive &= g.values[t] > 0;
     members.reserve(MOST_MEMBERS);
     if (int64_t(read.size()) < FEW_READINGS) {
@@ -57,9 +57,9 @@ struct Engine {
     }
     const std::array<Family, 4> families = {Family::DRIFT, Family::LEVEL, Family::DAMPED, Family::AUTOREGRESSION};
     if (positive) {
-      logarithmic = std::make_unique<Scaled>(g, read, true);
+      logarithmic = std::make_unique<Scaled>(g, read, basis, true);
       for (Family family : families) join(family, *logarithmic);
-      if (!members[0].factors.rows.empty()) adjusted = std::make_unique<Scaled>(g, read, false, members[0].factors);
+      if (!members[0].factors.rows.empty()) adjusted = std::make_unique<Scaled>(g, read, basis, false, members[0].factors);
     }
     for (Family family : families) join(family, adjusted ? *adjusted : plain);
   }

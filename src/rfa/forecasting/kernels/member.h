@@ -99,7 +99,7 @@ struct Member {
     const int base = m.base();
     if (base > 2) s.p[2 * C + 2] = m.memory_noise / (1 - m.memory * m.memory);
     const int waves = m.season ? basis.season : 0;
-    for (int j = 0; j < waves; j++) set(base + j, START_SEASON * scaled.season / std::sqrt(double(basis.season)));
+    for (int j = 0; j < waves; j++) s.x[base + j] = scaled.coefficients[j], set(base + j, START_SEASON * scaled.season / std::sqrt(double(basis.season)));
     for (int j = base + waves; j < f.n(); j++) set(j, START_REGRESSOR * (scaled.level_spread + scaled.slope));
     s.degrees = START_DEGREES, s.squares = variance * s.degrees;
     return f;

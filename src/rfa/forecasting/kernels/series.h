@@ -123,10 +123,10 @@ struct Factors { std::vector<double> rows, rolling, ahead; };
 struct Scaled {
   bool logarithmic;
   Factors factors;
-  std::vector<double> y;
+  std::vector<double> y, coefficients;
   double level = 0, level_spread = 1, step = 1, slope = 1, season = 0;  // step: the spread of one-step changes
 
-  Scaled(const Given& g, const std::vector<int64_t>& read, bool is_logarithmic, Factors of = {})
+  Scaled(const Given& g, const std::vector<int64_t>& read, const Basis& basis, bool is_logarithmic, Factors of = {})
       : logarithmic(is_logarithmic), factors(std::move(of)), y(size_t(g.rows)) {
     for (int64_t t = 0; t < g.rows; t++) y[t] = logarithmic ? std::log(g.values[t]) : adjusted() ? g.values[t] / factors.rows[t] : g.values[t];
     std::vector<double> first, changes, yearly;
@@ -148,6 +148,40 @@ struct Scaled {
     season = slope;
     if (!(step > 0)) step = std::max(slope, LEAST_STEP * std::max(std::abs(level), 1e-3));
     if (!(slope > 0)) slope = season = level_spread = step;
+    if (basis.season && !adjusted()) season_start(g, read, basis);
+  }
+
+  // The season's coefficients before the first reading: medians, over the first periods, of the distance of each phase from
+  // the median of the period around it. A wrong reading in a first year does not decide what the filter expects.
+  void season_start(const Given& g, const std::vector<int64_t>& read, const Basis& basis) {
+    const int bins = g.period <= 2 * MOST_WAVES ? int(g.period) : 2 * MOST_WAVES;
+    std::vector<std::vector<double>> of(static_cast<size_t>(bins));
+    const double half = g.period / 2, first = g.times[read.front()], last = g.times[read.back()];
+    size_t low = 0, high = 0;
+    for (size_t i = 0; i < read.size(); i++) {
+      const double time = g.times[read[i]];
+      while (g.times[read[low]] < time - half - 1e-9) low++;
+      while (high < read.size() && g.times[read[high]] <= time + half + 1e-9) high++;
+      if (time < first + half - 1 || time > last - half + 1 || time > first + SEASON_START_PERIODS * g.period) continue;
+      std::vector<double> around;
+      for (size_t j = low; j < high; j++) around.push_back(y[read[j]]);
+      const double phase = std::fmod(std::fmod(time, g.period) + g.period, g.period) / g.period;
+      of[std::min(size_t(phase * bins + 1e-6), size_t(bins - 1))].push_back(y[read[i]] - median(around));
+    }
+    std::vector<double> all;
+    for (const std::vector<double>& one : of) all.insert(all.end(), one.begin(), one.end());
+    const double bound = SEASON_START_BOUND * spread(all);
+    for (std::vector<double>& one : of)
+      for (double& v : one) v = std::clamp(v, -bound, bound);
+    std::vector<double> z(static_cast<size_t>(basis.season));
+    coefficients.assign(size_t(basis.season), 0.0);
+    const double offset = g.period == bins ? 0 : 0.5;  // the middle of a bin
+    for (int b = 0; b < bins; b++) {
+      basis.waves_at(g.period, (b + offset) * g.period / bins, z.data());
+      if (of[b].empty()) continue;
+      const double shrunk = double(of[b].size()) / (double(of[b].size()) + SEASON_START_SHRINK);
+      for (int j = 0; j < basis.season; j++) coefficients[j] += z[j] * shrunk * median(of[b]) / bins;
+    }
   }
 
   bool adjusted() const { return !factors.rows.empty(); }
