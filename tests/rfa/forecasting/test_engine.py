@@ -10,8 +10,8 @@ import pytest
 from rfa.forecasting.engine import MEMBERS, Series, SeriesForecast, forecast_panel, updated
 
 PROBABILITIES = (0.05, 0.1, 0.5, 0.9, 0.95)
-FORGETTING = 60  # MOST_DEGREES in kernels/constants.h
-DEGREES = 8  # BAND_DEGREES
+FORGETTING = 25  # MOST_DEGREES in kernels/constants.h
+DEGREES = 6  # BAND_DEGREES
 
 
 def regular(values, period=0.0, h=6, **more) -> Series:
@@ -103,23 +103,43 @@ def steps(member: CarriedMember, lag: int) -> tuple[np.ndarray, np.ndarray]:
     return transition, total
 
 
+def spread(x) -> float:
+    return np.quantile(np.abs(x), 0.25) / 0.3186
+
+
+def season_start(y, times, waves: int, period: float) -> np.ndarray:
+    """The medians of phases, less those of the period around, bounded and shrunk, as coefficients of waves."""
+    found: list[list[float]] = [[] for _ in range(int(period))]
+    for time, value in zip(times, y, strict=True):
+        inside = times[0] + period / 2 - 1 <= time <= min(times[-1] - period / 2 + 1, times[0] + 10 * period)
+        if inside:
+            around = y[np.abs(times - time) <= period / 2 + 1e-9]
+            found[int(time) % int(period)].append(value - np.median(around))
+    bound = 3 * spread(np.concatenate(found))
+    phases = [np.median(np.clip(x, -bound, bound)) * len(x) / (len(x) + 2) if x else 0 for x in found]
+    member = CarriedMember(True, 0, 0, np.zeros(4), 1, False, False, 1, np.zeros(2 + waves), np.zeros(0), 1, 0)
+    return np.array(phases) @ rows(np.arange(period), member, waves, period)[:, 2:] / period
+
+
 def start(y, times, member: CarriedMember, name: str, waves: int, period: float):
     """Mean and covariance of the first state, in units of the first variance, and that variance."""
-    changes = np.diff(y) / np.sqrt(np.maximum(np.diff(times), 1))
-    slope = step = np.median(np.abs(changes)) / 0.6745
-    yearly = [y[j] - y[i] for i in range(len(y)) for j in range(len(y)) if period and abs(times[j] - times[i] - period) < 0.5]
-    if len(yearly) >= 4:
-        step = min(step, np.median(np.abs(yearly)) / 0.6745)
+    slope = step = spread(np.diff(y) / np.sqrt(np.maximum(np.diff(times), 1)))
+    later = times[None] - times[:, None] - period
+    i, j = np.nonzero(np.abs(later) < 0.5)
+    if period and len(i) >= 4:
+        step = min(step, spread(y[j] - y[i]))
     first = y[: max(5, int(period))]
     level = np.median(first)
-    spread = max(np.median(np.abs(first - level)) / 0.6745, slope)
     variance = step**2 / member.scale
-    deviations = [2 * spread, {"level": 0, "damped trend": 0.5}.get(name, 1) * slope]
+    deviations = [2 * max(spread(first - level), slope), {"level": 0, "damped trend": 0.5}.get(name, 1) * slope]
+    mean = [level, 0]
     if member.memory:
         deviations.append(math.sqrt(variance * member.noise[2] / (1 - member.memory**2)))
+        mean.append(0)
     if member.season:
-        deviations += [1.6 * slope / math.sqrt(waves)] * waves
-    return np.array([level, *[0] * (len(member.mean) - 1)]), np.diag(np.square(deviations)) / variance, variance
+        deviations += [0.5 * slope / math.sqrt(waves)] * waves
+        mean += season_start(y, times, waves, period).tolist()
+    return np.array(mean), np.diag(np.square(deviations)) / variance, variance
 
 
 def dense(y, times, member: CarriedMember, name: str, waves: int, period: float):
@@ -404,7 +424,7 @@ def test_few_or_odd_readings(values):
 
 def test_bands_are_monotone_and_grow():
     many = [i / 100 for i in range(1, 100)]
-    for y in (trend_season(60), np.random.default_rng(0).normal(0, 1, 25)):
+    for y in (trend_season(60) - 500, np.random.default_rng(0).normal(0, 1, 25)):  # on the linear scale
         quantiles = forecast_panel([regular(y, 12)], many)[0].quantiles
         assert (np.diff(quantiles, axis=1) > 0).all()
         assert (np.diff(quantiles[:, -5] - quantiles[:, 4]) > -1e-9).all()

@@ -69,6 +69,7 @@ struct Carried {
         for (int64_t k = 0; k < g.ahead; k++) {
           const double* z = &basis.ahead[k * basis.width] + skip;
           ahead[i].push_back(f.forecast(Lag(m.model, g.ahead_times[k] - before), z));
+          if (k) ahead[i][k].variance = std::max(ahead[i][k].variance, ahead[i][k - 1].variance);
           if (i == 0 && m.model.season) ahead_factors[k] = season_at(&f.state.x[m.model.base()], z, season);
         }
         to.pass(f), m.filter = to.numbers;

@@ -20,6 +20,7 @@ constexpr double MOST_DEGREES = 25;           // readings after which older ones
 
 
 // Series
+constexpr double SPREAD_PART = 0.25, SPREAD_NORMAL = 0.3186;  // spreads are this quantile of absolute values, over a normal one's
 constexpr double SEASON_SPAN = 1.6;           // periods that a season needs
 constexpr int MOST_WAVES = 6;
 constexpr int FEW_READINGS = 4;               // fewer have a level only, with at least this spread in units of it
@@ -47,6 +48,7 @@ constexpr std::array<double, 6> MEMORIES = {0.3, 0.5, 0.7, 0.82, 0.9, 0.95};
 constexpr std::array<double, 5> SEASON_GAINS = {0, 0.05, 0.15, 0.3, 0.5};
 constexpr int LEVEL_START = 5, SLOPE_START = 2, DAMPING_START = 4, SLOW_START = 3, SHARE_START = 2, MEMORY_START = 3, SEASON_START = 2;
 constexpr double LEVEL_WIDTH = 4, SLOPE_WIDTH = 1.5, DAMPING_WIDTH = 1.5, SLOW_WIDTH = 2, SHARE_WIDTH = 2, MEMORY_WIDTH = 2, SEASON_WIDTH = 2;
+constexpr double SEASON_COST = 0.3;             // log prior of each wave of a season
 constexpr double DRIFT_DAMPING = 0.997;
 constexpr int MOST_POINTS = 40;
 

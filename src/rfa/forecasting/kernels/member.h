@@ -83,7 +83,7 @@ struct Member {
     if (m.season) {
       const double s = SEASON_GAINS[at[3] - 1] / g.period;
       m.season_noise = s * s * m.scale;
-      p.prior += bell(at[3], SEASON_START, SEASON_WIDTH);
+      p.prior += bell(at[3], SEASON_START, SEASON_WIDTH) - SEASON_COST * basis.season;
     }
     return p;
   }
@@ -154,6 +154,7 @@ struct Member {
       }
     for (int64_t k = 0; k < g.ahead; k++) {
       ahead.push_back(f.forecast(Lag(m, g.ahead_times[k] - before), row_ahead(m, k)));
+      if (k) ahead[k].variance = std::max(ahead[k].variance, ahead[k - 1].variance);
       if (m.season) factors.ahead.push_back(season_factor(f, row_ahead(m, k)));
     }
     if (m.season) {  // rows before the first origin take the season that is known there

@@ -23,8 +23,8 @@ inline double spread(std::vector<double> x) {
   if (x.empty()) return 0;
   double sum = 0;
   for (double& v : x) v = std::abs(v), sum += v;
-  const double half = median(x);
-  if (half > 0) return half / 0.6745;
+  const double part = quantile(x, SPREAD_PART);
+  if (part > 0) return part / SPREAD_NORMAL;
   for (double& v : x) v = std::min(v, 3 * sum / double(x.size()));
   double bounded = 0;
   for (double v : x) bounded += v;
