@@ -73,7 +73,7 @@ template <int N> struct Filter {
   bool robust;
   State<N> state, challenger;
   double odds = NO_CHALLENGER, evidence = 0;
-  int64_t readings = 0, begun = -1, jumped = -1;  // how many; which one began the challenger; and that again, when they change places
+  int64_t readings = 0, begun = -1, jumped = -1, trusted = 0;  // how many; which one began the challenger; and that again, when they change places
   Lag last{Model(), 0};
   std::array<double, C> ph{}, other_ph{};
 
@@ -159,6 +159,9 @@ template <int N> struct Filter {
     s.degrees = forget * (s.degrees + 1);
   }
 
+  // The level is less certain, until the reading is expected, and what follows may move more.
+  static void inflate(State<N>& s, const Reading& r) { s.p[0] += r.square * r.variance, s.squares *= NEW_VARIANCE; }
+
   // A reading. Returns what it says under the filter that was there before.
   Reading update(const double* z, double y) {
     Reading r, other;
@@ -169,10 +172,12 @@ template <int N> struct Filter {
     if (active) {
       look(challenger, z, y, other_ph, other);
       const double change = other.evidence - r.evidence;
+      if (trusted > 0 && other.gain < REFUSED) other.gain = 1, other.scatter = 0;
+      trusted--;
       odds += change;
       if (odds > 0) {  // the level has jumped; it may come back
         std::swap(state, challenger), std::swap(ph, other_ph), std::swap(r, other);
-        odds = -odds, jumped = begun;
+        odds = -odds, jumped = begun, trusted = 0;
       }
       if (odds < ABANDONED_ODDS || std::abs(change) < SAME_ODDS) {
         odds = NO_CHALLENGER, active = false;
@@ -180,8 +185,8 @@ template <int N> struct Filter {
     }
     if (robust && !active && r.gain < REFUSED) {
       challenger = state;
-      challenger.p[0] += r.square * r.variance;
-      odds = CHALLENGER_ODDS, begun = readings;
+      inflate(challenger, r);
+      odds = CHALLENGER_ODDS, begun = readings, trusted = TRUSTED;
       Reading jump;
       look(challenger, z, y, other_ph, jump);
       jump.gain = 1, jump.scatter = 0;
@@ -239,7 +244,7 @@ struct Archive {
     pass(s.squares), pass(s.degrees);
   }
   template <int N> void pass(Filter<N>& f) {
-    pass(f.state, f.n()), pass(f.evidence), pass(f.odds);
+    pass(f.state, f.n()), pass(f.evidence), pass(f.odds), pass_integer(f.trusted);
     if (f.odds > NO_CHALLENGER) pass(f.challenger, f.n());
   }
 };

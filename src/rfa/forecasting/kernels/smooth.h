@@ -56,7 +56,7 @@ template <int N> struct Smoothing {
       const Lag lag = f.last;
       f.look(f.state, z, std::isnan(y) ? 0 : y, f.ph, reading);
       if (next < jumped.size() && f.readings == jumped[next] && !std::isnan(y)) {
-        f.state.p[0] += reading.square * reading.variance, f.odds = NO_CHALLENGER, next++;
+        f.inflate(f.state, reading), next++;
         f.look(f.state, z, y, f.ph, reading);
       }
       rows.push_back({f.ph, f.value(z), reading.innovation, reading.variance, std::isnan(y) ? 0 : reading.gain, lag});
