@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rfa.ops.cpu.build import load_library
 
 SOURCES = Path(__file__).parent / "kernels"
-MEMBERS = ("level", "level, log", "drift", "drift, log", "damped trend", "damped trend, log", "autoregression", "autoregression, log")
+MEMBERS = ("level", "level, log", "drift", "drift, log", "damped trend", "damped trend, log", "autoregression", "autoregression, log", "cycle", "cycle, log")
 OUTLIER = 0.1  # a reading of smaller weight is one (REFUSED in kernels/constants.h)
 FEW_READINGS = 4  # fewer have a level only (kernels/constants.h)
 SEASON_SPAN = 1.6  # periods that a season needs (kernels/constants.h)

@@ -11,6 +11,7 @@ from rfa.forecasting.engine import MEMBERS, Series, SeriesForecast, forecast_pan
 
 PROBABILITIES = (0.05, 0.1, 0.5, 0.9, 0.95)
 FORGETTING = 25  # MOST_DEGREES in kernels/constants.h
+NAMES = ("drift", "level", "damped trend", "autoregression", "cycle")  # of the linear scale, as a state has them
 DEGREES = 6  # BAND_DEGREES
 
 
@@ -38,6 +39,7 @@ class CarriedMember(NamedTuple):
     season: bool
     damping: float
     memory: float
+    turn: float
     noise: np.ndarray  # of level, slope, autoregression, season
     scale: float
     logarithmic: bool
@@ -48,6 +50,11 @@ class CarriedMember(NamedTuple):
     variance: float
     evidence: float
 
+    @property
+    def base(self) -> int:
+        """The states before the season's."""
+        return 2 + (self.memory > 0) + (self.turn > 0)
+
 
 def carried(found: SeriesForecast) -> tuple[float, int, list[CarriedMember]]:
     """The widening of the bands, the waves of the season, and the members of a state."""
@@ -55,9 +62,9 @@ def carried(found: SeriesForecast) -> tuple[float, int, list[CarriedMember]]:
     numbers, (_, _, widening, waves, _, _, count) = numbers[10:], numbers[3:10]
     members = []
     for _ in range(int(count)):
-        season, damping, memory, *noise, scale, logarithmic, adjusted, weight, size = numbers[:12]
-        state, numbers = numbers[12 : 12 + int(size)], numbers[12 + int(size) :]
-        n = (3 if memory else 2) + (int(waves) if season else 0)
+        season, damping, memory, turn, *noise, scale, logarithmic, adjusted, weight, size = numbers[:13]
+        state, numbers = numbers[13 : 13 + int(size)], numbers[13 + int(size) :]
+        n = 2 + (memory > 0) + (turn > 0) + (int(waves) if season else 0)
         mean, covariance = np.zeros(n), np.zeros((n, n))
         for i in range(n):
             mean[i], state = state[0], state[1:]
@@ -66,7 +73,7 @@ def carried(found: SeriesForecast) -> tuple[float, int, list[CarriedMember]]:
         squares, degrees, evidence = state[6:9]
         members.append(
             CarriedMember(
-                bool(season), damping, memory, np.array(noise), scale, bool(logarithmic), bool(adjusted), weight,
+                bool(season), damping, memory, turn, np.array(noise), scale, bool(logarithmic), bool(adjusted), weight,
                 mean, covariance, squares / degrees, evidence,
             )  # fmt: skip
         )
@@ -78,9 +85,9 @@ def rows(times, member: CarriedMember, waves: int, period: float) -> np.ndarray:
     """What a reading at each time sees of the state."""
     seen = np.zeros((len(times), len(member.mean)))
     seen[:, 0] = 1
-    base = 2
+    base = member.base
     if member.memory:
-        seen[:, 2], base = 1, 3
+        seen[:, 2] = 1
     for j in range(waves if member.season else 0):
         phase = 2 * np.pi * (j // 2 + 1) * np.asarray(times) / period
         last = 2 * (j // 2 + 1) == period
@@ -90,13 +97,16 @@ def rows(times, member: CarriedMember, waves: int, period: float) -> np.ndarray:
 
 def steps(member: CarriedMember, lag: int) -> tuple[np.ndarray, np.ndarray]:
     """Transition and noise over a whole number of steps, step by step: the slope moves before the level."""
-    n = len(member.mean)
-    base = 3 if member.memory else 2
+    n, base = len(member.mean), member.base
     one, noise = np.eye(n), np.diag([member.noise[0], 0, *[0] * (base - 2), *[member.noise[3]] * (n - base)])
     if member.damping:
         one[0, 1], one[1, 1], noise[1, 1] = member.damping, member.damping, member.noise[1]
     if member.memory:
-        one[2, 2], noise[2, 2] = member.memory, member.noise[2]
+        one[2, 2], noise[2, 2] = member.memory * math.cos(member.turn), member.noise[2]
+    if member.turn:
+        one[3, 3], noise[3, 3] = one[2, 2], noise[2, 2]
+        one[2, 3] = member.memory * math.sin(member.turn)
+        one[3, 2] = -one[2, 3]
     transition, total = np.eye(n), np.zeros((n, n))
     for _ in range(lag):
         transition, total = one @ transition, one @ total @ one.T + noise
@@ -117,7 +127,7 @@ def season_start(y, times, waves: int, period: float) -> np.ndarray:
             found[int(time) % int(period)].append(value - np.median(around))
     bound = 3 * spread(np.concatenate(found))
     phases = [np.median(np.clip(x, -bound, bound)) * len(x) / (len(x) + 2) if x else 0 for x in found]
-    member = CarriedMember(True, 0, 0, np.zeros(4), 1, False, False, 1, np.zeros(2 + waves), np.zeros(0), 1, 0)
+    member = CarriedMember(True, 0, 0, 0, np.zeros(4), 1, False, False, 1, np.zeros(2 + waves), np.zeros(0), 1, 0)
     return np.array(phases) @ rows(np.arange(period), member, waves, period)[:, 2:] / period
 
 
@@ -134,8 +144,8 @@ def start(y, times, member: CarriedMember, name: str, waves: int, period: float)
     deviations = [2 * max(spread(first - level), slope), {"level": 0, "damped trend": 0.5}.get(name, 1) * slope]
     mean = [level, 0]
     if member.memory:
-        deviations.append(math.sqrt(variance * member.noise[2] / (1 - member.memory**2)))
-        mean.append(0)
+        deviations += [math.sqrt(variance * member.noise[2] / (1 - member.memory**2))] * (member.base - 2)
+        mean += [0] * (member.base - 2)
     if member.season:
         deviations += [0.5 * slope / math.sqrt(waves)] * waves
         mean += season_start(y, times, waves, period).tolist()
@@ -179,16 +189,16 @@ def dense(y, times, member: CarriedMember, name: str, waves: int, period: float)
 @pytest.mark.parametrize("period", [0.0, 4.0, 7.0])
 def test_members_are_gaussian_densities(period):
     rng = np.random.default_rng(3)
-    times = np.cumsum(rng.choice([1, 1, 1, 2, 3], 40)).astype(float)
-    values = np.cumsum(rng.normal(0, 1, 40)) + 3 * np.cos(2 * np.pi * times / (period or 9)) - 20
+    times = np.cumsum(rng.choice([1, 1, 1, 2, 3], 60)).astype(float)
+    values = np.cumsum(rng.normal(0, 1, 60)) + 3 * np.cos(2 * np.pi * times / (period or 9)) - 20
     values[[5, 17]] = np.nan
     found = forecast(Series(times, values, period, ahead=times[-1] + np.array([1.0, 2.0, 5.0])), robust=False)
     read = ~np.isnan(values)
     widening, waves, members = carried(found)
     unit = np.frombuffer(found.state)[1]
-    assert [m.season for m in members] == [bool(period)] * 4 or period == 0
+    assert [m.season for m in members] == [bool(period)] * 4 + [False] or period == 0
     total, deviation = np.zeros(3), np.zeros(3)
-    for member, name in zip(members, ("drift", "level", "damped trend", "autoregression"), strict=True):
+    for member, name in zip(members, NAMES, strict=True):
         mean, covariance, variance, evidence = dense(values[read] / unit, times[read], member, name, waves, period)
         np.testing.assert_allclose(member.mean, mean, rtol=1e-6, atol=1e-8)
         np.testing.assert_allclose(member.covariance, covariance, rtol=1e-6, atol=1e-8 * np.abs(covariance).max())
@@ -215,7 +225,7 @@ def test_gaussian_smoothing():
     unit = np.frombuffer(found.state)[1]
     _, waves, members = carried(found)
     leading = int(np.frombuffer(found.state)[7])
-    member, name = members[leading], ("drift", "level", "damped trend", "autoregression")[leading]
+    member, name = members[leading], NAMES[leading]
     read = np.flatnonzero(~np.isnan(values))
     mean, covariance, _ = start(values[read] / unit, read.astype(float), member, name, waves, 0)
     row = rows([0], member, waves, 0)[0]

@@ -5,11 +5,11 @@
 
 namespace rfa {
 
-constexpr int MEMBERS = 8;  // families times scales
+constexpr int MEMBERS = 10;  // families times scales
 
 inline int64_t state_room(double period, int64_t regressors) {
   const int64_t season = period >= 2 ? std::min<int64_t>(int64_t(period), 2 * MOST_WAVES) : 0;
-  const int64_t n = 3 + season + regressors, state = n + n * (n + 1) / 2 + SCALES + 2;
+  const int64_t n = 4 + season + regressors, state = n + n * (n + 1) / 2 + SCALES + 2;
   return 16 + MEMBERS * (20 + 2 * state);
 }
 

@@ -25,6 +25,7 @@ constexpr double MOST_DEGREES = 25;           // readings after which older ones
 constexpr double SPREAD_PART = 0.25, SPREAD_NORMAL = 0.3186;  // spreads are this quantile of absolute values, over a normal one's
 constexpr double SEASON_SPAN = 1.6;           // periods that a season needs
 constexpr int MOST_WAVES = 6;
+constexpr int CYCLE_READINGS = 50;              // fewer have no cycle
 constexpr int FEW_READINGS = 4;               // fewer have a level only, with at least this spread in units of it
 constexpr double FEW_SPREAD = 0.2;
 constexpr double LEAST_STEP = 1e-8;            // spread of changes of a constant series, in units of its level
@@ -52,6 +53,9 @@ constexpr int LEVEL_START = 5, SLOPE_START = 2, DAMPING_START = 4, SLOW_START = 
 constexpr double LEVEL_WIDTH = 4, SLOPE_WIDTH = 1.5, DAMPING_WIDTH = 1.5, SLOW_WIDTH = 2, SHARE_WIDTH = 2, MEMORY_WIDTH = 2, SEASON_WIDTH = 2;
 constexpr double SEASON_COST = 0.3;             // log prior of each wave of a season
 constexpr double DRIFT_DAMPING = 0.997;
+constexpr std::array<double, 5> CYCLE_MEMORIES = {0.7, 0.82, 0.9, 0.95, 0.98};
+constexpr int CYCLES = 18, CYCLE_SLOW_START = 1, CYCLE_MEMORY_START = 2;
+constexpr double CYCLE_SHORTEST = 3.2, CYCLE_RATIO = 1.17;      // periods in steps: the shortest, and from one to the next
 constexpr int MOST_POINTS = 40;
 
 // Combination

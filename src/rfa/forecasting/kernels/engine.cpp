@@ -21,10 +21,6 @@ struct Panel {
   int64_t *status;            // (series): 0, or the kind of failure
 };
 
-#ifdef RFA_DEV
-static double* dev; static int64_t dev_at;
-extern "C" void set_dev(double* d) { dev = d, dev_at = 0; }
-#endif
 
 // Where the results of one series go.
 struct Results { double *mean, *quantiles, *fitted, *low, *high, *weights, *one_step, *members; };
@@ -62,6 +58,9 @@ struct Engine {
       if (!members[0].factors.rows.empty()) adjusted = std::make_unique<Scaled>(g, read, basis, false, members[0].factors);
     }
     for (Family family : families) join(family, adjusted ? *adjusted : plain);
+    if (int64_t(read.size()) < CYCLE_READINGS) return;
+    join(Family::CYCLE, adjusted ? *adjusted : plain);
+    if (positive && !adjusted) join(Family::CYCLE, *logarithmic);
   }
 
   void join(Family family, const Scaled& scale) {
@@ -82,13 +81,6 @@ struct Engine {
     for (size_t i = 0; i < members.size(); i++) {
       double* to = out.members + 2 * (2 * int(members[i].family) + members[i].scaled.logarithmic);
       to[0] = all.weight[i], to[1] = all.error[i];
-#ifdef RFA_DEV
-      for (int64_t k = 0; k < g.ahead; k++) {
-        double* d = dev + (dev_at + k) * 16 + 2 * int(members[i].family) + members[i].scaled.logarithmic;
-        d[0] = members[i].scaled.back(members[i].ahead[k].mean) * (members[i].scaled.adjusted() ? members[i].scaled.factors.ahead[k] : 1);
-        d[8] = std::sqrt(members[i].ahead[k].variance);
-      }
-#endif
     }
     for (int64_t k = 0; k < g.ahead; k++) {
       out.mean[k] = all.ahead(k, 0);
@@ -128,9 +120,6 @@ extern "C" void rfa_forecast_panel(const rfa::Panel* panel) {
     } catch (const std::exception&) {
       p.status[s] = 1;
     }
-#ifdef RFA_DEV
-    rfa::dev_at += g.ahead;
-#endif
     row += g.rows, ahead += g.ahead, x += g.rows * g.regressors, ahead_x += g.ahead * g.regressors;
   }
 }

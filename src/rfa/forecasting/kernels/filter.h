@@ -21,18 +21,19 @@ struct Model {
   bool season = false;
   double damping = 0;          // of the slope over one step; 0: there is no slope
   double memory = 0;           // of the autoregression over one step; 0: there is none
+  double turn = 0;             // its angle over one step, which makes a cycle of it
   double level_noise = 0.1;    // variances of a step, in units of the error's
   double slope_noise = 0;
   double memory_noise = 0;
   double season_noise = 0;     // of each coefficient
   double scale = 1;            // variance of a one-step error in the long run, in units of the error's
-  int base() const { return memory > 0 ? 3 : 2; }  // the states before the coefficients
+  int base() const { return memory > 0 ? turn > 0 ? 4 : 3 : 2; }  // the states before the coefficients
 };
 
 // What one lag does to level l, slope u, autoregression v.
 struct Lag {
   double lag = -1, damped = 1, carried = 0;  // u -> damped u, l -> l + carried u
-  double ll = 0, lu = 0, uu = 0, season = 0, kept = 1, vv = 0;
+  double ll = 0, lu = 0, uu = 0, season = 0, kept = 1, turned = 0, vv = 0;
 
   Lag(const Model& m, double of) : lag(of) {
     const double f = m.damping;
@@ -45,6 +46,7 @@ struct Lag {
       if (uu > 0) ll = std::max(ll, lu * lu / uu);
     }
     if (m.memory > 0) kept = std::pow(m.memory, of), vv = m.memory_noise * (1 - kept * kept) / (1 - m.memory * m.memory);
+    if (m.turn > 0) turned = kept * std::sin(m.turn * of), kept *= std::cos(m.turn * of);
     ll += m.level_noise * of, season = m.season_noise * of;
   }
 };
@@ -52,7 +54,7 @@ struct Lag {
 struct Forecast { double mean = 0, variance = 0; };
 
 template <int N> struct State {
-  static constexpr int CAPACITY = N ? std::max(N, 3) : MOST_STATES;
+  static constexpr int CAPACITY = N ? std::max(N, 4) : MOST_STATES;
   std::array<double, CAPACITY> x{};
   std::array<double, CAPACITY * CAPACITY> p{};
   std::array<double, SCALES> counts = SCALE_COUNTS;
@@ -95,10 +97,15 @@ template <int N> struct Filter {
     p0[0] += last.ll, p0[1] += last.lu, p1[0] += last.lu, p1[1] += last.uu;
     const int base = model.base();
     if (base > 2) {
-      s.x[2] *= last.kept;
-      for (int j = 0; j < n(); j++) s.p[2 * C + j] *= last.kept;
-      for (int i = 0; i < n(); i++) s.p[i * C + 2] *= last.kept;
-      s.p[2 * C + 2] += last.vv;
+      auto turn = [&](double* v, int step) {
+        const double first = v[0];
+        v[0] *= last.kept;
+        if (base > 3) v[0] += last.turned * v[step], v[step] = last.kept * v[step] - last.turned * first;
+      };
+      turn(&s.x[2], 1);
+      for (int j = 0; j < n(); j++) turn(&s.p[2 * C + j], C);
+      for (int i = 0; i < n(); i++) turn(&s.p[i * C + 2], 1);
+      for (int i = 2; i < base; i++) s.p[i * C + i] += last.vv;
     }
     for (int i = base; i < n() && last.season > 0; i++) s.p[i * C + i] += last.season;
   }
@@ -207,6 +214,7 @@ template <int N> struct Filter {
     const int base = model.base();
     v[0] = 1, v[1] = ahead.carried;
     if (base > 2) v[2] = ahead.kept;
+    if (base > 3) v[3] = ahead.turned;
     double length = 0;
     for (int j = base; j < n(); j++) v[j] = z[j - base], length += v[j] * v[j];
     double sum = 0, square = 0;
@@ -232,7 +240,7 @@ struct Archive {
   }
   void pass(Model& m) {
     pass_integer(m.season);
-    for (double* x : {&m.damping, &m.memory, &m.level_noise, &m.slope_noise, &m.memory_noise, &m.season_noise, &m.scale}) pass(*x);
+    for (double* x : {&m.damping, &m.memory, &m.turn, &m.level_noise, &m.slope_noise, &m.memory_noise, &m.season_noise, &m.scale}) pass(*x);
   }
   template <int N> void pass(State<N>& s, int n) {
     constexpr int C = State<N>::CAPACITY;
@@ -254,6 +262,7 @@ template <class F> auto with_states(int n, F call) {
   switch (n) {
     case 2: return call(std::integral_constant<int, 2>());
     case 3: return call(std::integral_constant<int, 3>());
+    case 4: return call(std::integral_constant<int, 4>());
     case 5: return call(std::integral_constant<int, 5>());
     case 6: return call(std::integral_constant<int, 6>());
     case 13: return call(std::integral_constant<int, 13>());

@@ -13,7 +13,7 @@ struct Point {
   double score() const { return evidence + prior; }
 };
 
-enum class Family { LEVEL, DRIFT, DAMPED, AUTOREGRESSION };
+enum class Family { LEVEL, DRIFT, DAMPED, AUTOREGRESSION, CYCLE };
 
 struct Member {
   const Given& g;
@@ -42,6 +42,7 @@ struct Member {
       case Family::LEVEL: return {int(LEVEL_GAINS.size()), 1, 1, seasons};
       case Family::DRIFT: return {int(LEVEL_GAINS.size()), 1, 1, seasons};
       case Family::DAMPED: return {int(LEVEL_GAINS.size()), int(SLOPE_GAINS.size()), int(DAMPINGS.size()), seasons};
+      case Family::CYCLE: return {int(SLOW_GAINS.size()), int(SHARES.size()), int(CYCLE_MEMORIES.size()), CYCLES};
       default: return {int(SLOW_GAINS.size()), int(SHARES.size()), int(MEMORIES.size()), seasons};
     }
   }
@@ -52,6 +53,7 @@ struct Member {
       case Family::LEVEL: return {LEVEL_START, 0, 0, season};
       case Family::DRIFT: return {LEVEL_START, 0, 0, season};
       case Family::DAMPED: return {LEVEL_START, SLOPE_START, DAMPING_START, season};
+      case Family::CYCLE: return {CYCLE_SLOW_START, SHARE_START, CYCLE_MEMORY_START, CYCLES / 2};
       default: return {SLOW_START, SHARE_START, MEMORY_START, season};
     }
   }
@@ -63,7 +65,8 @@ struct Member {
     Point p;
     p.at = at;
     Model& m = p.model;
-    const double gain = family == Family::AUTOREGRESSION ? SLOW_GAINS[at[0]] : LEVEL_GAINS[at[0]];
+    const bool memory = family == Family::AUTOREGRESSION || family == Family::CYCLE;
+    const double gain = memory ? SLOW_GAINS[at[0]] : LEVEL_GAINS[at[0]];
     m.level_noise = gain * gain / (1 - gain), m.scale = 1 / (1 - gain);
     m.damping = 0, m.slope_noise = 0;
     if (family == Family::DRIFT) m.damping = DRIFT_DAMPING;
@@ -73,13 +76,14 @@ struct Member {
       m.slope_noise = slope * slope / (1 - gain), m.damping = DAMPINGS[at[2]];
       p.prior += bell(at[0], LEVEL_START, LEVEL_WIDTH) + bell(at[1], SLOPE_START, SLOPE_WIDTH) + bell(at[2], DAMPING_START, DAMPING_WIDTH);
     }
-    if (family == Family::AUTOREGRESSION) {
-      m.memory = MEMORIES[at[2]], m.damping = DRIFT_DAMPING;
+    if (memory) {
+      m.memory = family == Family::CYCLE ? CYCLE_MEMORIES[at[2]] : MEMORIES[at[2]], m.damping = DRIFT_DAMPING;
+      if (family == Family::CYCLE) m.turn = 2 * M_PI / (CYCLE_SHORTEST * std::pow(CYCLE_RATIO, at[3]));
       m.memory_noise = SHARES[at[1]] * (1 - m.memory * m.memory);
       m.scale += m.memory_noise, m.level_noise *= m.scale;
       p.prior += bell(at[0], SLOW_START, SLOW_WIDTH) + bell(at[1], SHARE_START, SHARE_WIDTH) + bell(at[2], MEMORY_START, MEMORY_WIDTH);
     }
-    m.season = at[3] > 0;
+    m.season = at[3] > 0 && family != Family::CYCLE;
     if (m.season) {
       const double s = SEASON_GAINS[at[3] - 1] / g.period;
       m.season_noise = s * s * m.scale;
@@ -97,7 +101,7 @@ struct Member {
     s.x[0] = scaled.level, set(0, START_LEVEL * scaled.level_spread);
     if (m.damping > 0) set(1, (family == Family::DAMPED ? START_SLOPE : START_DRIFT) * scaled.slope);
     const int base = m.base();
-    if (base > 2) s.p[2 * C + 2] = m.memory_noise / (1 - m.memory * m.memory);
+    for (int i = 2; i < base; i++) s.p[i * C + i] = m.memory_noise / (1 - m.memory * m.memory);
     const int waves = m.season ? basis.season : 0;
     for (int j = 0; j < waves; j++) s.x[base + j] = scaled.coefficients[j], set(base + j, START_SEASON * scaled.season / std::sqrt(double(basis.season)));
     for (int j = base + waves; j < f.n(); j++) set(j, START_REGRESSOR * (scaled.level_spread + scaled.slope));
@@ -175,7 +179,13 @@ struct Member {
   void fit() {
     const std::array<int, 4> size = sizes();
     best = visit(start());
-    if (seasonal()) {
+    for (int cycle = 0; family == Family::CYCLE && cycle < CYCLES; cycle += 2) {
+      std::array<int, 4> other = points[best].at;
+      other[3] = cycle;
+      const size_t next = visit(other);
+      if (points[next].score() > points[best].score()) best = next;
+    }
+    if (seasonal() && family != Family::CYCLE) {
       std::array<int, 4> off = points[best].at;
       off[3] = 0;
       const size_t other = visit(off);

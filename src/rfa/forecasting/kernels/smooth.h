@@ -114,7 +114,9 @@ template <int N> struct Smoothing {
   void carry(const Lag& lag) {
     auto turn = [&](double* x, int step) {
       x[step] = lag.damped * x[step] + lag.carried * x[0];
+      const double first = x[2 * step];
       if (base > 2) x[2 * step] *= lag.kept;
+      if (base > 3) x[2 * step] -= lag.turned * x[3 * step], x[3 * step] = lag.kept * x[3 * step] + lag.turned * first;
     };
     turn(&r[0], 1);
     for (int i = 0; i < n; i++) turn(&later[size_t(i) * C], 1);
