@@ -1,9 +1,9 @@
 """Forecasts of many series by compiled code: arrays of series in, forecasts with bands out.
 
-Each series is forecast by up to eight members: a level, a drift, a damped trend and an autoregression about a drift, on
-the linear and on the logarithmic scale. Each member is a robust Kalman filter in continuous time. Its parameters
-maximise a penalised likelihood. Weights come from the members' errors at earlier origins, and so does the width of
-the bands. `kernels/` has the code; `kernels/constants.h` all numbers that were chosen.
+Each series is forecast by up to ten members: a level, a drift, a damped trend, an autoregression and a cycle about a
+drift, on the linear and on the logarithmic scale. Each member is a robust Kalman filter in continuous time. Its
+parameters maximise a penalised likelihood. Weights come from the members' errors at earlier origins, and so does the
+width of the bands. `kernels/` has the code; `kernels/constants.h` all numbers that were chosen.
 
 NumPy and ctypes only: a forecast needs neither PyTorch nor pandas.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from rfa.ops.cpu.build import load_library
 
 SOURCES = Path(__file__).parent / "kernels"
-MEMBERS = ("level", "level, log", "drift", "drift, log", "damped trend", "damped trend, log", "autoregression", "autoregression, log", "cycle", "cycle, log")
+_FAMILIES = ("level", "drift", "damped trend", "autoregression", "cycle")
+MEMBERS = tuple(name + scale for name in _FAMILIES for scale in ("", ", log"))  # in the order of the kernels
 OUTLIER = 0.1  # a reading of smaller weight is one (REFUSED in kernels/constants.h)
 FEW_READINGS = 4  # fewer have a level only (kernels/constants.h)
 SEASON_SPAN = 1.6  # periods that a season needs (kernels/constants.h)
@@ -39,7 +40,7 @@ class Series(NamedTuple):
 
     times: Vector  # (n,), increasing, in units of the series' usual step
     values: Vector  # (n,)
-    period: float = 0.0  # length of the season in steps, 0 for none; whether a season is used is decided by its readings
+    period: float = 0.0  # length of the season in steps, 0 for none; whether it is used, the readings decide
     regressors: Vector | None = None  # (n, k)
     ahead: Vector = np.zeros(0)  # (h,), times to forecast, increasing, after the last reading
     ahead_regressors: Vector | None = None  # (h, k)
@@ -148,7 +149,8 @@ def updated(
     unit, is_robust, (period, last) = numbers[1], numbers[2], numbers[_HEADER : _HEADER + 2]
     if numbers[_HEADER + 5]:
         raise ValueError("state: got a series with regressors, expected one without")
-    given = Series(*(np.asarray(x, dtype=np.float64) for x in (times, values)), ahead=np.asarray(ahead, np.float64))
+    times, values, ahead = (np.asarray(x, dtype=np.float64) for x in (times, values, ahead))
+    given = Series(times, values, ahead=ahead)
     if reason := _row_problem(given, after=last):
         raise ValueError(reason)
     room = np.zeros(_library().rfa_state_room(period, 0))
@@ -207,12 +209,12 @@ def _forecast_block(block: Sequence[Series], normal: Vector, robust: bool) -> li
 
 
 def _as_arrays(one: Series) -> Series:
-    flat = {name: np.ascontiguousarray(getattr(one, name), dtype=np.float64) for name in ("times", "values", "ahead")}
-    tables = {
-        name: None if getattr(one, name) is None else np.ascontiguousarray(getattr(one, name), dtype=np.float64)
-        for name in ("regressors", "ahead_regressors")
-    }
-    return Series(**flat, **tables, period=float(one.period))
+    times, values, ahead = (np.ascontiguousarray(x, dtype=np.float64) for x in (one.times, one.values, one.ahead))
+    x, ahead_x = (
+        None if table is None else np.ascontiguousarray(table, dtype=np.float64)
+        for table in (one.regressors, one.ahead_regressors)
+    )
+    return Series(times, values, float(one.period), x, ahead, ahead_x)
 
 
 def _row_problem(given: Series, after: float = -np.inf) -> str:
@@ -306,15 +308,19 @@ class _Block:
             "status": np.zeros(count),
         }
         integers = ("rows", "ahead", "regressors", "state_start", "state_size", "status")
-        self.arrays = {k: np.ascontiguousarray(x, np.int64 if k in integers else np.float64) for k, x in arrays.items()}
+        self.arrays: dict[str, Any] = {
+            k: np.ascontiguousarray(x, np.int64 if k in integers else np.float64) for k, x in arrays.items()
+        }
         self.panel = _Panel(count, len(normal), robust, *(x.ctypes.data for x in self.arrays.values()))
 
     def part(self, name: str, ends: NDArray[np.int64], k: int) -> Vector:
-        return self.arrays[name][ends[k] : ends[k + 1]].copy()
+        found: Vector = self.arrays[name][ends[k] : ends[k + 1]].copy()
+        return found
 
     def state(self, k: int) -> Vector:
         start = self.arrays["state_start"][k]
-        return self.arrays["state"][start : start + self.arrays["state_size"][k]]
+        found: Vector = self.arrays["state"][start : start + self.arrays["state_size"][k]]
+        return found
 
     def result(self, k: int, unit: float, note: str, state: bytes) -> SeriesForecast:
         rows = {name: self.part(name, self.rows, k) for name in ("fitted", "low", "high", "weights", "one_step")}

@@ -17,7 +17,8 @@ DEGREES = 6  # BAND_DEGREES
 
 def regular(values, period=0.0, h=6, **more) -> Series:
     n = len(values)
-    return Series(np.arange(n, dtype=float), np.asarray(values, float), period, ahead=n + np.arange(h, dtype=float), **more)
+    times = np.arange(n + h, dtype=float)
+    return Series(times[:n], np.asarray(values, float), period, ahead=times[n:], **more)
 
 
 def forecast(series: Series, **options) -> SeriesForecast:
@@ -71,11 +72,9 @@ def carried(found: SeriesForecast) -> tuple[float, int, list[CarriedMember]]:
             covariance[i, : i + 1] = covariance[: i + 1, i] = state[: i + 1]
             state = state[i + 1 :]
         squares, degrees, evidence = state[6:9]
+        flags, moments = (bool(logarithmic), bool(adjusted)), (mean, covariance, squares / degrees, evidence)
         members.append(
-            CarriedMember(
-                bool(season), damping, memory, turn, np.array(noise), scale, bool(logarithmic), bool(adjusted), weight,
-                mean, covariance, squares / degrees, evidence,
-            )  # fmt: skip
+            CarriedMember(bool(season), damping, memory, turn, np.array(noise), scale, *flags, weight, *moments)
         )
     assert not numbers
     return widening, int(waves), members
@@ -153,7 +152,7 @@ def start(y, times, member: CarriedMember, name: str, waves: int, period: float)
 
 
 def dense(y, times, member: CarriedMember, name: str, waves: int, period: float):
-    """The last state, its covariance, the error's variance and the evidence by conditioning a joint Gaussian density."""
+    """The last state, its covariance, the error's variance and the evidence: a joint density, conditioned."""
     count, n = len(y), len(member.mean)
     mean, prior, variance = start(y, times, member, name, waves, period)
     means, joint = np.zeros(count * n), np.zeros((count * n, count * n))
@@ -275,9 +274,8 @@ def test_rows_of_nan_are_gaps():
     gone = np.random.default_rng(1).random(96) < 0.25
     gone[[0, -1]] = False
     y[gone] = np.nan
-    with_rows, without = forecast(regular(y, 12)), forecast(
-        Series(np.flatnonzero(~gone).astype(float), y[~gone], 12.0, ahead=96 + np.arange(6.0))
-    )
+    with_rows = forecast(regular(y, 12))
+    without = forecast(Series(np.flatnonzero(~gone).astype(float), y[~gone], 12.0, ahead=96 + np.arange(6.0)))
     for name in ("mean", "quantiles"):
         np.testing.assert_allclose(getattr(with_rows, name), getattr(without, name), rtol=1e-8)
     np.testing.assert_allclose(with_rows.fitted[~gone], without.fitted, rtol=1e-6)
@@ -418,8 +416,21 @@ def test_bad_series_give_reasons_and_the_others_go_on():
     assert seen == [len(bad) + 2]
 
 
-@pytest.mark.parametrize("values", [[3.0], [3.0, 4.0], [3.0, 4.0, 3.5], [0.0], [0.0] * 9, [7.0] * 30, [1, 1, 1, 1, 1, 9.0],
-                                    [0, 0, 3, 0, 0, 0, 1, 0, 0.0], [1e-300, 2e-300, 1e-300, 2e-300], [1e300, -1e300] * 4])  # fmt: skip
+ODD = {
+    "one": [3.0],
+    "two": [3.0, 4.0],
+    "three": [3.0, 4.0, 3.5],
+    "zero": [0.0],
+    "zeros": [0.0] * 9,
+    "constant": [7.0] * 30,
+    "one step": [1, 1, 1, 1, 1, 9.0],
+    "counts": [0, 0, 3, 0, 0, 0, 1, 0, 0.0],
+    "tiny": [1e-300, 2e-300, 1e-300, 2e-300],
+    "huge": [1e300, -1e300] * 4,
+}
+
+
+@pytest.mark.parametrize("values", ODD.values(), ids=ODD)
 def test_few_or_odd_readings(values):
     for period in (0.0, 12.0):
         found = forecast(regular(values, period))
@@ -464,5 +475,5 @@ def test_bad_states():
     found = forecast(regular(trend_season(40), 12))
     with pytest.raises(ValueError, match="state"):
         updated(b"", np.zeros(0), np.zeros(0), np.ones(1), PROBABILITIES)
-    with pytest.raises(ValueError, match="times: got 39.0"):
+    with pytest.raises(ValueError, match=r"times: got 39\.0"):
         updated(found.state, np.array([39.0]), np.ones(1), np.array([50.0]), PROBABILITIES)

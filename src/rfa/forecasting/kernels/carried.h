@@ -29,7 +29,8 @@ struct Carried {
 
   void pass(Archive& a) {
     int64_t count = int64_t(members.size());
-    a.pass(period), a.pass(time), a.pass(widening), a.pass_integer(season), a.pass_integer(leading), a.pass_integer(regressors), a.pass_integer(count);
+    a.pass(period), a.pass(time), a.pass(widening), a.pass_integer(season), a.pass_integer(leading),
+        a.pass_integer(regressors), a.pass_integer(count);
     members.resize(size_t(count));
     for (CarriedMember& m : members) {
       a.pass(m.model), a.pass_integer(m.logarithmic), a.pass_integer(m.adjusted), a.pass(m.weight);
@@ -56,14 +57,16 @@ struct Carried {
           const double* z = &basis.rows[t * basis.width] + skip;
           f.predict(g.times[t] - before), before = g.times[t];
           if (i == 0 && m.model.season) factors[t] = season_at(&f.state.x[m.model.base()], z, season);
-          const double factor = m.adjusted ? factors[t] : 1, y = m.logarithmic ? std::log(g.values[t]) : g.values[t] / factor;
+          const double factor = m.adjusted ? factors[t] : 1,
+                       y = m.logarithmic ? std::log(g.values[t]) : g.values[t] / factor;
           sum[t] += m.weight * m.back(f.value(z), factor);
           Reading r;
           if (std::isfinite(y)) r = f.update(z, y);
           if (i != size_t(leading)) continue;
           const Forecast now = f.forecast(Lag(m.model, 0), z);
           const double half = BAND_NORMAL * std::sqrt(now.variance);
-          p.fitted[t] = m.back(now.mean, factor), p.low[t] = m.back(now.mean - half, factor), p.high[t] = m.back(now.mean + half, factor);
+          p.fitted[t] = m.back(now.mean, factor), p.low[t] = m.back(now.mean - half, factor),
+          p.high[t] = m.back(now.mean + half, factor);
           p.weights[t] = std::isnan(g.values[t]) ? g.values[t] : std::isfinite(y) ? r.gain : 0;
         }
         for (int64_t k = 0; k < g.ahead; k++) {
@@ -87,7 +90,8 @@ struct Carried {
         return total;
       };
       p.mean[k] = value(0);
-      for (int64_t q = 0; q < p.probabilities; q++) p.quantiles[k * p.probabilities + q] = value(Combination::heavy(p.normal[q]) * widening);
+      for (int64_t q = 0; q < p.probabilities; q++)
+        p.quantiles[k * p.probabilities + q] = value(Combination::heavy(p.normal[q]) * widening);
     }
   }
 };

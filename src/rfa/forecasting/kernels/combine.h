@@ -18,7 +18,9 @@ struct Combination {
     weigh(trust);
   }
 
-  static double rolled(const Member& m, size_t k) { return m.scaled.back(m.rolling[k].mean) * (m.scaled.adjusted() ? m.scaled.factors.rolling[k] : 1); }
+  static double rolled(const Member& m, size_t k) {
+    return m.scaled.back(m.rolling[k].mean) * (m.scaled.adjusted() ? m.scaled.factors.rolling[k] : 1);
+  }
 
   // Absolute errors are bounded, so that a wrong reading does not decide. `trust`: the weight of each row.
   void weigh(const std::vector<double>& trust) {
@@ -26,8 +28,7 @@ struct Combination {
     size_t at = 0;
     for (size_t o = 0; o < origins.at.size(); o++)
       for (int64_t t : origins.targets[o]) {
-        for (const Member& m : members)
-          all.push_back(std::abs(g.values[t] - rolled(m, at)));
+        for (const Member& m : members) all.push_back(std::abs(g.values[t] - rolled(m, at)));
         at++;
       }
     const double bound = MOST_ERROR * median(all), floor = LEAST_ERROR * median(all);
@@ -89,10 +90,12 @@ struct Combination {
 
   // The quantile of a time ahead, and the forecast of a row from those before.
   double ahead(int64_t k, double z) const {
-    return value([k](const Member& m) -> const Forecast& { return m.ahead[k]; }, [k](const Factors& f) { return f.ahead[k]; }, heavy(z) * widening);
+    return value([k](const Member& m) -> const Forecast& { return m.ahead[k]; },
+                 [k](const Factors& f) { return f.ahead[k]; }, heavy(z) * widening);
   }
   double one_step(int64_t t) const {
-    return value([t](const Member& m) { return Forecast{m.one_step[t], 0}; }, [t](const Factors& f) { return f.rows[t]; }, 0);
+    return value([t](const Member& m) { return Forecast{m.one_step[t], 0}; },
+                 [t](const Factors& f) { return f.rows[t]; }, 0);
   }
 };
 

@@ -11,19 +11,20 @@ struct Panel {
   int64_t series, probabilities, robust;
   const int64_t *rows, *ahead, *regressors;  // of each series
   const double *period, *times, *values, *x, *ahead_times, *ahead_x;
-  const double *normal;       // (probabilities): quantiles of a standard normal distribution
-  double *mean, *quantiles;   // of each time ahead
+  const double* normal;                              // (probabilities): quantiles of a standard normal distribution
+  double *mean, *quantiles;                          // of each time ahead
   double *fitted, *low, *high, *weights, *one_step;  // of each row
-  double *members;            // (series, MEMBERS, 2): weight and rolling error, NaN where it is not used
-  double *state;              // what `rfa_updated` goes on from
-  const int64_t *state_start; // (series): where the state of each series has room
-  int64_t *state_size;        // (series): how much it takes
-  int64_t *status;            // (series): 0, or the kind of failure
+  double* members;             // (series, MEMBERS, 2): weight and rolling error, NaN where it is not used
+  double* state;               // what `rfa_updated` goes on from
+  const int64_t* state_start;  // (series): where the state of each series has room
+  int64_t* state_size;         // (series): how much it takes
+  int64_t* status;             // (series): 0, or the kind of failure
 };
 
-
 // Where the results of one series go.
-struct Results { double *mean, *quantiles, *fitted, *low, *high, *weights, *one_step, *members; };
+struct Results {
+  double *mean, *quantiles, *fitted, *low, *high, *weights, *one_step, *members;
+};
 
 struct Engine {
   const Given& g;
@@ -44,7 +45,12 @@ struct Engine {
   }
 
   Engine(const Given& given, bool is_robust)
-      : g(given), robust(is_robust), read(rows_read(g)), basis(g, read), origins(g, read), plain(g, read, basis, false) {
+      : g(given),
+        robust(is_robust),
+        read(rows_read(g)),
+        basis(g, read),
+        origins(g, read),
+        plain(g, read, basis, false) {
     for (int64_t t : read) positive &= g.values[t] > 0;
     members.reserve(MOST_MEMBERS);
     if (int64_t(read.size()) < FEW_READINGS) {
@@ -55,7 +61,8 @@ struct Engine {
     if (positive) {
       logarithmic = std::make_unique<Scaled>(g, read, basis, true);
       for (Family family : families) join(family, *logarithmic);
-      if (!members[0].factors.rows.empty()) adjusted = std::make_unique<Scaled>(g, read, basis, false, members[0].factors);
+      if (!members[0].factors.rows.empty())
+        adjusted = std::make_unique<Scaled>(g, read, basis, false, members[0].factors);
     }
     for (Family family : families) join(family, adjusted ? *adjusted : plain);
     if (int64_t(read.size()) < CYCLE_READINGS) return;
@@ -90,14 +97,16 @@ struct Engine {
       const double by = leader.scaled.adjusted() ? leader.scaled.factors.rows[t] : 1;
       const double half = BAND_NORMAL * std::sqrt(smoothed.variance[t]);
       out.fitted[t] = by * leader.scaled.back(smoothed.mean[t]);
-      out.low[t] = by * leader.scaled.back(smoothed.mean[t] - half), out.high[t] = by * leader.scaled.back(smoothed.mean[t] + half);
+      out.low[t] = by * leader.scaled.back(smoothed.mean[t] - half),
+      out.high[t] = by * leader.scaled.back(smoothed.mean[t] + half);
       out.weights[t] = std::isnan(g.values[t]) ? std::numeric_limits<double>::quiet_NaN() : smoothed.weight[t];
       out.one_step[t] = all.one_step(t);
     }
     Archive archive;
     Carried carried{g.period, g.times[read.back()], all.widening, basis.season, int(leading), int(g.regressors), {}};
     for (size_t i = 0; i < members.size(); i++)
-      carried.members.push_back({members[i].points[members[i].best].model, members[i].scaled.logarithmic, members[i].scaled.adjusted(), all.weight[i], members[i].last.numbers});
+      carried.members.push_back({members[i].points[members[i].best].model, members[i].scaled.logarithmic,
+                                 members[i].scaled.adjusted(), all.weight[i], members[i].last.numbers});
     carried.pass(archive);
     return archive.numbers;
   }
@@ -111,15 +120,17 @@ extern "C" void rfa_forecast_panel(const rfa::Panel* panel) {
   const rfa::Panel& p = *panel;
   int64_t row = 0, ahead = 0, x = 0, ahead_x = 0;
   for (int64_t s = 0; s < p.series; s++) {
-    const rfa::Given g{p.rows[s], p.ahead[s], p.regressors[s], p.period[s], p.times + row, p.values + row, p.x + x, p.ahead_times + ahead, p.ahead_x + ahead_x};
-    const rfa::Results out{p.mean + ahead, p.quantiles + ahead * p.probabilities, p.fitted + row, p.low + row, p.high + row, p.weights + row, p.one_step + row, p.members + s * 2 * rfa::MEMBERS};
+    const rfa::Given g{p.rows[s],      p.ahead[s], p.regressors[s],       p.period[s],        p.times + row,
+                       p.values + row, p.x + x,    p.ahead_times + ahead, p.ahead_x + ahead_x};
+    const rfa::Results out{p.mean + ahead,   p.quantiles + ahead * p.probabilities,
+                           p.fitted + row,   p.low + row,
+                           p.high + row,     p.weights + row,
+                           p.one_step + row, p.members + s * 2 * rfa::MEMBERS};
     try {
       const std::vector<double> state = rfa::Engine(g, p.robust).write(out, p.probabilities, p.normal);
       std::copy(state.begin(), state.end(), p.state + p.state_start[s]);
       p.state_size[s] = int64_t(state.size()), p.status[s] = 0;
-    } catch (const std::exception&) {
-      p.status[s] = 1;
-    }
+    } catch (const std::exception&) { p.status[s] = 1; }
     row += g.rows, ahead += g.ahead, x += g.rows * g.regressors, ahead_x += g.ahead * g.regressors;
   }
 }
@@ -136,7 +147,5 @@ extern "C" int64_t rfa_updated(double* state, int64_t size, const rfa::Panel* pa
     carried.pass(to);
     std::copy(to.numbers.begin(), to.numbers.end(), state);
     return int64_t(to.numbers.size());
-  } catch (const std::exception&) {
-    return -1;
-  }
+  } catch (const std::exception&) { return -1; }
 }

@@ -1,9 +1,10 @@
 // A Kalman filter of a level, a slope or an autoregression, and the coefficients of a season and of regressors.
 //
-//     y(t) = l(t) + v(t) + z(t)' a(t) + error,     l: level, with a damped slope u;  v: autoregression, where there is one
+//     y(t) = l(t) + v(t) + z(t)' a(t) + error,     l: level, with a damped slope u;  v: autoregression, where there is
+//     one
 //
-// Covariances are in units of the error's variance, which the filter learns. The error of a reading has one of a few scales:
-// the gain is the mean over them (docs/theory.md, the recursive start).
+// Covariances are in units of the error's variance, which the filter learns. The error of a reading has one of a few
+// scales: the gain is the mean over them (docs/theory.md, the recursive start).
 #pragma once
 #include <algorithm>
 #include <array>
@@ -19,14 +20,14 @@ namespace rfa {
 // One model: what a point of a lattice stands for.
 struct Model {
   bool season = false;
-  double damping = 0;          // of the slope over one step; 0: there is no slope
-  double memory = 0;           // of the autoregression over one step; 0: there is none
-  double turn = 0;             // its angle over one step, which makes a cycle of it
-  double level_noise = 0.1;    // variances of a step, in units of the error's
+  double damping = 0;        // of the slope over one step; 0: there is no slope
+  double memory = 0;         // of the autoregression over one step; 0: there is none
+  double turn = 0;           // its angle over one step, which makes a cycle of it
+  double level_noise = 0.1;  // variances of a step, in units of the error's
   double slope_noise = 0;
   double memory_noise = 0;
-  double season_noise = 0;     // of each coefficient
-  double scale = 1;            // variance of a one-step error in the long run, in units of the error's
+  double season_noise = 0;  // of each coefficient
+  double scale = 1;         // variance of a one-step error in the long run, in units of the error's
   int base() const { return memory > 0 ? turn > 0 ? 4 : 3 : 2; }  // the states before the coefficients
 };
 
@@ -45,13 +46,16 @@ struct Lag {
       ll = m.slope_noise * ratio * ratio * std::max(of - 2 * one + two, 0.0);
       if (uu > 0) ll = std::max(ll, lu * lu / uu);
     }
-    if (m.memory > 0) kept = std::pow(m.memory, of), vv = m.memory_noise * (1 - kept * kept) / (1 - m.memory * m.memory);
+    if (m.memory > 0)
+      kept = std::pow(m.memory, of), vv = m.memory_noise * (1 - kept * kept) / (1 - m.memory * m.memory);
     if (m.turn > 0) turned = kept * std::sin(m.turn * of), kept *= std::cos(m.turn * of);
     ll += m.level_noise * of, season = m.season_noise * of;
   }
 };
 
-struct Forecast { double mean = 0, variance = 0; };
+struct Forecast {
+  double mean = 0, variance = 0;
+};
 
 template <int N> struct State {
   static constexpr int CAPACITY = N ? std::max(N, 4) : MOST_STATES;
@@ -75,7 +79,8 @@ template <int N> struct Filter {
   bool robust;
   State<N> state, challenger;
   double odds = NO_CHALLENGER, evidence = 0;
-  int64_t readings = 0, begun = -1, jumped = -1, trusted = 0;  // how many; which one began the challenger; and that again, when they change places
+  int64_t readings = 0, begun = -1, jumped = -1,
+          trusted = 0;  // how many; which one began the challenger; and that again, when they change places
   Lag last{Model(), 0};
   std::array<double, C> ph{}, other_ph{};
 
@@ -186,9 +191,7 @@ template <int N> struct Filter {
         std::swap(state, challenger), std::swap(ph, other_ph), std::swap(r, other);
         odds = -odds, jumped = begun, trusted = 0;
       }
-      if (odds < ABANDONED_ODDS || std::abs(change) < SAME_ODDS) {
-        odds = NO_CHALLENGER, active = false;
-      }
+      if (odds < ABANDONED_ODDS || std::abs(change) < SAME_ODDS) { odds = NO_CHALLENGER, active = false; }
     }
     if (robust && !active && r.gain < REFUSED) {
       challenger = state;
@@ -233,14 +236,19 @@ struct Archive {
   size_t at = 0;
   bool reading = false;
 
-  void pass(double& x) { if (reading) x = numbers.at(at++); else numbers.push_back(x); }
+  void pass(double& x) {
+    if (reading) x = numbers.at(at++);
+    else numbers.push_back(x);
+  }
   template <class Integer> void pass_integer(Integer& x) {
     double number = double(x);
     pass(number), x = Integer(number);
   }
   void pass(Model& m) {
     pass_integer(m.season);
-    for (double* x : {&m.damping, &m.memory, &m.turn, &m.level_noise, &m.slope_noise, &m.memory_noise, &m.season_noise, &m.scale}) pass(*x);
+    for (double* x :
+         {&m.damping, &m.memory, &m.turn, &m.level_noise, &m.slope_noise, &m.memory_noise, &m.season_noise, &m.scale})
+      pass(*x);
   }
   template <int N> void pass(State<N>& s, int n) {
     constexpr int C = State<N>::CAPACITY;

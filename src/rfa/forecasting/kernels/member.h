@@ -58,7 +58,9 @@ struct Member {
     }
   }
 
-  static double bell(int at, double centre, double width) { return -0.5 * (at - centre) * (at - centre) / (width * width); }
+  static double bell(int at, double centre, double width) {
+    return -0.5 * (at - centre) * (at - centre) / (width * width);
+  }
 
   // The model of a point, and its prior.
   Point point(std::array<int, 4> at) const {
@@ -74,14 +76,16 @@ struct Member {
     if (family == Family::DAMPED) {
       const double slope = gain * SLOPE_GAINS[at[1]];
       m.slope_noise = slope * slope / (1 - gain), m.damping = DAMPINGS[at[2]];
-      p.prior += bell(at[0], LEVEL_START, LEVEL_WIDTH) + bell(at[1], SLOPE_START, SLOPE_WIDTH) + bell(at[2], DAMPING_START, DAMPING_WIDTH);
+      p.prior += bell(at[0], LEVEL_START, LEVEL_WIDTH) + bell(at[1], SLOPE_START, SLOPE_WIDTH) +
+                 bell(at[2], DAMPING_START, DAMPING_WIDTH);
     }
     if (memory) {
       m.memory = family == Family::CYCLE ? CYCLE_MEMORIES[at[2]] : MEMORIES[at[2]], m.damping = DRIFT_DAMPING;
       if (family == Family::CYCLE) m.turn = 2 * M_PI / (CYCLE_SHORTEST * std::pow(CYCLE_RATIO, at[3]));
       m.memory_noise = SHARES[at[1]] * (1 - m.memory * m.memory);
       m.scale += m.memory_noise, m.level_noise *= m.scale;
-      p.prior += bell(at[0], SLOW_START, SLOW_WIDTH) + bell(at[1], SHARE_START, SHARE_WIDTH) + bell(at[2], MEMORY_START, MEMORY_WIDTH);
+      p.prior += bell(at[0], SLOW_START, SLOW_WIDTH) + bell(at[1], SHARE_START, SHARE_WIDTH) +
+                 bell(at[2], MEMORY_START, MEMORY_WIDTH);
     }
     m.season = at[3] > 0 && family != Family::CYCLE;
     if (m.season) {
@@ -103,7 +107,9 @@ struct Member {
     const int base = m.base();
     for (int i = 2; i < base; i++) s.p[i * C + i] = m.memory_noise / (1 - m.memory * m.memory);
     const int waves = m.season ? basis.season : 0;
-    for (int j = 0; j < waves; j++) s.x[base + j] = scaled.coefficients[j], set(base + j, START_SEASON * scaled.season / std::sqrt(double(basis.season)));
+    for (int j = 0; j < waves; j++)
+      s.x[base + j] = scaled.coefficients[j],
+                 set(base + j, START_SEASON * scaled.season / std::sqrt(double(basis.season)));
     for (int j = base + waves; j < f.n(); j++) set(j, START_REGRESSOR * (scaled.level_spread + scaled.slope));
     s.degrees = START_DEGREES, s.squares = variance * s.degrees;
     return f;
@@ -111,8 +117,12 @@ struct Member {
 
   int states(const Model& m) const { return m.base() + int(g.regressors) + (m.season ? basis.season : 0); }
 
-  const double* row(const Model& m, int64_t t) const { return &basis.rows[t * basis.width] + (m.season ? 0 : basis.season); }
-  const double* row_ahead(const Model& m, int64_t k) const { return &basis.ahead[k * basis.width] + (m.season ? 0 : basis.season); }
+  const double* row(const Model& m, int64_t t) const {
+    return &basis.rows[t * basis.width] + (m.season ? 0 : basis.season);
+  }
+  const double* row_ahead(const Model& m, int64_t k) const {
+    return &basis.ahead[k * basis.width] + (m.season ? 0 : basis.season);
+  }
 
   template <int N> double season_factor(const Filter<N>& f, const double* z) const {
     return season_at(&f.state.x[f.model.base()], z, basis.season);
@@ -163,7 +173,8 @@ struct Member {
     }
     if (m.season) {  // rows before the first origin take the season that is known there
       const Filter<N>& first = kept.empty() ? f : kept[0];
-      for (int64_t t = 0; t < (kept.empty() ? g.rows : origins.at[0]); t++) factors.rows[t] = season_factor(first, row(m, t));
+      for (int64_t t = 0; t < (kept.empty() ? g.rows : origins.at[0]); t++)
+        factors.rows[t] = season_factor(first, row(m, t));
     }
     last.pass(f);
   }

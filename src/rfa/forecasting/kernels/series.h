@@ -52,7 +52,8 @@ struct Basis {
 
   Basis(const Given& g, const std::vector<int64_t>& read) {
     const double span = read.size() ? g.times[read.back()] - g.times[read.front()] : 0;
-    if (g.period >= 2 && span >= SEASON_SPAN * g.period && double(read.size()) >= SEASON_SPAN * std::min(g.period, 2.0 * MOST_WAVES)) {
+    if (g.period >= 2 && span >= SEASON_SPAN * g.period &&
+        double(read.size()) >= SEASON_SPAN * std::min(g.period, 2.0 * MOST_WAVES)) {
       const int waves = std::min(int(g.period / 2), MOST_WAVES);
       season = 2 * waves - (waves == g.period / 2);
     }
@@ -79,7 +80,8 @@ struct Basis {
     for (int64_t t : read) square += std::pow(g.x[t * g.regressors + k] - mean, 2) / double(read.size());
     const double unit = square > 0 ? 1 / std::sqrt(square) : 0;
     for (int64_t t = 0; t < g.rows; t++) rows[t * width + season + k] = (g.x[t * g.regressors + k] - mean) * unit;
-    for (int64_t t = 0; t < g.ahead; t++) ahead[t * width + season + k] = (g.ahead_x[t * g.regressors + k] - mean) * unit;
+    for (int64_t t = 0; t < g.ahead; t++)
+      ahead[t * width + season + k] = (g.ahead_x[t * g.regressors + k] - mean) * unit;
   }
 };
 
@@ -92,14 +94,18 @@ struct Origins {
     const int64_t n = int64_t(read.size());
     const double furthest = g.ahead ? g.ahead_times[g.ahead - 1] - g.times[read.back()] : 1;
     const int64_t steps = std::clamp<int64_t>(g.ahead, 1, MOST_TARGETS);
-    const int64_t first = std::max<int64_t>(std::min<int64_t>(n / 2, FIRST_ORIGIN + int64_t(std::min(g.period, double(n)))), n - ORIGIN_HORIZONS * std::max<int64_t>(g.ahead, 2) - 2);
+    const int64_t first =
+        std::max<int64_t>(std::min<int64_t>(n / 2, FIRST_ORIGIN + int64_t(std::min(g.period, double(n)))),
+                          n - ORIGIN_HORIZONS * std::max<int64_t>(g.ahead, 2) - 2);
     const int64_t count = n - 1 - first;
     const int64_t kept = std::min<int64_t>(count, MOST_ORIGINS);
     for (int64_t i = 0; i < kept; i++) {
       const int64_t origin = first + (kept > 1 ? (i * (count - 1)) / (kept - 1) : count - 1);
       if (origin < 2) continue;
       int64_t last = origin;
-      while (last + 1 < n && last < origin + g.ahead && g.times[read[last + 1]] - g.times[read[origin]] <= furthest * (1 + 1e-9)) last++;
+      while (last + 1 < n && last < origin + g.ahead &&
+             g.times[read[last + 1]] - g.times[read[origin]] <= furthest * (1 + 1e-9))
+        last++;
       std::vector<int64_t> rows;
       for (int64_t k = 0; k < std::min(steps, last - origin); k++)
         rows.push_back(read[origin + ((k + 1) * (last - origin)) / std::min(steps, last - origin)]);
@@ -117,7 +123,9 @@ inline double season_at(const double* coefficients, const double* z, int size) {
 }
 
 // Factors of a season: of each row, as it was expected before, of each target of each origin, and of the times ahead.
-struct Factors { std::vector<double> rows, rolling, ahead; };
+struct Factors {
+  std::vector<double> rows, rolling, ahead;
+};
 
 // On one scale: values, and what is assumed of the start. With factors of a season, values are divided by them.
 struct Scaled {
@@ -128,31 +136,35 @@ struct Scaled {
 
   Scaled(const Given& g, const std::vector<int64_t>& read, const Basis& basis, bool is_logarithmic, Factors of = {})
       : logarithmic(is_logarithmic), factors(std::move(of)), y(size_t(g.rows)) {
-    for (int64_t t = 0; t < g.rows; t++) y[t] = logarithmic ? std::log(g.values[t]) : adjusted() ? g.values[t] / factors.rows[t] : g.values[t];
+    for (int64_t t = 0; t < g.rows; t++)
+      y[t] = logarithmic ? std::log(g.values[t]) : adjusted() ? g.values[t] / factors.rows[t] : g.values[t];
     std::vector<double> first, changes, yearly;
     const int64_t window = std::max<int64_t>(START_WINDOW, int64_t(std::min(g.period, double(MOST_PERIOD_WINDOW))));
     for (int64_t i = 0; i < std::min<int64_t>(window, int64_t(read.size())); i++) first.push_back(y[read[i]]);
     level = median(first);
     for (size_t i = 1; i < read.size(); i++)
-      changes.push_back((y[read[i]] - y[read[i - 1]]) / std::sqrt(std::max(g.times[read[i]] - g.times[read[i - 1]], 1.0)));
+      changes.push_back((y[read[i]] - y[read[i - 1]]) /
+                        std::sqrt(std::max(g.times[read[i]] - g.times[read[i - 1]], 1.0)));
     if (g.period >= 2)
       for (size_t i = 0, j = 0; i < read.size(); i++) {
         while (j < read.size() && g.times[read[j]] < g.times[read[i]] + g.period - 0.5) j++;
-        if (j < read.size() && g.times[read[j]] < g.times[read[i]] + g.period + 0.5) yearly.push_back(y[read[j]] - y[read[i]]);
+        if (j < read.size() && g.times[read[j]] < g.times[read[i]] + g.period + 0.5)
+          yearly.push_back(y[read[j]] - y[read[i]]);
       }
     slope = spread(changes);
     step = yearly.size() >= 4 ? std::min(slope, spread(yearly)) : slope;
     for (double& v : first) v -= level;
     level_spread = std::max(spread(first), slope);
-    if (int64_t(read.size()) < FEW_READINGS) slope = step = level_spread = std::max(level_spread, FEW_SPREAD * std::abs(level));
+    if (int64_t(read.size()) < FEW_READINGS)
+      slope = step = level_spread = std::max(level_spread, FEW_SPREAD * std::abs(level));
     season = slope;
     if (!(step > 0)) step = std::max(slope, LEAST_STEP * std::max(std::abs(level), 1e-3));
     if (!(slope > 0)) slope = season = level_spread = step;
     if (basis.season && !adjusted()) season_start(g, read, basis);
   }
 
-  // The season's coefficients before the first reading: medians, over the first periods, of the distance of each phase from
-  // the median of the period around it. A wrong reading in a first year does not decide what the filter expects.
+  // The season's coefficients before the first reading: medians, over the first periods, of the distance of each phase
+  // from the median of the period around it. A wrong reading in a first year does not decide what the filter expects.
   void season_start(const Given& g, const std::vector<int64_t>& read, const Basis& basis) {
     const int bins = g.period <= 2 * MOST_WAVES ? int(g.period) : 2 * MOST_WAVES;
     std::vector<std::vector<double>> of(static_cast<size_t>(bins));

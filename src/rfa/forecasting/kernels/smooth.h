@@ -1,10 +1,13 @@
-// What all readings together say of each one: smoothed values with bands, and weights that tell a wrong reading from a jump.
+// What all readings together say of each one: smoothed values with bands, and weights that tell a wrong reading from a
+// jump.
 #pragma once
 #include "member.h"
 
 namespace rfa {
 
-struct Smoothed { std::vector<double> mean, variance, weight; };  // of each row; the variance is that of a reading
+struct Smoothed {
+  std::vector<double> mean, variance, weight;
+};  // of each row; the variance is that of a reading
 
 // One row, as the filter expected it.
 template <int N> struct Expected {
@@ -18,7 +21,7 @@ template <int N> struct Smoothing {
   const Member& member;
   const Model& model;
   const int n, base;
-  std::array<double, C> r{}, nk{};    // information of later readings: r, and its covariance
+  std::array<double, C> r{}, nk{};  // information of later readings: r, and its covariance
   std::array<double, C * C> later{};
 
   Smoothing(const Member& m, const Model& of) : member(m), model(of), n(m.states(of)), base(of.base()) {}
@@ -60,9 +63,7 @@ template <int N> struct Smoothing {
         f.look(f.state, z, y, f.ph, reading);
       }
       rows.push_back({f.ph, f.value(z), reading.innovation, reading.variance, std::isnan(y) ? 0 : reading.gain, lag});
-      if (!std::isnan(y)) {
-        f.use(f.state, f.ph, reading), f.readings++;
-      }
+      if (!std::isnan(y)) { f.use(f.state, f.ph, reading), f.readings++; }
     }
     return back(f, rows);
   }
