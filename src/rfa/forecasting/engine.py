@@ -25,13 +25,14 @@ SOURCES = Path(__file__).parent / "kernels"
 _FAMILIES = ("level", "drift", "damped trend", "autoregression", "cycle")
 MEMBERS = tuple(name + scale for name in _FAMILIES for scale in ("", ", log"))  # in the order of the kernels
 OUTLIER = 0.1  # a reading of smaller weight is one (REFUSED in kernels/constants.h)
+COUNTS = 0.3  # share of zeros from which readings are counts (kernels/constants.h)
 FEW_READINGS = 4  # fewer have a level only (kernels/constants.h)
 SEASON_SPAN = 1.6  # periods that a season needs (kernels/constants.h)
 _BLOCK = 64  # series that are handed over at once: so much memory is used beside input and output
 _MOST_COEFFICIENTS = 37  # of season and regressors (MOST_STATES in kernels/constants.h)
 _WAVES = 6
 _VERSION = 1.0  # of `SeriesForecast.state`
-_HEADER = 3  # version, unit, robust
+_HEADER = 2  # version, unit
 Vector = NDArray[np.float64]
 
 
@@ -144,9 +145,9 @@ def updated(
     """
     normal = _normal_quantiles(probabilities)
     numbers = np.frombuffer(state, dtype=np.float64)
-    if len(numbers) < _HEADER + 7 or numbers[0] != _VERSION:
+    if len(numbers) < _HEADER + 8 or numbers[0] != _VERSION:
         raise ValueError("state: got bytes of something else, expected `SeriesForecast.state` of this version")
-    unit, is_robust, (period, last) = numbers[1], numbers[2], numbers[_HEADER : _HEADER + 2]
+    unit, period, last = numbers[1 : _HEADER + 2]
     if numbers[_HEADER + 5]:
         raise ValueError("state: got a series with regressors, expected one without")
     times, values, ahead = (np.asarray(x, dtype=np.float64) for x in (times, values, ahead))
@@ -155,12 +156,11 @@ def updated(
         raise ValueError(reason)
     room = np.zeros(_library().rfa_state_room(period, 0))
     room[: len(numbers) - _HEADER] = numbers[_HEADER:]
-    block = _Block([given._replace(values=given.values / unit)], normal, bool(is_robust), rooms=False)
+    block = _Block([given._replace(values=given.values / unit)], normal, robust=True, rooms=False)
     size = _library().rfa_updated(room.ctypes.data, len(numbers) - _HEADER, ctypes.addressof(block.panel))
     if size < 0:
         raise MemoryError("rfa: no memory for an update")
-    header = np.array([_VERSION, unit, is_robust])
-    return block.result(0, unit, "", np.concatenate([header, room[:size]]).tobytes())
+    return block.result(0, unit, "", np.concatenate([[_VERSION, unit], room[:size]]).tobytes())
 
 
 def _normal_quantiles(probabilities: Sequence[float]) -> Vector:
@@ -203,7 +203,7 @@ def _forecast_block(block: Sequence[Series], normal: Vector, robust: bool) -> li
         if handed.arrays["status"][k] or not np.isfinite(handed.part("mean", handed.ahead, k)).all():
             results[i] = "the forecast is not finite"
             continue
-        state = np.concatenate([[_VERSION, unit, float(robust)], handed.state(k)]).tobytes()
+        state = np.concatenate([[_VERSION, unit], handed.state(k)]).tobytes()
         results[i] = handed.result(k, unit, _note(usable[k]), state)
     return results
 
@@ -270,6 +270,8 @@ def _note(given: Series) -> str:
         notes.append(f"{len(values)} readings: their level, with a wide band")
     elif (values == values[0]).all():
         notes.append("all readings are equal")
+    elif (values == 0).mean() >= COUNTS:
+        notes.append("many zeros: taken for counts, of which none is wrong")
     if given.period >= 2 and times[-1] - times[0] < SEASON_SPAN * given.period:
         notes.append("no season: the readings span less than 1.6 periods")
     return "; ".join(notes)

@@ -60,7 +60,7 @@ class CarriedMember(NamedTuple):
 def carried(found: SeriesForecast) -> tuple[float, int, list[CarriedMember]]:
     """The widening of the bands, the waves of the season, and the members of a state."""
     numbers = list(np.frombuffer(found.state))
-    numbers, (_, _, widening, waves, _, _, count) = numbers[10:], numbers[3:10]
+    numbers, (_, _, widening, waves, _, _, _, count) = numbers[10:], numbers[2:10]
     members = []
     for _ in range(int(count)):
         season, damping, memory, turn, *noise, scale, logarithmic, adjusted, weight, size = numbers[:13]
@@ -223,7 +223,7 @@ def test_gaussian_smoothing():
     found = forecast(regular(values), robust=False)
     unit = np.frombuffer(found.state)[1]
     _, waves, members = carried(found)
-    leading = int(np.frombuffer(found.state)[7])
+    leading = int(np.frombuffer(found.state)[6])
     member, name = members[leading], NAMES[leading]
     read = np.flatnonzero(~np.isnan(values))
     mean, covariance, _ = start(values[read] / unit, read.astype(float), member, name, waves, 0)
@@ -441,6 +441,14 @@ def test_few_or_odd_readings(values):
         if len(values) < 4:
             assert "wide band" in found.note
             assert found.quantiles[0, 4] - found.quantiles[0, 0] >= 0.5 * abs(values[-1])
+
+
+def test_counts_have_no_outliers():
+    values = np.random.default_rng(0).poisson(0.3, 80).astype(float)
+    found = forecast(regular(values))
+    assert not found.outliers.any()
+    assert found.quantiles[0, 4] >= 1
+    assert "counts" in found.note
 
 
 def test_bands_are_monotone_and_grow():

@@ -19,18 +19,22 @@ struct CarriedMember {
   double weight;
   std::vector<double> filter;  // written out
 
+  double deviation(double variance) const {
+    return logarithmic ? std::min(std::sqrt(variance), MOST_LOG_SPREAD) : std::sqrt(variance);
+  }
   double back(double v, double factor) const { return logarithmic ? std::exp(std::min(v, MOST_LOG)) : v * factor; }
 };
 
 struct Carried {
   double period = 0, time = 0, widening = 1;
   int season = 0, leading = 0, regressors = 0;
+  bool robust = true;
   std::vector<CarriedMember> members;
 
   void pass(Archive& a) {
     int64_t count = int64_t(members.size());
     a.pass(period), a.pass(time), a.pass(widening), a.pass_integer(season), a.pass_integer(leading),
-        a.pass_integer(regressors), a.pass_integer(count);
+        a.pass_integer(regressors), a.pass_integer(robust), a.pass_integer(count);
     members.resize(size_t(count));
     for (CarriedMember& m : members) {
       a.pass(m.model), a.pass_integer(m.logarithmic), a.pass_integer(m.adjusted), a.pass(m.weight);
@@ -49,7 +53,7 @@ struct Carried {
       CarriedMember& m = members[i];
       const int n = m.model.base() + (m.model.season ? season : 0), skip = m.model.season ? 0 : season;
       with_states(n, [&](auto size) {
-        Filter<size()> f(m.model, n, p.robust);
+        Filter<size()> f(m.model, n, robust);
         Archive from{m.filter, 0, true}, to;
         from.pass(f);
         double before = time;
@@ -85,7 +89,8 @@ struct Carried {
         double total = 0;
         for (size_t i = 0; i < members.size(); i++) {
           const double factor = members[i].adjusted ? ahead_factors[k] : 1;
-          total += members[i].weight * members[i].back(ahead[i][k].mean + z * std::sqrt(ahead[i][k].variance), factor);
+          total += members[i].weight *
+                   members[i].back(ahead[i][k].mean + z * members[i].deviation(ahead[i][k].variance), factor);
         }
         return total;
       };

@@ -59,7 +59,7 @@ struct Combination {
       if (!(weight[i] > 0)) continue;
       const Forecast& f = forecast(members[i]);
       const double by = members[i].scaled.adjusted() ? factor(members[i].scaled.factors) : 1;
-      sum += weight[i] * by * members[i].scaled.back(f.mean + z * std::sqrt(f.variance));
+      sum += weight[i] * by * members[i].scaled.back(f.mean + z * members[i].scaled.deviation(f.variance));
     }
     return sum;
   }

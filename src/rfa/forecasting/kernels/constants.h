@@ -33,6 +33,7 @@ constexpr double NO_CHALLENGER = -std::numeric_limits<double>::infinity();
 constexpr int FEW_READINGS = 4;  // fewer have a level only, with at least the spread FEW_SPREAD times that level
 constexpr double FEW_SPREAD = 0.2;
 constexpr int CYCLE_READINGS = 50;   // fewer have no cycle
+constexpr double COUNTS = 0.3;       // share of zeros from which readings are counts: none of them is wrong
 constexpr double SEASON_SPAN = 1.6;  // periods that a season needs
 constexpr int MOST_WAVES = 6;        // of a season
 
@@ -80,6 +81,7 @@ constexpr double WEIGHT_POWER = 5, WEIGHT_ORIGINS = 5;  // the power with many o
 constexpr double BAND_PRIOR = 10, BAND_FACTOR = 1.2;  // origins that the prior counts for, and its factor
 constexpr double BAND_DEGREES = 6;                    // of Student's t
 constexpr double MOST_STANDARD = 5;                   // bound of a standardised error
+constexpr double MOST_LOG_SPREAD = 1;                 // of a logarithm: a factor of 2.7
 constexpr double BAND_NORMAL = 1.6449;                // of the 90 % band of readings, in standard deviations
 
 }  // namespace rfa

@@ -28,9 +28,8 @@ struct Results {
 
 struct Engine {
   const Given& g;
-  const bool robust;
   std::vector<int64_t> read;
-  bool positive = true;
+  bool robust, positive = true;
   Basis basis;
   Origins origins;
   Scaled plain;
@@ -46,12 +45,14 @@ struct Engine {
 
   Engine(const Given& given, bool is_robust)
       : g(given),
-        robust(is_robust),
         read(rows_read(g)),
+        robust(is_robust),
         basis(g, read),
         origins(g, read),
         plain(g, read, basis, false) {
-    for (int64_t t : read) positive &= g.values[t] > 0;
+    double zeros = 0;
+    for (int64_t t : read) positive &= g.values[t] > 0, zeros += g.values[t] == 0;
+    robust &= zeros < COUNTS * double(read.size());
     members.reserve(MOST_MEMBERS);
     if (int64_t(read.size()) < FEW_READINGS) {
       join(Family::LEVEL, plain);
@@ -103,7 +104,8 @@ struct Engine {
       out.one_step[t] = all.one_step(t);
     }
     Archive archive;
-    Carried carried{g.period, g.times[read.back()], all.widening, basis.season, int(leading), int(g.regressors), {}};
+    Carried carried{g.period,     g.times[read.back()], all.widening, basis.season,
+                    int(leading), int(g.regressors),    robust,       {}};
     for (size_t i = 0; i < members.size(); i++)
       carried.members.push_back({members[i].points[members[i].best].model, members[i].scaled.logarithmic,
                                  members[i].scaled.adjusted(), all.weight[i], members[i].last.numbers});

@@ -196,6 +196,11 @@ struct Scaled {
     }
   }
 
+  // A standard deviation ahead. On the logarithmic scale a band does not grow beyond all bounds.
+  double deviation(double variance) const {
+    return logarithmic ? std::min(std::sqrt(variance), MOST_LOG_SPREAD) : std::sqrt(variance);
+  }
+
   bool adjusted() const { return !factors.rows.empty(); }
   double back(double v) const { return logarithmic ? std::exp(std::min(v, MOST_LOG)) : v; }
 };
