@@ -65,7 +65,7 @@ def test_operator_and_layer_work_without_optional_libraries():
         "q = torch.randn(1, 2, 5, 16, requires_grad=True)\n"
         "given = layer.dynamics(); print(q.shape == rfa.robust_filter_attention(q, q, q, **given).shape)\n"
         "from rfa.estimation import LinearSDE, robust_estimate\n"
-        "for name in 'models', 'integrations', 'parallel':\n"
+        "for name in 'models', 'parallel':\n"
         "    try: getattr(rfa, name)\n"
         "    except AttributeError as error: print(error)\n"
         "try: from rfa import RFAConfig\n"
@@ -74,7 +74,7 @@ def test_operator_and_layer_work_without_optional_libraries():
         "except ImportError as error: print(error)\n"
     )
     missing = f"transformers is not installed: {install_command('hf')}"
-    assert lines(program) == ["True", "True", *[missing] * 5]
+    assert lines(program) == ["True", "True", *[missing] * 4]
 
 
 @pytest.mark.parametrize("absent", [("transformers",), *(pytest.param(each, marks=slow) for each in ((), ("pandas",)))])

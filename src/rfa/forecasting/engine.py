@@ -148,18 +148,22 @@ def updated(
     if len(numbers) < _HEADER + 8 or numbers[0] != _VERSION:
         raise ValueError("state: got bytes of something else, expected `SeriesForecast.state` of this version")
     unit, period, last = numbers[1 : _HEADER + 2]
+    if not (np.isfinite(unit) and unit > 0 and 0 <= period < 1e9 and np.isfinite(last)):
+        raise ValueError(f"state: got {[unit, period, last]}, expected a unit, a period and a time")
     if numbers[_HEADER + 5]:
         raise ValueError("state: got a series with regressors, expected one without")
     times, values, ahead = (np.asarray(x, dtype=np.float64) for x in (times, values, ahead))
     given = Series(times, values, ahead=ahead)
     if reason := _row_problem(given, after=last):
         raise ValueError(reason)
-    room = np.zeros(_library().rfa_state_room(period, 0))
+    room = np.zeros(max(_library().rfa_state_room(period, 0), len(numbers) - _HEADER))
     room[: len(numbers) - _HEADER] = numbers[_HEADER:]
     block = _Block([given._replace(values=given.values / unit)], normal, robust=True, rooms=False)
     size = _library().rfa_updated(room.ctypes.data, len(numbers) - _HEADER, ctypes.addressof(block.panel))
-    if size < 0:
+    if size == -1:
         raise MemoryError("rfa: no memory for an update")
+    if size < 0:
+        raise ValueError("state: got numbers that do not fit together, expected `SeriesForecast.state`")
     return block.result(0, unit, "", np.concatenate([[_VERSION, unit], room[:size]]).tobytes())
 
 

@@ -1,14 +1,15 @@
-"""Robust filter attention in decoders of transformers.
+"""The filter in other libraries: decoders of transformers here; sktime, darts, statsforecast and fugue a file each.
 
-The import registers the attention "rfa" with transformers.
+The import registers the attention "rfa" with transformers, where that is installed.
 """
 
-from rfa.checks import needs
+from rfa.checks import installed
 
-needs("transformers")
+__all__ = []
 
-from .attention_interface import student_t_attention
-from .replace_attention import load_replaced, replace_attention
-from .replaced_attention import ReplacedAttention
+if installed("transformers"):
+    from .attention_interface import student_t_attention
+    from .replace_attention import load_replaced, replace_attention
+    from .replaced_attention import ReplacedAttention
 
-__all__ = ["ReplacedAttention", "load_replaced", "replace_attention", "student_t_attention"]
+    __all__ += ["ReplacedAttention", "load_replaced", "replace_attention", "student_t_attention"]

@@ -485,3 +485,21 @@ def test_bad_states():
         updated(b"", np.zeros(0), np.zeros(0), np.ones(1), PROBABILITIES)
     with pytest.raises(ValueError, match=r"times: got 39\.0"):
         updated(found.state, np.array([39.0]), np.ones(1), np.array([50.0]), PROBABILITIES)
+
+
+def test_states_that_somebody_wrote():
+    """A state may come from a file: one number of it or another length leads nowhere but to a refusal or to numbers."""
+    numbers = np.frombuffer(forecast(regular(trend_season(), 12.0)).state)
+    rng, refused = np.random.default_rng(0), 0
+    for each in range(400):
+        damaged = numbers.copy()
+        at = each % 30 if each < 210 else rng.integers(len(numbers))
+        damaged[at] = rng.choice([np.nan, np.inf, -1.0, 1e300, 2.0**31, 7.0, 0.0, 1e6])
+        damaged = damaged[: rng.integers(len(numbers))] if each % 10 == 0 else damaged
+        try:
+            found = updated(damaged.tobytes(), np.zeros(0), np.zeros(0), np.arange(1e4, 1e4 + 3), PROBABILITIES)
+        except ValueError as error:
+            refused += str(error).startswith(("state: ", "ahead: "))
+        else:
+            assert found.mean.shape == (3,)
+    assert refused > 60

@@ -1,5 +1,7 @@
 // What is carried on after the last reading of a series, and how it goes on: nothing is fitted.
 #pragma once
+#include <stdexcept>
+
 #include "combine.h"
 #include "smooth.h"
 
@@ -8,7 +10,7 @@ namespace rfa {
 constexpr int MEMBERS = 10;  // families times scales
 
 inline int64_t state_room(double period, int64_t regressors) {
-  const int64_t season = period >= 2 ? std::min<int64_t>(int64_t(period), 2 * MOST_WAVES) : 0;
+  const int64_t season = period >= 2 ? int64_t(std::min(period, 2.0 * MOST_WAVES)) : 0;
   const int64_t n = 4 + season + regressors, state = n + n * (n + 1) / 2 + SCALES + 2;
   return 16 + MEMBERS * (20 + 2 * state);
 }
@@ -35,11 +37,17 @@ struct Carried {
     int64_t count = int64_t(members.size());
     a.pass(period), a.pass(time), a.pass(widening), a.pass_integer(season), a.pass_integer(leading),
         a.pass_integer(regressors), a.pass_integer(robust), a.pass_integer(count);
+    // a state may come from a file that somebody wrote: no number of it may lead beyond what there is
+    const double most = period >= 2 ? std::min(period, 2.0 * MOST_WAVES) : 0;
+    if (a.reading && !(count > 0 && count <= MEMBERS && season >= 0 && season <= most && regressors == 0))
+      throw std::invalid_argument("state");
     members.resize(size_t(count));
     for (CarriedMember& m : members) {
       a.pass(m.model), a.pass_integer(m.logarithmic), a.pass_integer(m.adjusted), a.pass(m.weight);
       int64_t size = int64_t(m.filter.size());
-      a.pass_integer(size), m.filter.resize(size_t(size));
+      a.pass_integer(size);
+      if (size < 0 || size_t(size) > a.numbers.size() + m.filter.size()) throw std::invalid_argument("state");
+      m.filter.resize(size_t(size));
       for (double& x : m.filter) a.pass(x);
     }
   }

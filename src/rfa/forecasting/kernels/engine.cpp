@@ -137,7 +137,7 @@ extern "C" void rfa_forecast_panel(const rfa::Panel* panel) {
   }
 }
 
-// Of one series. Returns the size of the new state, which replaces the old one, or -1.
+// Of one series. Returns the size of the new state, which replaces the old one, -1 without memory, -2 for no state.
 extern "C" int64_t rfa_updated(double* state, int64_t size, const rfa::Panel* panel) {
   const rfa::Panel& p = *panel;
   const rfa::Given g{p.rows[0], p.ahead[0], 0, 0, p.times, p.values, nullptr, p.ahead_times, nullptr};
@@ -147,7 +147,8 @@ extern "C" int64_t rfa_updated(double* state, int64_t size, const rfa::Panel* pa
     carried.pass(from);
     carried.update(g, p);
     carried.pass(to);
+    if (int64_t(to.numbers.size()) > rfa::state_room(carried.period, 0)) return -2;
     std::copy(to.numbers.begin(), to.numbers.end(), state);
     return int64_t(to.numbers.size());
-  } catch (const std::exception&) { return -1; }
+  } catch (const std::bad_alloc&) { return -1; } catch (const std::exception&) { return -2; }
 }
