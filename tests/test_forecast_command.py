@@ -197,3 +197,66 @@ def test_each_fault_is_one_line_and_nothing_is_written(rfa, write, tmp_path, row
 def test_a_band_on_a_high_level_is_shown(mean, width, shown):
     """A meter's total: its last digits are the forecast."""
     assert f"{mean:.{_digits(mean, width)}g}" == shown
+
+
+# Many series in one long file
+
+
+PANEL = ["--id", "shop", "--time", "day", "--values", "sold", "--out", "o"]
+
+
+@pytest.fixture
+def shops(write):
+    """Three shops: `a` with a wrong reading and a gap, `b` falling, `c` without a reading."""
+    days = pd.date_range("2024-01-01", periods=60).strftime("%Y-%m-%d")
+    rows = [(name, day, "") for name in "bac" for day in days]
+    for k, (name, day, _) in enumerate(rows):
+        t = k % 60
+        sold = {"a": 50 + t + math.sin(9 * t), "b": 90 - t / 2 + math.cos(7 * t), "c": math.nan}[name]
+        rows[k] = (
+            name,
+            day,
+            "" if name == "c" or (name == "a" and t == 20) else 9999 if (name, t) == ("a", 40) else sold,
+        )
+    return write(rows, "shop,day,sold")
+
+
+def test_many_series(rfa, shops, tmp_path):
+    status, out, err = rfa("forecast", shops, *PANEL, "--horizon", "7")
+    assert (status, [line for line in messages(err) if not line.startswith("series:")]) == (0, [])
+    assert "2 series forecast, 1 readings refused" in out
+    assert "not done: c: no reading" in out
+    ahead, past, failed = (pd.read_csv(tmp_path / "o" / f"{name}.csv") for name in ("forecast", "cleaned", "failed"))
+    assert [*ahead] == ["shop", "day", "rfa", "rfa-lo-50", "rfa-hi-50", "rfa-lo-90", "rfa-hi-90"]
+    assert ahead["shop"].tolist() == ["a"] * 7 + ["b"] * 7
+    assert ahead["day"].tolist() == [f"2024-03-0{k}" for k in range(1, 8)] * 2
+    for name, slope, first in (("a", 1.0, 110.0), ("b", -0.5, 60.0)):
+        rows = ahead[ahead["shop"] == name]
+        np.testing.assert_allclose(rows["rfa"], first + slope * np.arange(7), atol=2.5)
+        assert (rows["rfa-hi-90"] - rows["rfa-lo-90"] < 12).all()
+    assert past.loc[past["outlier"], ["shop", "day", "sold"]].to_numpy().tolist() == [["a", "2024-02-10", 9999.0]]
+    assert past.loc[past["shop"].eq("a"), "cleaned"].between(48, 112).all()
+    assert failed["id"].tolist() == ["c"]
+    assert (tmp_path / "o" / "figure.png").stat().st_size > 10_000
+    assert rfa("forecast", shops, *PANEL, "--horizon", "7")[0] == 2  # the folder is not empty
+    assert rfa("forecast", shops, *PANEL, "--horizon", "1w", "--overwrite")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--horizon", "0"], "h: got 0"),
+        (["--horizon", "7", "--angle", "360"], "angle: got 360.0, expected nothing: it is not for many series"),
+        (["--horizon", "7", "--id", "store"], "id: got 'store', expected one of the columns 'shop', 'day', 'sold'"),
+        (["--horizon", "7", "--time", "shop"], "time: got 'b', expected a date such as 2024-03-31"),
+        (["--horizon", "7", "--values", "day"], "values: got '2024-01-01', expected a number"),
+        (["--horizon", "7", "--values", "sold", "day"], "values: got ['sold', 'day'], expected one column with --id"),
+        (["--horizon", "7", "--encoding", "utf-99"], "file: "),
+    ],
+)
+def test_bad_arguments_of_many_series(rfa, shops, tmp_path, arguments, said):
+    kept = {name: value for name, value in zip(PANEL[::2], PANEL[1::2], strict=True) if name not in arguments}
+    status, _, err = rfa("forecast", shops, *(x for pair in kept.items() for x in pair), *arguments)
+    assert (status, len(messages(err))) == (2, 1)
+    assert said in messages(err)[0]
+    assert not (tmp_path / "o" / "forecast.csv").exists()

@@ -1,6 +1,8 @@
 """The command for series in CSV files."""
 
+import functools
 import math
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,6 +34,9 @@ def forecast(
     horizon: Annotated[str, _option("How far ahead: 30min, PT1.5H, 7D, 12M or 5B; or a plain number.", "H")],
     out: Annotated[Path, _option("Folder for forecast.csv, cleaned.csv, forecast.json, figure.png.", "DIR")],
     values: Annotated[list[str] | None, _option("The columns to forecast; all others by default.", "A B ...")] = None,
+    id_column: Annotated[
+        str | None, _option("The column that names the series of each row; one column of --values.", "COLUMN", "--id")
+    ] = None,
     step: Annotated[str | None, _option("Time between forecasts: 30min, 1MS, 1QE, B; or as usual.", "S")] = None,
     components: Annotated[
         list[str] | None,
@@ -74,6 +79,8 @@ def forecast(
     from rfa.forecasting.table import TableFormat
 
     check_out(out)
+    if id_column is not None:
+        return _forecast_panel(ctx, id_column)
     request = ForecastRequest(
         file=file,
         time=time[0] if len(time) == 1 else tuple(time),
@@ -92,6 +99,50 @@ def forecast(
         said: Any = lambda stage, *far: bar(one_line(f"{stage.run}: {stage.name}"), *far)  # noqa: E731
         content = forecast_file(request, out, overwrite=overwrite, progress=said)
     _print_forecast(content, out)
+
+
+_OF_PANELS = "file time horizon out values id_column not_robust overwrite"
+_OF_LONG_TABLES = "date_format separator decimal thousands encoding missing skip_rows comment"  # how they are written
+
+
+def _forecast_panel(ctx: typer.Context, id_column: str) -> None:
+    """Forecast each series of a long table."""
+    from rfa.forecasting import Forecaster
+    from rfa.forecasting.panel_file import FILES, forecast_panel_file, read_long_table
+
+    given = {name: value for name, value in ctx.params.items() if _is_given(ctx, name)}
+    for name in given.keys() - {*_OF_PANELS.split(), *_OF_LONG_TABLES.split()}:
+        raise ValueError(f"{name}: got {given[name]!r}, expected nothing: it is not for many series (--id)")
+    values = given.get("values") or []
+    for name, columns in (("values", values), ("time", given["time"])):
+        if len(columns) != 1:
+            raise ValueError(f"{name}: got {columns!r}, expected one column with --id")
+    written = {name: given[name] for name in _OF_LONG_TABLES.split() if name in given}
+    for ours, theirs in (("separator", "sep"), ("skip_rows", "skiprows")):
+        if ours in written:
+            written[theirs] = written.pop(ours)
+    if "sep" in written:
+        written["sep"] = {"tab": "\t", "space": r"\s+"}.get(written["sep"], written["sep"])
+    columns = id_column, given["time"][0], values[0]
+    table = read_long_table(given["file"], *columns, **written)
+    forecaster = Forecaster(not given.get("not_robust", False), *columns, workers=os.cpu_count() or 1)
+    horizon, out = str(given["horizon"]), given["out"]
+    ahead: Any = int(horizon) if horizon.isdecimal() else horizon
+    with interruptible("what was done until then is in the folder"), progress_bars() as bar:
+        said = functools.partial(bar, "series")
+        found = forecast_panel_file(table, forecaster, ahead, out, overwrite=ctx.params["overwrite"], progress=said)
+    _say(f"{found['series']:,} series forecast, {found['outliers']:,} readings refused")
+    for each in found["failed"][:_LISTED]:
+        _say(f"not done: {each.id}: {each.reason}")
+    if len(found["failed"]) > _LISTED:
+        _say(f"{len(found['failed']) - _LISTED} more are in failed.csv")
+    for file in FILES:
+        say(f"{file:13}{out / file}")
+
+
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _say(text: str) -> None:

@@ -76,6 +76,7 @@ class Forecaster:
             of days, a day of shorter steps; whether it is used is decided by the readings.
 
     Attributes:
+        names: the columns `(id, time, target)`.
         failed: `FailedSeries(id, reason)` of the last call.
 
     Examples:
@@ -104,7 +105,7 @@ class Forecaster:
         self.workers = whole_number("workers", workers)
         self.season_length = season_length
         self.failed: list[FailedSeries] = []
-        self._names = names
+        self.names = names
         self._last: _Forecasts | None = None
 
     def forecast(
@@ -137,9 +138,9 @@ class Forecaster:
             KeyboardInterrupt: on Ctrl-C; what was done until then stays: `result`, `history`, `explain` have it.
         """
         steps_ahead, bands = horizon(h), Quantiles.of(level, quantiles)
-        panel = read_panel(df, self._names)
+        panel = read_panel(df, self.names)
         steps, ahead = self._ahead(panel, steps_ahead)
-        future = future_regressors(panel, X, self._names, ahead)
+        future = future_regressors(panel, X, self.names, ahead)
         places = [place for place in ahead if place not in panel.refused]
         requests = []
         for place in places:
@@ -199,7 +200,7 @@ class Forecaster:
         """
         steps_ahead, bands = horizon(h), Quantiles.of(level, quantiles)
         n_windows, step_size = whole_number("n_windows", n_windows), whole_number("step_size", step_size)
-        panel = read_panel(df, self._names)
+        panel = read_panel(df, self.names)
         requests, windows = [], []
         steps = self._steps(panel)
         for place, step in steps.items():
@@ -234,13 +235,13 @@ class Forecaster:
         places = np.repeat([row[0] for row in rows], [len(row[1]) for row in rows])
         stamps, cuts, values, mean, quantiles_ = (np.concatenate(part) for part in list(zip(*rows, strict=True))[1:])
         columns = {
-            self._names.time: stamp_column(self._names.time, stamps, panel.kind, panel.ids.backend),
+            self.names.time: stamp_column(self.names.time, stamps, panel.kind, panel.ids.backend),
             "cutoff": stamp_column("cutoff", cuts, panel.kind, panel.ids.backend),
-            self._names.target: values,
+            self.names.target: values,
             "rfa": mean,
             **dict(zip(bands.columns, quantiles_.T, strict=True)),
         }
-        return panel.ids.table(columns, places, self._names.id)
+        return panel.ids.table(columns, places, self.names.id)
 
     def update(self, df: Any) -> Any:
         """Go on with later readings, in constant time for each. Nothing is fitted again.
@@ -257,8 +258,8 @@ class Forecaster:
         """
         last = self._forecasts
         require(not last.regressors, "update", f"series with regressors, {last.regressors}", "forecast() with all rows")
-        panel = read_panel(df, self._names, regressors=(), unit=last.kind.unit)
-        require(panel.kind.name == last.kind.name, self._names.time, panel.kind.name, f"{last.kind.name}, as before")
+        panel = read_panel(df, self.names, regressors=(), unit=last.kind.unit)
+        require(panel.kind.name == last.kind.name, self.names.time, panel.kind.name, f"{last.kind.name}, as before")
         problems, done = panel.left_out | panel.refused, []
         for place, key in enumerate(panel.ids.keys):
             if place in panel.refused:
@@ -270,7 +271,7 @@ class Forecaster:
             stamps = panel.stamps[place]
             if stamps[0] <= before.rows[-1][0][-1]:
                 late = f"{panel.kind.label(stamps[0])} is not after {last.kind.label(before.rows[-1][0][-1])}"
-                problems[place] = f"{self._names.time}: {late}, the last one before"
+                problems[place] = f"{self.names.time}: {late}, the last one before"
                 continue
             try:
                 done.append(self._updated(before, stamps, panel.values[place]))
@@ -298,8 +299,8 @@ class Forecaster:
             for name in ("fitted", "low", "high", "weights", "outliers")
         )
         columns = {
-            self._names.time: stamps,
-            self._names.target: values,
+            self.names.time: stamps,
+            self.names.target: values,
             "rfa": fitted,
             f"rfa-lo-{_HISTORY}": low,
             f"rfa-hi-{_HISTORY}": high,
@@ -443,13 +444,13 @@ class Forecaster:
         self.failed = [FailedSeries(panel.ids.value(place), problems[place]) for place in sorted(problems)]
         if done is not None and not done:
             first, more = self.failed[0], len(self.failed) - 1
-            who = f"{self._names.id} {first.id!r}: " if panel.ids.named else ""
+            who = f"{self.names.id} {first.id!r}: " if panel.ids.named else ""
             raise ValueError(f"{who}{first.reason}" + (f"; and {more} more series, see `failed`" if more else ""))
 
     def _table(self, every: list[_Fitted]) -> Any:
         bands = np.concatenate([each.forecast.quantiles for each in every])
         columns = {
-            self._names.time: np.concatenate([each.ahead for each in every]),
+            self.names.time: np.concatenate([each.ahead for each in every]),
             "rfa": np.concatenate([each.forecast.mean for each in every]),
             **dict(zip(self._forecasts.bands.columns, bands.T, strict=True)),
         }
@@ -457,9 +458,9 @@ class Forecaster:
 
     def _with_ids(self, columns: dict[str, Any], every: list[_Fitted], counts: list[int]) -> Any:
         places, last = np.repeat([each.place for each in every], counts), self._forecasts
-        if (name := self._names.time) in columns:
+        if (name := self.names.time) in columns:
             columns[name] = stamp_column(name, columns[name], last.kind, last.ids.backend)
-        return last.ids.table(columns, places, self._names.id)
+        return last.ids.table(columns, places, self.names.id)
 
 
 def _windows(steps: Steps, stamps: np.ndarray, h: int | Length, count: int, apart: int) -> list[tuple[int, int]]:
