@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 pytest.importorskip("fugue")
-pytest.importorskip("transformers", reason="rfa.integrations loads it")
 
 from rfa.forecasting import Forecaster
 from rfa.integrations.fugue import forecast
