@@ -18,6 +18,8 @@ constexpr double MOST_LOG = 700, MOST_SEASON = 7;  // of what is exponentiated
 constexpr int SCALES = 6;
 constexpr std::array<double, SCALES> SCALE = {1, 5, 25, 250, 2500, 25000};
 constexpr std::array<double, SCALES> SCALE_COUNTS = {9.2, 0.5, 0.15, 0.07, 0.05, 0.03};
+// The share of errors of each scale that are no wrong readings: the level has moved, and the state follows.
+constexpr std::array<double, SCALES> MOVED_SHARE = {1, 0.5, 0.1, 0, 0, 0};
 constexpr double MOST_DEGREES = 25;  // readings after which older ones count less for the variance of the error
 
 // Challengers, as in robust.cpp
