@@ -79,7 +79,7 @@ struct Carried {
           const double half = BAND_NORMAL * std::sqrt(now.variance);
           p.fitted[t] = m.back(now.mean, factor), p.low[t] = m.back(now.mean - half, factor),
           p.high[t] = m.back(now.mean + half, factor);
-          p.weights[t] = std::isnan(g.values[t]) ? g.values[t] : std::isfinite(y) ? r.gain : 0;
+          p.weights[t] = std::isnan(g.values[t]) ? g.values[t] : std::isfinite(y) ? r.weight : 0;
         }
         for (int64_t k = 0; k < g.ahead; k++) {
           const double* z = &basis.ahead[k * basis.width] + skip;

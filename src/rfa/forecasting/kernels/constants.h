@@ -18,12 +18,14 @@ constexpr double MOST_LOG = 700, MOST_SEASON = 7;  // of what is exponentiated
 constexpr int SCALES = 6;
 constexpr std::array<double, SCALES> SCALE = {1, 5, 25, 250, 2500, 25000};
 constexpr std::array<double, SCALES> SCALE_COUNTS = {9.2, 0.5, 0.15, 0.07, 0.05, 0.03};
+// The share of errors of each scale that are no wrong readings: the level has moved, and the state follows.
+constexpr std::array<double, SCALES> MOVED_SHARE = {1, 0.5, 0.1, 0, 0, 0};
 constexpr double MOST_DEGREES = 25;  // readings after which older ones count less for the variance of the error
 
-// Challengers, as in robust.cpp
+// Challengers, as in robust.cpp, where the odds are -7 and -9: here two wrong readings in a row are no jump yet
 constexpr double REFUSED = 0.1;         // a reading of smaller weight starts one
-constexpr double CHALLENGER_ODDS = -7;  // log odds of a new one
-constexpr double ABANDONED_ODDS = -9;   // with smaller odds it is given up
+constexpr double CHALLENGER_ODDS = -9;  // log odds of a new one
+constexpr double ABANDONED_ODDS = -12;  // with smaller odds it is given up
 constexpr double SAME_ODDS = 0.05;      // change in odds by which filter and challenger are the same
 constexpr int TRUSTED = 2;              // readings that a new one uses with weight 1
 constexpr double NEW_VARIANCE = 4;      // factor of the error's variance in a new one: what moves once moves again

@@ -68,7 +68,8 @@ template <int N> struct State {
 
 // What one reading says.
 struct Reading {
-  double innovation = 0, variance = 1, gain = 1, scatter = 0, evidence = 0, square = 0;
+  double innovation = 0, variance = 1, evidence = 0, square = 0;
+  double weight = 1, gain = 1, scatter = 0;  // in the error's variance; in the state, and how uncertain that is
   std::array<double, SCALES> probability{};
 };
 
@@ -142,18 +143,20 @@ template <int N> struct Filter {
     const double total = r.variance * s.variance();
     r.square = r.innovation * r.innovation / total;
     if (!robust) {
-      r.gain = 1, r.scatter = 0, r.evidence = -0.5 * (r.square + std::log(total));
+      r.weight = r.gain = 1, r.scatter = 0, r.evidence = -0.5 * (r.square + std::log(total));
       return;
     }
-    double sum = 0, first = 0, second = 0, all = 0;
+    double sum = 0, first = 0, second = 0, all = 0, weight = 0;
     for (double count : s.counts) all += count;
     for (int i = 0; i < SCALES; i++) {
       const double scale = i == SCALES - 1 ? std::max(SCALE[i], r.square) : SCALE[i];
       const double p = s.counts[i] / std::sqrt(scale) * std::exp(-0.5 * r.square / scale);
-      r.probability[i] = p, sum += p, first += p / scale, second += p / (scale * scale);
+      const double moved = MOVED_SHARE[i], rest = (1 - moved) / scale;
+      r.probability[i] = p, sum += p, weight += p / scale, first += p * (moved + rest),
+      second += p * (moved + rest / scale);
     }
     for (double& p : r.probability) p /= sum;
-    r.gain = first / sum, r.scatter = std::max(second / sum - r.gain * r.gain, 0.0);
+    r.weight = weight / sum, r.gain = first / sum, r.scatter = std::max(second / sum - r.gain * r.gain, 0.0);
     r.evidence = std::log(sum / all) - 0.5 * std::log(total);
   }
 
@@ -167,7 +170,7 @@ template <int N> struct Filter {
     }
     for (int i = 0; i < SCALES && robust; i++) s.counts[i] += r.probability[i];
     const double forget = s.degrees > MOST_DEGREES ? MOST_DEGREES / s.degrees : 1;
-    s.squares = forget * (s.squares + r.gain * r.innovation * r.innovation / r.variance);
+    s.squares = forget * (s.squares + r.weight * r.innovation * r.innovation / r.variance);
     s.degrees = forget * (s.degrees + 1);
   }
 
@@ -184,7 +187,7 @@ template <int N> struct Filter {
     if (active) {
       look(challenger, z, y, other_ph, other);
       const double change = other.evidence - r.evidence;
-      if (trusted > 0 && other.gain < REFUSED) other.gain = 1, other.scatter = 0;
+      if (trusted > 0 && other.weight < REFUSED) other.weight = other.gain = 1, other.scatter = 0;
       trusted--;
       odds += change;
       if (odds > 0) {  // the level has jumped; it may come back
@@ -193,13 +196,13 @@ template <int N> struct Filter {
       }
       if (odds < ABANDONED_ODDS || std::abs(change) < SAME_ODDS) { odds = NO_CHALLENGER, active = false; }
     }
-    if (robust && !active && r.gain < REFUSED) {
+    if (robust && !active && r.weight < REFUSED) {
       challenger = state;
       inflate(challenger, r);
       odds = CHALLENGER_ODDS, begun = readings, trusted = TRUSTED;
       Reading jump;
       look(challenger, z, y, other_ph, jump);
-      jump.gain = 1, jump.scatter = 0;
+      jump.weight = jump.gain = 1, jump.scatter = 0;
       jump.probability.fill(0), jump.probability[0] = 1;
       use(challenger, other_ph, jump);
     } else if (active) {

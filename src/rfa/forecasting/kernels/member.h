@@ -158,7 +158,7 @@ struct Member {
       if (std::isnan(scaled.y[t])) continue;
       f.predict(f.readings ? g.times[t] - before : 0), before = g.times[t];
       if (f.readings) one_step[t] = f.value(row(m, t));
-      weight[t] = f.update(row(m, t), scaled.y[t]).gain;
+      weight[t] = f.update(row(m, t), scaled.y[t]).weight;
       if (origin < int64_t(origins.at.size()) && origins.at[origin] == t) kept.push_back(f), origin++;
     }
     for (size_t o = 0; o < kept.size(); o++)

@@ -99,7 +99,7 @@ template <int N> struct Smoothing {
     Reading alone;
     alone.innovation = u / d, alone.variance = std::max(1 / d - (total - e.variance), 1.0);
     f.weigh(f.state, alone);
-    out.weight[size_t(t)] = alone.gain;
+    out.weight[size_t(t)] = alone.weight;
     const double* z = member.row(model, t);
     std::array<double, C> seen{};
     seen[0] = 1;
