@@ -15,7 +15,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PACKAGES = ("rfa/ops/cpu", "rfa/estimation")  # each has its sources in `kernels`
+PACKAGES = ("rfa/ops/cpu", "rfa/estimation", "rfa/forecasting")  # each has its sources in `kernels`
 
 
 class Build(BuildHookInterface):

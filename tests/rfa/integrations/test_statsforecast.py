@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-
 from rfa.forecasting import Forecaster
 from rfa.integrations.statsforecast import RobustForecast
 
