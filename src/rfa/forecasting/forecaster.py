@@ -76,8 +76,7 @@ class Forecaster:
             of days, a day of shorter steps; whether it is used is decided by the readings.
 
     Attributes:
-        names: the columns `(id, time, target)`.
-        failed: `FailedSeries(id, reason)` of the last call.
+        names, failed: the columns `(id, time, target)`; `FailedSeries(id, reason)` of the last call.
 
     Examples:
         >>> import pandas as pd

@@ -113,7 +113,7 @@ def forecast_panel_file(
         forecast = forecaster.result()
     history = forecaster.history()
     failed = pd.DataFrame(forecaster.failed, columns=["id", "reason"])
-    from .panel_figure import panel_figure, save  # matplotlib only where a figure is drawn
+    from .figure import panel_figure, save  # matplotlib only where a figure is drawn
 
     names = forecaster.names
     save(panel_figure(forecast, history, *names), out / "figure.png", dots=150)

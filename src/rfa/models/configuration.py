@@ -229,6 +229,14 @@ def _name_adapter_targets() -> None:
 
 
 _MOST_LABELS = 2**20
+_FORMER_FIELDS = {
+    "score": "`weight`, or `attention=DotProductAttentionConfig(...)`",
+    "frequency_base": "`base`",
+    "learn_frequency": "`learn_frequencies`",
+    "aggregation": "`attention=RoutingAttentionConfig(...)`",
+    "dynamics": "`attention=ContentAttentionConfig(...)`",
+    **dict.fromkeys(("taps", "sink", "output_gain", "gated_heads"), "nothing"),
+}
 
 
 def _constructor_arguments(cls: type[DecoderConfig], given: dict[str, Any]) -> dict[str, Any]:
@@ -237,6 +245,8 @@ def _constructor_arguments(cls: type[DecoderConfig], given: dict[str, Any]) -> d
     _check_version(given.pop(VERSION, __version__))
     if (labels := given.get("num_labels")) is not None:  # transformers makes a name of each
         check_range("num_labels", labels, 0, _MOST_LABELS)
+    for name, instead in _FORMER_FIELDS.items():  # transformers would keep them as attributes without an effect
+        require(name not in given, name, given.get(name), f"{instead}: configurations of before have other fields")
     attention = given.get("attention")
     if attention is not None and not isinstance(attention, AttentionConfig):
         given["attention"] = read_attention(attention)

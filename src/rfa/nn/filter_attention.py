@@ -17,7 +17,7 @@ from rfa.ops.transforms import transformed
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
-from .checks import check_choice
+from .checks import check_choice, check_rates
 from .dot_product_attention import ascending_slopes
 from .dynamics import NOISE_PARTS, HeadDynamics, LayerPrior, Noise, ProcessNoiseAs, bank
 from .projections import finite_where_absent
@@ -133,6 +133,9 @@ class RobustFilterAttention(Attention):
         if isinstance(initial_slopes, str):
             require(initial_slopes == "alibi", "initial_slopes", initial_slopes, "'alibi', a tensor or None")
             initial_slopes = ascending_slopes(num_heads).to(decay) if prior == "riccati" else None
+        elif initial_slopes is not None:
+            require(prior == "riccati", "initial_slopes", initial_slopes, "None or 'alibi' without prior='riccati'")
+            check_rates("initial_slopes", initial_slopes, num_heads)
         self.dynamics = HeadDynamics(
             frequency,
             decay,

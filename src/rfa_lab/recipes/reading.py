@@ -4,9 +4,11 @@ from rfa.checks import needs
 
 needs("pydantic", "yaml")
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -28,8 +30,15 @@ class RecipeError(ValueError):
         super().__init__("\n".join(f"{path}: {' '.join(fault.split())}" for fault in faults))
 
 
+_LARGEST = 100_000  # a recipe of the repository has at most 9,000 characters
+
+
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that reads 3e-3 as a number and refuses a repeated key."""
+    """A YAML loader that reads 3e-3 as a number and refuses a repeated key, and aliases that expand without end."""
+
+    def construct_document(self, node):
+        _check_size(node, {})
+        return super().construct_document(node)
 
     def construct_mapping(self, node, deep=False):
         seen = set()
@@ -41,6 +50,21 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"line {line}: {key_node.value!r} stands twice")
             seen.add(key_node.value)
         return super().construct_mapping(node, deep)
+
+
+def _check_size(node: yaml.Node, sizes: dict[int, float]) -> float:
+    """The characters and nodes that a node expands to. Raises for too many: a few aliases of aliases make millions."""
+    if id(node) not in sizes:
+        sizes[id(node)] = math.inf  # for an alias of itself, within itself
+        parts = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+        within = (1 if isinstance(node, yaml.ScalarNode) else _check_size(part, sizes) for part in parts)
+        sizes[id(node)] = 1 + sum(within)
+    if sizes[id(node)] > _LARGEST:
+        line, expected = node.start_mark.line + 1, f"at most {_LARGEST:,} characters with all aliases expanded"
+        raise yaml.constructor.ConstructorError(
+            None, None, f"line {line}: got {sizes[id(node)]:,}, expected {expected}"
+        )
+    return sizes[id(node)]
 
 
 _Loader.add_implicit_resolver(  # YAML 1.1 requires a point and a sign in such numbers, YAML 1.2 does not

@@ -13,6 +13,8 @@ from .recipes import NAMES, TRAINING, recipe, write_recipe
 
 SHIPPED = Path(__file__).parents[3] / "recipes"
 RUN = {"presets": ["b1-rope"], "seeds": [0]}
+# aliases of aliases: 9^9 texts in 304 bytes, and as many keys, which YAML itself would merge
+ALIASES = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}' if n else 'x'] * 9)}]\n" for n in range(10))
 
 
 def faults(path, **options) -> list[str]:
@@ -177,6 +179,7 @@ def test_faults_of_what_does_not_fit_together(tmp_path):
         ("a: [", "no YAML"),
         ("name: a\nname: b", "stands twice"),
         ("name: 2024-13-45", "no YAML: month must be in 1..12"),
+        (ALIASES + "title: *a9", "no YAML: line 5: got 125,479, expected at most 100,000 characters with all aliases"),
         ("name: !!int abc", "no YAML: "),
         ("name: !!map [a]", "no YAML: line 1: expected a mapping"),
         ("training: []", "training: got [], expected a mapping"),

@@ -105,3 +105,12 @@ def test_a_run_that_lacks_only_its_model_makes_no_step_more(corpus, finished, tm
         torch.testing.assert_close(weights(tmp_path / "run")[name], value, atol=1e-6, rtol=0)
     lines = [line["step"] for line in read_metrics(RunFolder(tmp_path / "run")) if "loss" in line]
     assert lines == list(range(1, 9))
+
+
+def test_tensorboard_that_cannot_be_written_stops_nothing(corpus, tmp_path, monkeypatch, capsys, caplog):
+    """Its thread's error is one line of the log; the run's own record is whole."""
+    monkeypatch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.write", no_space)
+    assert train(tiny_spec(corpus), tmp_path / "run")["finished"]
+    assert "Traceback" not in capsys.readouterr().err
+    assert len([line for line in caplog.messages if "TensorBoard" in line]) == 1
+    assert max(line["step"] for line in read_metrics(RunFolder(tmp_path / "run"))) == 8

@@ -84,6 +84,15 @@ def test_units_and_origins_of_time_and_values_do_not_matter(preset):
     assert_same(actual.degrees_of_freedom, expected.degrees_of_freedom)
 
 
+def test_whole_numbers_of_nanoseconds_are_times():
+    times, values, queries = data()
+    exact = (times * 1e9).long() + 1_700_000_000_000_000_000  # since 1970: too large for a float
+    asked = (queries * 1e9).long() + 1_700_000_000_000_000_000
+    other = network(typical_gap=1e9, span=20e9)
+    assert_equal(other(exact, values, query_times=asked), network()(times, values, query_times=queries))
+    assert other.sample(exact, values, exact[:, -1:] + 100).isfinite().all()  # less than a float's step at that size
+
+
 @pytest.mark.parametrize("preset", KINDS)
 def test_padded_and_packed_series_are_series_alone(preset):
     times, values, queries = data()

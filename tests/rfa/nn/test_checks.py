@@ -29,8 +29,12 @@ REFUSED = [  # the argument that the message names, and the layer's options
     (RobustFilterAttention, "frequency", {"frequency": BANK[:, :2]}),
     (RobustFilterAttention, "frequency", {"frequency": BANK * torch.inf}),
     (RobustFilterAttention, "learn_frequencies", {"frequency": BANK, "learn_frequencies": True}),  # no conjugate pairs
-    (RobustFilterAttention, "slopes", {"initial_slopes": SLOPES, "prior": "lyapunov"}),  # of the Riccati prior only
-    (RobustFilterAttention, "slopes", {"initial_slopes": alibi_slopes(3)}),
+    (
+        RobustFilterAttention,
+        "initial_slopes",
+        {"initial_slopes": SLOPES, "prior": "lyapunov"},
+    ),  # of the Riccati prior only
+    (RobustFilterAttention, "initial_slopes", {"initial_slopes": alibi_slopes(3)}),
     (RobustFilterAttention, "initial_slopes", {"initial_slopes": "steep"}),
     (RobustFilterAttention, "initial_slopes", {"initial_slopes": "steep", "prior": "flat"}),
     (RobustFilterAttention, "prior", {"prior": "bayes"}),
