@@ -46,7 +46,7 @@ def test_tasks_of_a_job_array_share_a_recipe(tmp_path):
     said = [task.communicate(timeout=240) for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0], said
     names = NAMES[:2]
-    assert {f"{name}.json" for name in names} <= {path.name for path in (tmp_path / "out" / "results").iterdir()}
+    assert {f"{name}.parquet" for name in names} <= {path.name for path in (tmp_path / "out" / "results").iterdir()}
     made = {name: (tmp_path / "out" / "runs" / name / "run.json").stat().st_mtime_ns for name in names}
     assert subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True).returncode == 0
     assert made == {name: (tmp_path / "out" / "runs" / name / "run.json").stat().st_mtime_ns for name in names}
