@@ -25,7 +25,7 @@ from rfa_lab.data import PreparedData, TokenBlocks, check_text, evenly_spaced, f
 from .callbacks import MetricsLogger, StopOnSignal
 from .run_folder import RunFolder
 from .spec import TrainingSpec
-from .trainer import ClipDynamics, ProtocolTrainer, tensor_float_32, trial_step
+from .trainer import ClipDynamics, ProtocolTrainer, tensor_float_32
 
 TRAINED_ON = ("train", "valid")  # the splits that a run reads, and that its data fingerprint covers
 
@@ -56,7 +56,7 @@ def train(
         OSError: if the disk is full. The last complete checkpoint stays.
         ConnectionError: if another process of the run has ended.
         Stopped: on Ctrl-C, after saving. A signal in the last step raises it too, when the run is finished.
-        Exception: with `overwrite`, if the model cannot make a step on this machine; nothing was deleted then.
+        Exception: with `overwrite`, if kernels cannot be compiled on this machine; nothing was deleted then.
     """
     spec = spec.with_absolute_paths()
     run = RunFolder(out)
@@ -87,7 +87,7 @@ def train(
         "steps": 0,
     }
     if overwrite and run.path.exists():  # the old run must not be lost if a kernel cannot be compiled here
-        trial_step(spec, arguments.device)
+        choose_backend(spec.model_config(vocab_size=2).attention.backend, arguments.device)
     with _shared(run, arguments):
         if arguments.process_index == 0:
             run.check_free(overwrite)
