@@ -80,12 +80,6 @@ def _duration(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
 
 
-def tokens_per_second(result: Mapping[str, Any]) -> str:
-    """A run's training speed in words; "?" if it was not measured, as for a run resumed after its last step."""
-    speed = result["tokens_per_second"]
-    return "?" if speed is None else f"{speed:,.0f}"
-
-
 def metrics_words(metrics: Mapping[str, float]) -> str:
     """The metrics of a training step in words, to be appended to a stage's name."""
     shown = {"loss": ", loss {:.3f}", "valid_perplexity": ", valid ppl {:.3f}", "validated": ", validating {:.0%}"}

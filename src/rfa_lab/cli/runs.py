@@ -19,7 +19,6 @@ from .console import (
     metrics_words,
     stage_words,
     stoppable,
-    tokens_per_second,
 )
 
 DataOption = Annotated[
@@ -114,9 +113,10 @@ def train(
     if not speaks:
         return
     result = record["result"]
+    speed = result["tokens_per_second"]  # None where nothing was measured, as in a run resumed after its last step
     say(
         f"{out}: validation perplexity {result['valid_perplexity']:.2f} after {record['steps']} steps, "
-        f"{result['tokens']:,} tokens, {tokens_per_second(result)} tokens/s"
+        f"{result['tokens']:,} tokens, {'?' if speed is None else f'{speed:,.0f}'} tokens/s"
     )
 
 

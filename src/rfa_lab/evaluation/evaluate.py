@@ -194,18 +194,17 @@ def full_evaluation(
     if by_position and "blocks" not in protocols:
         perplexities(model, stream, [longest], observe=positions, progress=progress_of("by_position"))
 
-    summary = None
+    summary = by_positions = None
     if attention is not None and window is not None:
         maps, summary = attention_maps(model, stream[window], spec.length)
         summary["start"] = window.start
         write_maps(attention, maps)
-    by = None
     if by_position:
         errors = {"windows": positions.windows, "stderr": positions.errors()}
-        by = {"protocol": "blocks", "length": longest, "loss": positions.means(), **errors}
+        by_positions = {"protocol": "blocks", "length": longest, "loss": positions.means(), **errors}
     return {
         "evaluations": evaluations,
-        "by_position": by,
+        "by_position": by_positions,
         "attention": None if attention is None else attention.name,
         "attention_summary": summary,
         "fingerprint": inputs.fingerprint,
