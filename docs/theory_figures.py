@@ -1,5 +1,6 @@
 """Draw docs/figures/theory-*.png, how states move in time and the closed forms: `python docs/theory_figures.py`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
 from rfa.dynamics import decay_kernel, partitioned_frequencies, rope_frequencies, rotation, spectral_decay
-from rfa_lab.style import COLOURS, COLUMN, PAGE, letter, save, shades, styled
+from rfa_lab.style import COLOURS, COLUMN, PAGE, save, shades, styled
 
 _TO_FRAME, _FROM_FRAME, _FRAME = COLOURS[0], COLOURS[3], COLOURS[2]
 
@@ -67,6 +68,13 @@ def rotate_aggregate_counter_rotate() -> Figure:
     for y, words, colour in named:
         axes.text(3.75, y, words, color=colour, ha="right", va="center")
     return figure
+
+
+def letter(axes: Sequence[Axes]) -> None:
+    """Put (a), (b), ... before the titles of the panels."""
+    for index, each in enumerate(axes):
+        each.set_title(f"({chr(ord('a') + index)}) {each.get_title()}".strip(), loc="left")
+        each.set_title("", loc="center")
 
 
 def _node(axes: Axes, x: float, y: float, text: str, fill: str) -> None:

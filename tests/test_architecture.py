@@ -118,8 +118,6 @@ SHORT = {  # files under 60 lines, and why they are not part of a neighbour
     "rfa.auto_classes": "`import rfa` loads it, and it loads nothing",
     "rfa.progress": "the library and the lab say so how far they are",
     "rfa.ops.cpu.prebuilt": "the hub's kernel has it and no compiler",
-    "rfa_lab.recipes.attention_figures": "a command's own figures; recipes do not make them",
-    "rfa_lab.training.processes": "training itself knows neither launchers nor the messages of gloo",
 }
 
 

@@ -82,11 +82,11 @@ def test_resume_and_overwrite(rfa, corpus, tmp_path):
 
 def test_evaluate(rfa, run, tmp_path):
     arguments = ["--lengths", "8", "--lengths", "16", "32", "--protocol", "matched", "--max-tokens", "300"]
-    arguments += ["--by-position", "--json", "new/result.json"]
+    arguments += ["--json", "new/result.json"]
     status, out, _ = rfa("evaluate", run, *arguments)
     assert status == 0
     result = json.loads((tmp_path / "new" / "result.json").read_text())
-    expected = evaluate(run, lengths=[8, 16, 32], protocol="matched", max_tokens=300, by_position=True)
+    expected = evaluate(run, lengths=[8, 16, 32], protocol="matched", max_tokens=300)
     assert result == json.loads(json.dumps(expected))
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["result.json"]
     assert all(f"{row['perplexity']:.2f}" in out for row in result["rows"])
@@ -242,7 +242,6 @@ BELOW_A_FILE = [
     ("train", "--data", "unread", "--out"),
     ("demo", "--out"),
     ("evaluate", "unread", "--json"),
-    ("evaluate", "unread", "--attention"),
     ("export", "unread", "--out"),
     ("experiment", "unread.yaml", "--out"),
     ("report", ".", "--out"),

@@ -1,4 +1,4 @@
-"""What the lab's figures have beside the style of `rfa.forecasting.figure`: looks of lines, axes, letters of panels."""
+"""What the lab's figures have beside the style of `rfa.forecasting.figure`: looks of lines, axes."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,6 @@ __all__ = [
     "MUTED",
     "PAGE",
     "lengths_axis",
-    "letter",
     "looks",
     "plain_numbers",
     "save",
@@ -70,10 +69,3 @@ def plain_numbers(axes: Axes) -> None:
             return
     axes.yaxis.set_major_locator(MaxNLocator(6))  # in so short a range a logarithmic axis is nearly linear
     axes.yaxis.set_minor_locator(NullLocator())
-
-
-def letter(axes: Sequence[Axes]) -> None:
-    """Put (a), (b), ... before the titles of the panels."""
-    for index, each in enumerate(axes):
-        each.set_title(f"({chr(ord('a') + index)}) {each.get_title()}".strip(), loc="left")
-        each.set_title("", loc="center")

@@ -15,7 +15,6 @@ from rfa.progress import Stage
 
 _STAGES = {
     "text": "reading text",
-    "trial_steps": "trying each model",
     "by_position": "by position",
 }
 
@@ -52,11 +51,8 @@ def comparison_table(results: pd.DataFrame) -> Table:
     return table
 
 
-def states_table(title: str, states: Sequence[Any], device: str | None = None) -> Table:
-    """A table of the runs of a recipe (`rfa_lab.recipes.RunState`): progress, tokens, and the time left if known.
-
-    The device is the one on which the time was measured.
-    """
+def states_table(title: str, states: Sequence[Any]) -> Table:
+    """A table of the runs of a recipe (`rfa_lab.recipes.RunState`): progress, tokens, and the time left if known."""
     table = Table(title=Text(title))
     for column in ("run", "state", "tokens", "time left"):
         table.add_column(column, justify="left" if column in ("run", "state") else "right", overflow="fold")
@@ -69,11 +65,10 @@ def states_table(title: str, states: Sequence[Any], device: str | None = None) -
     more = " and more" if len(sized) < len(states) else ""
     size = f"{sum(sized):,}{more} tokens" if sized else "tokens not known yet"
     unknown = " and more" if len(known) < len(states) and any(known) else ""
-    on = f" on {device}" if device else ""
     done = sum(state.state == "done" for state in states)
     table.caption = Text(
         f"{done} of {len(states)} runs done; {size}"
-        + (f"; left to train{on}: {_duration(sum(known))}{unknown}, evaluation apart" if any(known) else "")
+        + (f"; left to train: {_duration(sum(known))}{unknown}, evaluation apart" if any(known) else "")
     )
     return table
 
@@ -83,12 +78,6 @@ def _duration(seconds: float | None) -> str:
         return "?"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
-
-
-def tokens_per_second(result: Mapping[str, Any]) -> str:
-    """A run's training speed in words; "?" if it was not measured, as for a run resumed after its last step."""
-    speed = result["tokens_per_second"]
-    return "?" if speed is None else f"{speed:,.0f}"
 
 
 def metrics_words(metrics: Mapping[str, float]) -> str:

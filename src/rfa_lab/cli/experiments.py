@@ -25,9 +25,6 @@ def experiment(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the runs and how far each is; train nothing.")
     ] = False,
-    tokens_per_second: Annotated[
-        float | None, typer.Option(help="Speed of training, by which --dry-run tells the hours.", metavar="N")
-    ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Names of the runs to make; * stands for anything.", metavar="RUN ...")
     ] = None,
@@ -40,18 +37,14 @@ def experiment(
 
     Several processes may share a recipe and a folder. The exit status is 1 if a run failed; other runs are still made.
     """
-    from rfa_lab.recipes import load_recipe, measured_on, run_recipe, states
+    from rfa_lab.recipes import load_recipe, run_recipe, states
 
     if not dry_run:
         check_out(out)
     with _all_faults():
         planned = load_recipe(recipe, data)
-    if tokens_per_second is not None and not dry_run:
-        raise ValueError(f"--tokens-per-second: got {tokens_per_second:g}, expected --dry-run with it")
     if dry_run:
-        device = measured_on(planned, out) if tokens_per_second is None else None
-        found = states(planned, out, only or (), tokens_per_second)
-        console.print(states_table(planned.title, found, device))
+        console.print(states_table(planned.title, states(planned, out, only or ())))
         return
     again = ["rfa", "experiment", str(recipe), "--out", str(out)]
     again += [*(["--data", data] if data is not None else []), *(["--only", *only] if only else [])]

@@ -19,7 +19,6 @@ from .console import (
     metrics_words,
     stage_words,
     stoppable,
-    tokens_per_second,
 )
 
 DataOption = Annotated[
@@ -91,7 +90,7 @@ def train(
 ) -> None:
     """Train a model in a new run folder, or continue an existing run (--resume)."""
     from rfa_lab import training
-    from rfa_lab.training.processes import is_first_process
+    from rfa_lab.training.train import is_first_process
 
     check_resume(ctx, resume)
     check_out(out)
@@ -114,9 +113,10 @@ def train(
     if not speaks:
         return
     result = record["result"]
+    speed = result["tokens_per_second"]  # None where nothing was measured, as in a run resumed after its last step
     say(
         f"{out}: validation perplexity {result['valid_perplexity']:.2f} after {record['steps']} steps, "
-        f"{result['tokens']:,} tokens, {tokens_per_second(result)} tokens/s"
+        f"{result['tokens']:,} tokens, {'?' if speed is None else f'{speed:,.0f}'} tokens/s"
     )
 
 
@@ -133,11 +133,7 @@ def evaluate(
     max_tokens: Annotated[
         int | None, typer.Option(help="Evaluate only the text's first N tokens.", metavar="N")
     ] = None,
-    by_position: Annotated[bool, typer.Option("--by-position", help="Measure the loss at each position, too.")] = False,
     json_: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.", metavar="F")] = None,
-    attention: Annotated[
-        Path | None, typer.Option(help="Draw the attention maps of every layer into this folder.", metavar="DIR")
-    ] = None,
 ) -> None:
     """Compute the perplexity of a run by context length, on its test split or on any text."""
     from rfa.files import write_text_whole
@@ -146,12 +142,9 @@ def evaluate(
 
     if json_ is not None and json_.exists() and not json_.is_file():
         raise ValueError(f"--json: got {json_}, a folder or a device, expected the path of a file")
-    if attention is not None and (attention.is_file() or RunFolder(run).owns(attention)):
-        raise ValueError(f"--attention: got {attention}, expected a new or another folder")
     if json_ is not None and RunFolder(run).owns(json_):
         raise ValueError(f"--json: got {json_}, which is the run's own, expected another file")
     check_out(json_, "--json")
-    check_out(attention, "--attention")
 
     with progress_bars() as bar:
         result = evaluate_run(
@@ -160,7 +153,6 @@ def evaluate(
             lengths=lengths,
             protocol=protocol,
             max_tokens=max_tokens,
-            by_position=by_position,
             data_progress=lambda *task: bar("reading text", *task),
             progress=lambda *task: bar("evaluating", *task),
         )
@@ -168,12 +160,6 @@ def evaluate(
     if json_ is not None:
         write_text_whole(json_.resolve(), json.dumps(result, indent=2) + "\n")
         say(f"result: {json_}")
-    if attention is not None:
-        from rfa_lab.recipes.attention_figures import draw_attention
-
-        with progress_bars() as bar:
-            path = draw_attention(run, attention, data, progress=lambda *task: bar("layers", *task))
-        say(f"attention: {path}")
 
 
 @app.command(cls=ManyValues)

@@ -14,7 +14,7 @@ from rfa.progress import Progress
 from .documents import Document, file_document, fingerprint
 from .gutenberg import LISTS, PREFIX, gutenberg_splits
 from .hub import HUB_DATASETS, hub_splits
-from .python_code import CODE, CODE_FOLDER, code_splits
+from .python_code import CODE, code_splits
 from .splits import SPLITS, Splits, by_author, by_file, by_position, check_split
 
 SUFFIXES = (".txt", ".md", ".py", ".text", ".tokens", ".raw")
@@ -62,7 +62,7 @@ def load_corpus(spec: str, split_by: str = "file", progress: Progress | None = N
 
     Args:
         spec: `stdlib` (the `.py` text of the running Python's standard library), `code:python` (its packages too, see
-            `rfa_lab.data.python_code`, or the folder that the environment variable `RFA_CODE` names),
+            `rfa_lab.data.python_code`),
             `gutenberg:novels` (see `rfa_lab.data.gutenberg`), `wikitext-103` or `babylm-2025` (from the Hugging
             Face hub), a file, or a folder of UTF-8 text; reports and models in it are left out. A folder that holds
             `train/`, `valid/` and `test/` is split so, a list of Project Gutenberg's books as the list says, code by
@@ -106,17 +106,8 @@ def load_documents(spec: str) -> tuple[Document, ...]:
     if spec.startswith(PREFIX):
         return _in_order(gutenberg_splits(spec))
     if spec == CODE:
-        return _in_order(_code_splits()[0])
+        return _in_order(code_splits())
     return _local_documents(spec)
-
-
-def _code_splits() -> tuple[Splits, str]:
-    folder = os.environ.get(CODE_FOLDER)
-    if not folder:
-        return code_splits(), "by package"
-    if not (Path(folder) / "train").is_dir():
-        raise ValueError(f"{CODE_FOLDER}: got {folder!r}, expected a folder with train/, valid/ and test/")
-    return _folder_splits(Path(folder)), "as the folder gives them"
 
 
 def _in_order(splits: Splits) -> tuple[Document, ...]:
@@ -134,7 +125,7 @@ def _split(spec: str, split_by: str, progress: Progress | None) -> tuple[Splits,
     if spec in HUB_DATASETS:
         return _hub_splits(spec)
     if spec == CODE:
-        return _code_splits()
+        return code_splits(), "by package"
     if spec.startswith(PREFIX):
         splits = gutenberg_splits(spec, progress)
         if kind == "author":

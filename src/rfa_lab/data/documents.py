@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import hashlib
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,10 +115,6 @@ LONGEST = 1 << 20  # characters without a possible cut; tokenising one such word
 # cut begins a new match, and no alternative looks back.
 _LAST_BOUNDARY = re.compile(r".*\S(?=[ \n])", re.DOTALL)
 
-# For the same reasons there is a boundary between a letter, a digit and a sign, except after an apostrophe, which can
-# be in one match with letters that follow. A text without spaces, for example in Chinese, is cut at such boundaries.
-_KINDS = {"L": "letter", "N": "digit", "P": "sign", "S": "sign"}  # by the first letter of Unicode's category
-
 
 def text_fragments(document: Document, anywhere: bool = False) -> Iterator[tuple[str, bool]]:
     """Cut a document into fragments of about 64 KiB whose byte-level tokens, joined, are those of the whole text.
@@ -131,7 +126,7 @@ def text_fragments(document: Document, anywhere: bool = False) -> Iterator[tuple
     for text in _slices(document):
         searched = max(len(rest) - 1, 0)
         rest += text
-        cut = len(rest) if anywhere else _last_cut(rest, searched)
+        cut = len(rest) if anywhere else match.end() if (match := _LAST_BOUNDARY.match(rest, searched)) else 0
         if cut:
             yield rest[:cut], False
             rest, before = rest[cut:], before + cut
@@ -146,16 +141,3 @@ def text_fragments(document: Document, anywhere: bool = False) -> Iterator[tuple
 def _slices(document: Document) -> Iterator[str]:
     for text in document.texts():
         yield from (text[start : start + SLICE] for start in range(0, len(text), SLICE))
-
-
-def _last_cut(text: str, start: int) -> int:
-    """The last position after `start` at which a text may be cut; 0 if there is none."""
-    if match := _LAST_BOUNDARY.match(text, start):
-        return match.end()
-    right = None
-    for position in range(len(text) - 1, start - 1, -1):
-        left = _KINDS.get(unicodedata.category(text[position])[0])
-        if left and right and left != right and text[position] != "'":
-            return position + 1
-        right = left
-    return 0

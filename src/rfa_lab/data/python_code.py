@@ -17,7 +17,6 @@ from .documents import Document, file_document
 from .splits import SPLITS, Splits
 
 CODE = "code:python"
-CODE_FOLDER = "RFA_CODE"  # the environment variable of a folder that is read instead
 _HELD_OUT = {  # whole packages, which come with rfa and its tests
     **dict.fromkeys(("networkx", "pygments", "mpmath", "rich"), "test"),
     **dict.fromkeys(("mypy", "tensorboard", "fsspec", "anyio"), "valid"),

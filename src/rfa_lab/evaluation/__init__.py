@@ -2,7 +2,7 @@
 
 from .attention_maps import MAP_LENGTHS, attention_maps
 from .evaluate import evaluate, full_evaluation, generate
-from .perplexity import PROTOCOLS, LossByDocument, LossByPosition, Window, loss_by_position, perplexities, windows
+from .perplexity import PROTOCOLS, LossByDocument, LossByPosition, Window, perplexities, windows
 
 __all__ = [
     "MAP_LENGTHS",
@@ -14,7 +14,6 @@ __all__ = [
     "evaluate",
     "full_evaluation",
     "generate",
-    "loss_by_position",
     "perplexities",
     "windows",
 ]

@@ -19,7 +19,7 @@ from rfa_lab.data import document_of_token, fingerprint, load_corpus, load_docum
 from rfa_lab.training import RunFolder, TrainingSpec
 
 from .attention_maps import MAP_LENGTHS, attention_maps, middle_window
-from .perplexity import LossByDocument, LossByPosition, check_protocol, loss_by_position, perplexities, windows
+from .perplexity import LossByDocument, LossByPosition, check_protocol, perplexities, windows
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,6 @@ def evaluate(
     lengths: Sequence[int] | None = None,
     protocol: str = "blocks",
     max_tokens: int | None = None,
-    by_position: bool = False,
     data_progress: Progress | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -92,7 +91,6 @@ def evaluate(
         lengths: context lengths in tokens; by default 1, 2, 4 and 8 times the training length.
         protocol: "blocks", "matched" or "strided", as in `windows`.
         max_tokens: use only this many tokens from the start of the text.
-        by_position: also compute the loss at each position of the longest length.
         data_progress: called with the bytes of text read so far and their total.
         progress: called with the tokens scored so far and their total.
 
@@ -112,7 +110,7 @@ def evaluate(
     lengths = sorted(set(lengths)) if lengths else [spec.length * factor for factor in FACTORS]
     inputs.check(protocol, lengths, max_tokens)
     model, books = inputs.model(), inputs.by_document()
-    result = {
+    return {
         "run": str(inputs.folder.path),
         "preset": spec.preset,
         "model": spec.model,
@@ -126,12 +124,8 @@ def evaluate(
         "tokens": len(stream),
         "environment": environment(),
         "rows": perplexities(model, stream, lengths, protocol, observe=books, progress=progress),
+        "books": books.totals(),
     }
-    result["books"] = books.totals()
-    if by_position:
-        losses = loss_by_position(model, stream, max(lengths), progress=progress)
-        result["by_position"] = {"protocol": "blocks", "length": max(lengths), "loss": losses}
-    return result
 
 
 def full_evaluation(
@@ -158,7 +152,7 @@ def full_evaluation(
         A dictionary with
         - `evaluations`, by protocol: `rows` as from `perplexities`, and `books`: for each test document and length the
           summed loss and the number of scored targets, which add up to those of the row;
-        - `by_position` as from `evaluate`, with the number of windows and the standard errors over windows;
+        - `by_position`: the `loss` at each position, its `stderr` over windows, and the number of these;
         - `attention`, the name of the file of maps, and `attention_summary`;
         - `fingerprint` of the text, and `environment`.
         An entry that was not asked for is None.
@@ -200,18 +194,17 @@ def full_evaluation(
     if by_position and "blocks" not in protocols:
         perplexities(model, stream, [longest], observe=positions, progress=progress_of("by_position"))
 
-    summary = None
+    summary = by_positions = None
     if attention is not None and window is not None:
         maps, summary = attention_maps(model, stream[window], spec.length)
         summary["start"] = window.start
         write_maps(attention, maps)
-    by = None
     if by_position:
         errors = {"windows": positions.windows, "stderr": positions.errors()}
-        by = {"protocol": "blocks", "length": longest, "loss": positions.means(), **errors}
+        by_positions = {"protocol": "blocks", "length": longest, "loss": positions.means(), **errors}
     return {
         "evaluations": evaluations,
-        "by_position": by,
+        "by_position": by_positions,
         "attention": None if attention is None else attention.name,
         "attention_summary": summary,
         "fingerprint": inputs.fingerprint,

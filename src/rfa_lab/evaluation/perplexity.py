@@ -272,18 +272,6 @@ def perplexities(
     return rows
 
 
-def loss_by_position(
-    model: RFAForCausalLM, stream: np.ndarray, length: int, *, progress: Progress | None = None
-) -> list[float]:
-    """Mean loss, in nats, of the tokens at positions 1 .. length - 1 of non-overlapping windows of `length`.
-
-    Args and raises as `perplexities`.
-    """
-    positions = LossByPosition(length)
-    perplexities(model, stream, [length], observe=positions, progress=progress)
-    return positions.means()
-
-
 def _summary(sums: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
     """Targets, mean loss, its standard error over windows, and perplexity, from the sums and counts of windows."""
     loss = sums.sum() / counts.sum()

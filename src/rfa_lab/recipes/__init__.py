@@ -1,6 +1,6 @@
 """Recipes: several training runs, their evaluations, and the rows of each run."""
 
-from .plan import RunState, measured_on, states
+from .plan import RunState, states
 from .reading import RecipeError
 from .recipe import Recipe, load_recipe
 from .runs import Outcome, Runs, run_recipe
@@ -12,7 +12,6 @@ __all__ = [
     "RunState",
     "Runs",
     "load_recipe",
-    "measured_on",
     "run_recipe",
     "states",
 ]

@@ -7,8 +7,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from rfa.checks import require
-
 from .rates import DIVERGED
 from .recipe import PlannedRun, Recipe
 from .runs import Runs
@@ -35,38 +33,26 @@ class RunState:
     seconds: float | None
 
 
-def states(
-    recipe: Recipe, out: str | Path, only: Sequence[str] = (), tokens_per_second: float | None = None
-) -> list[RunState]:
+def states(recipe: Recipe, out: str | Path, only: Sequence[str] = ()) -> list[RunState]:
     """The progress of each run, and before it of the trials of its learning rate. Nothing is written.
 
     Args:
         recipe: the recipe.
         out: the folder of run folders and results.
         only: names of runs; empty for all runs.
-        tokens_per_second: the speed of training of every run; by default that of finished runs.
 
     Raises:
-        ValueError: for a speed that is not positive, and as `run_recipe` for names and folders.
+        ValueError: as `run_recipe`, for names and folders.
     """
-    if tokens_per_second is not None:
-        require(0 < tokens_per_second < math.inf, "tokens_per_second", tokens_per_second, "a positive number")
     runs = Runs(recipe, Path(out))
     results, units = runs.results(), dict[str, PlannedRun]()
     for run in runs.selected(only):
         trials = [trial for trial, _ in runs.tried(run) if run.name not in results or runs.record(trial) is not None]
         units |= {unit.name: unit for unit in (*trials, run)}
-    return [_state(runs, unit, results, tokens_per_second) for unit in units.values()]
+    return [_state(runs, unit, results) for unit in units.values()]
 
 
-def measured_on(recipe: Recipe, out: str | Path) -> str | None:
-    """The names of the devices that made the finished runs; None if there are none. Raises as `states`."""
-    made = [result["environment"] for result in Runs(recipe, Path(out)).results().values()]
-    names = [one.get("machine") if one.get("device") in ("cpu", None) else one["device"] for one in made]
-    return " and ".join(dict.fromkeys(map(str, names))) or None
-
-
-def _state(runs: Runs, run: PlannedRun, results: Mapping[str, Any], speed: float | None) -> RunState:
+def _state(runs: Runs, run: PlannedRun, results: Mapping[str, Any]) -> RunState:
     steps, tokens = _sizes(runs.recipe, run, results)
     if run.name in results:
         training = results[run.name]["training"]
@@ -81,7 +67,7 @@ def _state(runs: Runs, run: PlannedRun, results: Mapping[str, Any], speed: float
         elif (checkpoint := runs.folder(run).latest_checkpoint()) is not None:
             state, step = "half done", int(checkpoint.name.rpartition("-")[2])
     left = tokens if tokens is None or not steps else tokens * max(steps - step, 0) / steps
-    speed = speed or _speed(runs.recipe, run, results)
+    speed = _speed(runs.recipe, run, results)
     return RunState(run, state, step, steps, tokens, None if left is None or speed is None else left / speed)
 
 

@@ -27,7 +27,7 @@ from rfa.progress import Stage, StageProgress
 from rfa_lab import evaluation
 from rfa_lab.data import prepare
 from rfa_lab.record import PLANNED, read_rows
-from rfa_lab.training import TRAINED_ON, RunFolder, Stopped, resume, train, trial_step
+from rfa_lab.training import TRAINED_ON, RunFolder, Stopped, resume, train
 from rfa_lab.training.callbacks import Diverged, read_metrics
 
 from .rates import DIVERGED, needed_rates, possible_rates, trial_loss, trials_by_run, with_best_rate
@@ -129,7 +129,7 @@ class Runs:
     def check(
         self, waiting: Sequence[PlannedRun], begun: Mapping[str, Mapping[str, Any]], report: StageProgress
     ) -> None:
-        """Raise `RecipeError` for a text that is too short, or a model that cannot make a step on this machine.
+        """Raise `RecipeError` for a text that is too short for the training or the evaluation.
 
         Raises `ValueError` if a run that was begun, by its result or its record, has another text.
         """
@@ -155,17 +155,6 @@ class Runs:
             faults.append(f"evaluation: attention: got a test split of {tokens} tokens, expected {expected}")
         if faults:
             raise RecipeError(self.recipe.path, dict.fromkeys(faults))
-        models = list({(run.spec.preset, repr(run.spec.model)): run for run in waiting}.values())
-        unable: dict[str, str] = {}
-        for done, run in enumerate(models):
-            report(Stage("trial_steps"), done, len(models))
-            try:
-                trial_step(run.spec)
-            except Exception as error:  # compilers raise exceptions of their own
-                said = f"cannot make a step on this machine: {type(error).__name__}: {error}"
-                unable.setdefault(said, f"{run.name}: {said}")
-        if unable:
-            raise RecipeError(self.recipe.path, unable.values())
 
     # One run
 
@@ -293,14 +282,13 @@ def run_recipe(
         only: names of runs, in which `*` matches any text; empty for all runs.
         other_version: go on in a folder that another version or commit of rfa began. Results name all of them.
         progress: called with the stage, the amount done and the total. Stages of the whole call are "runs" (the number
-            of runs), "text" and "trial_steps" (a step of each model). Stages of a run are "text", "training" and those
-            of its evaluation.
+            of runs) and "text". Stages of a run are "text", "training" and those of its evaluation.
         failure: called with the name of a failed run and the reason.
 
     Raises:
         ValueError: before any run. The reason is an unknown name in `only`, a damaged result or run folder, one of
             another recipe, one of another version without `other_version`, bad data, lengths longer than the test
-            split, a model that cannot make a step here, or processes that were launched to share one run.
+            split, or processes that were launched to share one run.
         OSError: if the disk is full.
         torch.AcceleratorError: for an error after which this process cannot use the device any more.
         Stopped, KeyboardInterrupt: on Ctrl-C. A run that is being trained is saved first.

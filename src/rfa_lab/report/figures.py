@@ -31,6 +31,7 @@ from .tables import BASELINES, damping_by_label
 
 _MOST_LINES = 6
 _ALWAYS = ("rfa", *BASELINES, "m2-sc-rfa")
+_WITH_HEADS = ("rfa", "m1-rfa", "m2-sc-rfa", "m3-sc-rfa")  # labels whose heads have figures
 _FAILS = 1.4  # a perplexity so many times the median of its panel does not set the scale
 _FIRST = 8  # earlier positions have few tokens each, and are left out
 _FAINTEST = 1e-5  # lowest weight of the colour scale; weights spread evenly over 128 blocks are 8e-3
@@ -51,45 +52,44 @@ def record_figures(record: Record, maps: Mapping[str, Path]) -> list[Drawing]:
         record: of the runs.
         maps: files of attention maps by the run's name.
     """
-    found = list[Drawing]()
-    swept = damping_by_label(record)
-    main = main_labels(record)
-    shown = f" Of {len(record.labels())} models {len(main)} are drawn; the tables have all." * (
-        len(main) < len(record.labels())
-    )
+    drawings = list[Drawing]()
+
+    def add(name: str, caption: str, draw: Callable[..., Figure], *arguments: Any) -> None:
+        drawings.append(Drawing(name, caption, partial(draw, *arguments)))
+
+    labels, swept = record.labels(), damping_by_label(record)
+    main = record.only(main_labels(record))
+    count = len(main.labels())
+    shown = f" Of {len(labels)} models {count} are drawn; the tables have all." * (count < len(labels))
     band = "Mean over seeds; band: 95 % t interval."
     for protocol in record.protocols():
-        words = f"Test perplexity over context length, protocol {protocol}. {band}{shown}"
-        found.append(Drawing(f"length-{protocol}", words, partial(length_figure, record.only(main), protocol)))
+        over_length = "Test perplexity over context length"
+        add(f"length-{protocol}", f"{over_length}, protocol {protocol}. {band}{shown}", length_figure, main, protocol)
         words = (
             f"Differences of log perplexity to {BASELINES[0]}, protocol {protocol}, at the training length and at the "
             "longest. Dark: 95 % t interval over seeds. Light: bootstrap over books. Open points have one seed. Grey "
             "band: the noise of a single seed."
         )
-        if BASELINES[0] in record.labels() and len(record.labels()) > 1:
-            found.append(Drawing(f"differences-{protocol}", words, partial(difference_figure, record, protocol)))
+        if BASELINES[0] in labels and len(labels) > 1:
+            add(f"differences-{protocol}", words, difference_figure, record, protocol)
         if swept:
-            words = f"Test perplexity over context length by damping b, protocol {protocol}. {band}"
-            found.append(Drawing(f"damping-{protocol}", words, partial(damping_figure, record, protocol)))
-    words = f"Validation perplexity over training. {band}{shown}"
-    found.append(Drawing("training", words, lambda: training_figure(record.only(main))))
+            words = f"{over_length} by damping b, protocol {protocol}. {band}"
+            add(f"damping-{protocol}", words, length_figure, record, protocol, swept)
+    add("training", f"Validation perplexity over training. {band}{shown}", training_figure, main)
     if not record.values("position").empty:
         words = f"Loss over the position in the longest window, in bins of equal factors. {band}{shown}"
-        found.append(Drawing("position", words, lambda: position_figure(record.only(main))))
-    for label in record.labels():
-        if (
-            label in ("rfa", "m1-rfa", "m2-sc-rfa", "m3-sc-rfa")
-            and not head_parameter(record, label, "key_noise").empty
-        ):
+        add("position", words, position_figure, main)
+    for label in labels:
+        if label in _WITH_HEADS and not head_parameter(record, label, "key_noise").empty:
             words = f"Parameters of each head over training: {label}, its first seed."
-            found.append(Drawing(f"heads-{label}", words, partial(heads_figure, record, label)))
+            add(f"heads-{label}", words, heads_figure, record, label)
     if maps:
         words = (
             f"Where each head of the last layer looks, over {MAP_LENGTHS} training lengths: what reaches the estimate, "
             "and before decay, as the paper's figures show it. Left of the dotted line: farther off than in training."
         )
-        found.append(Drawing("attention", words, lambda: maps_figure(record, maps)))
-    return found
+        add("attention", words, maps_figure, record, maps)
+    return drawings
 
 
 def main_labels(record: Record, most: int = _MOST_LINES) -> list[str]:
@@ -105,27 +105,32 @@ def main_labels(record: Record, most: int = _MOST_LINES) -> list[str]:
     return [label for label in record.labels() if label in chosen]
 
 
-def _draw_bands(
-    axes: Axes, values: pd.DataFrame, labels: Sequence[str], styles: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """A line and a band for each label, over the columns of `Record.values`."""
+def _band_figure(record: Record, values: pd.DataFrame, styles: Mapping[str, Any] | None = None) -> tuple[Figure, Axes]:
+    """A line and a band for each label that has values, as of `Record.values`; without `styles` no line has markers."""
+    if styles is None:
+        labels = [label for label in record.labels() if label in values.index.unique("label")]
+        styles = {label: {**look, "marker": ""} for label, look in looks(labels).items()}
+    figure, axes = plt.subplots(figsize=(COLUMN, 2.4))
     means, halves = over_seeds(values)
-    for label in labels:
+    for label, look in styles.items():
         mean, half = means.loc[label].dropna(), halves.loc[label]
-        axes.plot(mean.index, mean, label=label, **styles[label])
+        axes.plot(mean.index, mean, label=label, **look)
         half = half.reindex(mean.index).fillna(0.0)
-        axes.fill_between(mean.index, mean - half, mean + half, color=styles[label]["color"], alpha=0.15, linewidth=0)
-    last = means.loc[list(labels)].ffill(axis=1).iloc[:, -1]
-    high = min(float(means.loc[list(labels)].max(axis=None)), _FAILS * float(last.median()))
-    low = float(means.loc[list(labels)].min(axis=None))
+        axes.fill_between(mean.index, mean - half, mean + half, color=look["color"], alpha=0.15, linewidth=0)
+    means = means.loc[list(styles)]
+    last = means.ffill(axis=1).iloc[:, -1]
+    high = min(float(means.max(axis=None)), _FAILS * float(last.median()))
+    low = float(means.min(axis=None))
     if low < high:
         axes.set_ylim(low / 1.02, high * 1.02)
+    return figure, axes
 
 
-def _legend_below(figure: Figure, axes: Axes, columns: int = 2) -> None:
+def _legend_below(figure: Figure, axes: Axes, columns: int = 2) -> Figure:
     handles, labels = axes.get_legend_handles_labels()
     figure.set_figheight(figure.get_figheight() + 0.15 * math.ceil(len(labels) / columns))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    return figure
 
 
 def _train_length(record: Record) -> int | None:
@@ -133,57 +138,36 @@ def _train_length(record: Record) -> int | None:
     return lengths.pop() if len(lengths) == 1 else None
 
 
-def _length_axes(axes: Axes, values: pd.DataFrame, record: Record, protocol: str) -> None:
+@styled
+def length_figure(record: Record, protocol: str, swept: Mapping[str, float] | None = None) -> Figure:
+    """Test perplexity over context length; `swept`: by damping coefficient b (the paper's table 2). Dark is small."""
+    values = np.exp(record.values(f"loss {protocol}"))
+    if swept:
+        colours = zip(swept, shades(len(swept)), strict=True)
+        styles = {label: {"color": colour, "marker": "o"} for label, colour in colours}
+    else:
+        styles = looks([label for label in record.labels() if label in values.index.unique("label")])
+    figure, axes = _band_figure(record, values, styles)
+    for b, line in zip((swept or {}).values(), axes.get_lines(), strict=False):
+        line.set_label(f"b = {b:g}")
     lengths_axis(axes, [int(length) for length in values], _train_length(record))
     axes.set_ylabel(f"test perplexity ({protocol})")
     plain_numbers(axes)
-
-
-@styled
-def length_figure(record: Record, protocol: str) -> Figure:
-    """Test perplexity over context length."""
-    figure, axes = plt.subplots(figsize=(COLUMN, 2.4))
-    values = np.exp(record.values(f"loss {protocol}"))
-    labels = [label for label in record.labels() if label in values.index.unique("label")]
-    _draw_bands(axes, values, labels, looks(labels))
-    _length_axes(axes, values, record, protocol)
-    _legend_below(figure, axes)
-    return figure
-
-
-@styled
-def damping_figure(record: Record, protocol: str) -> Figure:
-    """Test perplexity over context length by damping coefficient b (the paper's table 2). Dark is small."""
-    swept = damping_by_label(record)
-    figure, axes = plt.subplots(figsize=(COLUMN, 2.4))
-    values = np.exp(record.values(f"loss {protocol}"))
-    styles = {label: {"color": colour, "marker": "o"} for label, colour in zip(swept, shades(len(swept)), strict=True)}
-    _draw_bands(axes, values, list(swept), styles)
-    for text, line in zip(swept.values(), axes.get_lines(), strict=True):
-        line.set_label(f"b = {text:g}")
-    _length_axes(axes, values, record, protocol)
-    _legend_below(figure, axes, 3)
-    return figure
+    return _legend_below(figure, axes, 3 if swept else 2)
 
 
 @styled
 def training_figure(record: Record) -> Figure:
     """Validation perplexity over training tokens. The first half does not set the scale."""
-    figure, axes = plt.subplots(figsize=(COLUMN, 2.4))
     values = np.exp(record.values("validation"))
-    _draw_bands(
-        axes, values, record.labels(), {label: {**look, "marker": ""} for label, look in looks(record.labels()).items()}
-    )
+    figure, axes = _band_figure(record, values)
     late = over_seeds(values.loc[:, [x for x in values if x >= max(values) / 2]])[0]
-    axes.set_ylim(
-        float(late.min(axis=None)) / 1.02,
-        min(float(late.max(axis=None)) * 1.02, _FAILS * float(late.median(axis=None))),
-    )
+    highest = min(float(late.max(axis=None)) * 1.02, _FAILS * float(late.median(axis=None)))
+    axes.set_ylim(float(late.min(axis=None)) / 1.02, highest)
     _tokens_axis(axes)
     axes.set_ylabel("validation perplexity")
     plain_numbers(axes)
-    _legend_below(figure, axes)
-    return figure
+    return _legend_below(figure, axes)
 
 
 @styled
@@ -192,14 +176,10 @@ def position_figure(record: Record) -> Figure:
     values = record.values("position")
     values = values.loc[:, [x for x in values if x >= _FIRST]]
     bins = np.floor(2 * np.log2(values.columns.to_numpy())) / 2
-    binned = values.T.groupby(2.0**bins).mean().T
-    figure, axes = plt.subplots(figsize=(COLUMN, 2.4))
-    labels = [label for label in record.labels() if label in values.index.unique("label")]
-    _draw_bands(axes, binned, labels, {label: {**look, "marker": ""} for label, look in looks(labels).items()})
+    figure, axes = _band_figure(record, values.T.groupby(2.0**bins).mean().T)
     lengths_axis(axes, [2**power for power in range(3, round(math.log2(max(values))) + 1, 2)], _train_length(record))
     axes.set(xlabel="position (tokens); dotted: training length", ylabel="loss (nats)")
-    _legend_below(figure, axes)
-    return figure
+    return _legend_below(figure, axes)
 
 
 @styled

@@ -8,7 +8,6 @@ from .callbacks import Stopped
 from .run_folder import RunFolder
 from .spec import TrainingSpec
 from .train import TRAINED_ON, resume, train
-from .trainer import trial_step
 
 __all__ = [
     "TRAINED_ON",
@@ -17,5 +16,4 @@ __all__ = [
     "TrainingSpec",
     "resume",
     "train",
-    "trial_step",
 ]

@@ -3,12 +3,13 @@
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import PartialState
 from torch.utils.data import Dataset, Subset
 from transformers import PreTrainedTokenizerFast, TrainingArguments, set_seed
@@ -22,10 +23,9 @@ from rfa.progress import Progress, TrainingProgress
 from rfa_lab.data import PreparedData, TokenBlocks, check_text, evenly_spaced, fingerprint, load_corpus, prepare
 
 from .callbacks import MetricsLogger, StopOnSignal
-from .processes import check_launch, lost_process_as_connection_error
 from .run_folder import RunFolder
 from .spec import TrainingSpec
-from .trainer import ClipDynamics, ProtocolTrainer, tensor_float_32, trial_step
+from .trainer import ClipDynamics, ProtocolTrainer, tensor_float_32
 
 TRAINED_ON = ("train", "valid")  # the splits that a run reads, and that its data fingerprint covers
 
@@ -56,7 +56,7 @@ def train(
         OSError: if the disk is full. The last complete checkpoint stays.
         ConnectionError: if another process of the run has ended.
         Stopped: on Ctrl-C, after saving. A signal in the last step raises it too, when the run is finished.
-        Exception: with `overwrite`, if the model cannot make a step on this machine; nothing was deleted then.
+        Exception: with `overwrite`, if kernels cannot be compiled on this machine; nothing was deleted then.
     """
     spec = spec.with_absolute_paths()
     run = RunFolder(out)
@@ -87,7 +87,7 @@ def train(
         "steps": 0,
     }
     if overwrite and run.path.exists():  # the old run must not be lost if a kernel cannot be compiled here
-        trial_step(spec, arguments.device)
+        choose_backend(spec.model_config(vocab_size=2).attention.backend, arguments.device)
     with _shared(run, arguments):
         if arguments.process_index == 0:
             run.check_free(overwrite)
@@ -160,7 +160,9 @@ def _arguments(run: RunFolder, spec: TrainingSpec) -> TrainingArguments:
         disable_tqdm=True,
         use_cpu=not torch.accelerator.is_available(),
     )
-    check_launch(arguments.world_size)
+    launched = int(os.environ.get("WORLD_SIZE", 1))
+    if launched != arguments.world_size:
+        raise ValueError(f"processes: {launched} were launched, {arguments.world_size} work together")
     arguments._n_gpu = min(arguments.n_gpu, 1)  # several devices through `accelerate launch`, not DataParallel
     return arguments
 
@@ -194,6 +196,31 @@ def _shared(run: RunFolder, arguments: TrainingArguments) -> Iterator[None]:
                 said = f"{kept[-1]} is kept, from which --resume goes on" if kept else "no checkpoint is kept"
                 error.strerror, error.filename = f"{error.strerror}; {said}", error.filename or str(run.path)
             raise
+
+
+def is_first_process(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process speaks for a launch: it is the first, or alone."""
+    ranks = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")  # what accelerate reads
+    return all(environment.get(name, "0") == "0" for name in ranks)
+
+
+@contextmanager
+def lost_process_as_connection_error(world_size: int, begun: bool = True) -> Iterator[None]:
+    """Raise `ConnectionError`, with what to do, where another process of the run has ended; `begun`: it can be resumed.
+
+    Its group finds that within a second if the connection breaks. A process that only hangs is found after half an
+    hour, the Trainer's `ddp_timeout`.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if world_size > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            reason = str(error).partition("] ")[2].partition(". ")[0] or type(error).__name__
+            mend = "--resume with as many goes on from the last checkpoint" if begun else "start again, with as many"
+            raise ConnectionError(
+                f"processes: another one of the {world_size} of this run has ended ({reason}); {mend}"
+            ) from error
+        raise
 
 
 def _blocks(data: PreparedData, spec: TrainingSpec) -> tuple[TokenBlocks, Dataset]:

@@ -1,8 +1,7 @@
 """The training protocol on transformers' Trainer (the paper's appendix F).
 
 It has its own optimiser with two parameter groups and a second gradient clip, a one-cycle schedule, and checkpoints
-that are whole or absent. `trial_step` tests whether a machine can train a model, before hours are spent on a run or an
-old run is deleted.
+that are whole or absent.
 """
 
 import math
@@ -15,7 +14,7 @@ from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import EvalPrediction, Trainer, TrainerCallback
@@ -28,7 +27,6 @@ from rfa.models.saved_files import checkpoints_in, quiet_transformers, read_mode
 
 from .callbacks import StopOnSignal
 from .run_folder import check_checkpoint, newest_checkpoint
-from .spec import TrainingSpec
 
 DYNAMICS_CLIP = 1e-4
 
@@ -213,43 +211,3 @@ class ProtocolTrainer(Trainer):
             raise ValueError(f"keep_best: {checkpoint} cannot be read ({error}), expected the best model") from error
         cast(nn.Module, self.model).load_state_dict(weights)
         return step
-
-
-_VOCABULARY = 64  # of the trial's model
-
-
-def trial_step(spec: TrainingSpec, device: torch.device | None = None) -> None:
-    """Run one block forward and backward through one layer of a run's model, in the run's precision.
-
-    This compiles and loads the kernels, so a kernel that cannot be compiled is found here.
-
-    Args:
-        spec: of the run.
-        device: of the run. By default the accelerator, or the CPU if there is none.
-
-    Raises:
-        RuntimeError: for a loss or a gradient that is not finite, a kernel that cannot be compiled, or a device without
-            enough memory. Triton raises exceptions of its own.
-    """
-    device = device or _own_device()
-    with torch.random.fork_rng(devices=[]), tensor_float_32():
-        torch.manual_seed(0)
-        model: nn.Module = RFAForCausalLM(spec.model_config(_VOCABULARY, num_hidden_layers=1))
-        loss = _backward(spec, model.to(device), torch.randint(_VOCABULARY, (1, spec.length)).to(device))
-        grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        if not all(bool(value.isfinite().all()) for value in (loss, *grads)):
-            raise RuntimeError("trial step: got a loss or a gradient that is not finite, expected finite numbers")
-
-
-def _own_device() -> torch.device:
-    """The accelerator, or the CPU if there is none."""
-    there = torch.accelerator.is_available()  # a build for CUDA names an accelerator that is not there
-    return (torch.accelerator.current_accelerator() if there else None) or torch.device("cpu")
-
-
-def _backward(spec: TrainingSpec, model: nn.Module, ids: Tensor) -> Tensor:
-    """The loss of tokens in a run's precision, after its backward pass."""
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=spec.bf16):
-        loss: Tensor = model(ids, labels=ids).loss
-    loss.backward()
-    return loss

@@ -65,17 +65,6 @@ def test_words_of_pieces_are_words_of_the_whole(text, size):
     assert [word for part in parts for word in GPT2.findall(part)] == GPT2.findall(text)
 
 
-@given(AWKWARD.map(lambda text: "".join(text.split())), st.integers(1, 20))
-@example("a'sa's1'1's字、字", 1)
-def test_text_without_spaces_too(text, size):
-    test_words_of_pieces_are_words_of_the_whole.hypothesis.inner_test(text, size)
-
-
-@pytest.mark.parametrize("text", ["字典、人一。", "ab1,", "x=1;y(2)", "e3b0c44298fc1c"])
-def test_text_without_spaces_is_cut_where_kinds_of_characters_meet(text):
-    assert max(map(len, cut(500 * text, 100))) < 110
-
-
 def test_text_without_a_boundary_stays_whole():
     for text in ("a", " ", "7", "-", "'", "e\u0301", "🙂"):
         assert cut(1000 * text, 10) == [1000 * text]

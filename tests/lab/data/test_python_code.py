@@ -2,7 +2,7 @@
 
 import pytest
 
-from rfa_lab.data import load_corpus, load_documents
+from rfa_lab.data import load_corpus
 from rfa_lab.data.python_code import code_splits
 
 WORDS = "def found(given):\n    return given\n"
@@ -60,22 +60,9 @@ def test_what_is_left_out(places):
     assert names(code_splits(*places)) == KEPT
 
 
-def test_a_folder_in_its_place(tmp_path, monkeypatch):
-    for split in ("train", "valid", "test"):
-        module(tmp_path / "frozen" / split, f"{split}.py")
-    monkeypatch.setenv("RFA_CODE", str(tmp_path / "frozen"))
-    corpus = load_corpus("code:python")
-    assert (names(corpus.splits)["valid"], corpus.split_note) == (["valid.py"], "as the folder gives them")
-    assert [document.name for document in load_documents("code:python")] == ["test.py", "train.py", "valid.py"]
-    monkeypatch.setenv("RFA_CODE", str(tmp_path))
-    with pytest.raises(ValueError, match=r"RFA_CODE: got .*, expected a folder with train/, valid/ and test/"):
-        load_corpus("code:python")
+def test_the_running_python(monkeypatch, places):
     with pytest.raises(ValueError, match="split_by: got 'author' for 'code:python'"):
         load_corpus("code:python", "author")
-
-
-def test_the_running_python(monkeypatch, places):
-    monkeypatch.delenv("RFA_CODE", raising=False)
     code_splits.cache_clear()
     monkeypatch.setattr("sysconfig.get_paths", lambda: dict(zip(("purelib", "stdlib"), map(str, places), strict=True)))
     corpus = load_corpus("code:python")

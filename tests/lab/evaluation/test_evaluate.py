@@ -23,7 +23,6 @@ def test_on_the_runs_test_split(run, corpus):
     assert result["parameters"] == model.num_parameters()
     assert result["data"] == f"{corpus} (test split)"
     assert result["environment"]["torch"] == torch.__version__
-    assert "by_position" not in result
     assert json.loads(json.dumps(result)) == result
     assert contents(run) == before
 

@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from training.runs import contents, text, tiny_spec
 
 from rfa_lab.data import prepare
-from rfa_lab.evaluation import attention_maps, evaluate, full_evaluation, loss_by_position, perplexities
+from rfa_lab.evaluation import attention_maps, evaluate, full_evaluation, perplexities
+from rfa_lab.evaluation.perplexity import token_losses
 from rfa_lab.training import RunFolder, train
 
 BOOKS = {"Mine_A.txt": 900, "Mine_B.txt": 40, "Yours_C.txt": 700}
@@ -54,11 +56,13 @@ def test_everything(books, tmp_path):
     scored = [row["targets"] for row in result["evaluations"]["matched"]["rows"]]
     assert scored == [3 * 256] * 3  # of some 2,000 tokens: three segments of the longest length
     assert {"Mine_A.txt", "Yours_C.txt"} <= set(result["evaluations"]["matched"]["books"])
-    losses = loss_by_position(model, stream, 256)
+    stream = stream[: len(stream) // 256 * 256]
+    alone = token_losses(model, torch.from_numpy(stream.astype("int64")).view(-1, 256), 255).double().numpy()
     by = result["by_position"]
-    assert (by["protocol"], by["length"], by["loss"], by["windows"]) == ("blocks", 256, losses, len(stream) // 256)
-    alone = np.array([loss_by_position(model, stream[place : place + 256], 256) for place in range(0, 1537, 256)])
+    assert (by["protocol"], by["length"], by["windows"]) == ("blocks", 256, len(alone))
+    np.testing.assert_allclose(by["loss"], alone.mean(0), rtol=1e-5)
     np.testing.assert_allclose(by["stderr"], alone.std(0, ddof=1) / len(alone) ** 0.5, rtol=1e-5)
+    stream = data.streams["test"]
     start = (len(stream) - 256) // 2
     maps, summary = attention_maps(model, stream[start : start + 256], 32)
     assert result["attention"] == "maps.npz"

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rfa.models import RFAForCausalLM, preset
 from rfa_lab.data import document_of_token, load_tokenizer, text_document, token_stream
-from rfa_lab.evaluation import LossByDocument, loss_by_position, perplexities, windows
+from rfa_lab.evaluation import LossByDocument, LossByPosition, perplexities, windows
 from rfa_lab.evaluation import perplexity as loss_module
 from rfa_lab.evaluation.perplexity import token_losses
 
@@ -76,10 +76,11 @@ def test_standard_error_of_equal_windows_is_zero_and_of_one_is_unknown(stream):
 
 def test_loss_by_position(stream):
     model = tiny()
-    found = loss_by_position(model, stream, 12)
+    observed = LossByPosition(12)
+    (row,) = perplexities(model, stream, [12], observe=observed)
+    found = observed.means()
     blocks = torch.from_numpy(stream[:96].astype("int64")).view(8, 12)
     assert found == pytest.approx(full_losses(model, blocks).mean(0).tolist(), abs=1e-5)
-    (row,) = perplexities(model, stream, [12])
     assert np.mean(found) == pytest.approx(row["loss"], abs=1e-6)
 
 

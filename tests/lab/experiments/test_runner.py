@@ -12,7 +12,6 @@ import torch
 from cover import slow
 from training.runs import MODEL, command, contents, ctrl_c, messages, once
 
-from rfa.nn import filter_attention
 from rfa.progress import Stage
 from rfa_lab.recipes import load_recipe, run_recipe, states
 from rfa_lab.recipes import runs as making
@@ -287,24 +286,6 @@ def test_processes_that_share_a_run_are_refused(tmp_path, out, monkeypatch):
     with pytest.raises(ValueError, match=r"processes: got 2 .* expected .*CUDA_VISIBLE_DEVICES"):
         run_recipe(load_recipe(write_recipe(tmp_path)), out)
     assert not out.exists()
-
-
-def test_models_that_do_not_run_here_are_named_before_any_run(tmp_path, out, evaluated, monkeypatch, capsys):
-    class CompilationError(Exception):
-        """Triton's are no RuntimeErrors."""
-
-    def broken(*_, **__):
-        raise CompilationError("no\ncompiler")
-
-    monkeypatch.setattr(filter_attention, "located_filter_attention", broken)
-    path = write_recipe(tmp_path)
-    status, said, err = command(monkeypatch, capsys, "experiment", path, "--out", out)
-    assert (status, said) == (2, "")
-    reason = "cannot make a step on this machine: CompilationError: no compiler"
-    assert messages(err) == [f"rfa: {path}: {NAMES[1]}: {reason}"]  # of the two, the first
-    assert not list(out.glob("runs/*"))
-    outcome = run_recipe(load_recipe(path), out, only=[NAMES[0]])
-    assert outcome.done == (NAMES[0],)
 
 
 def fail_rope(monkeypatch, error):

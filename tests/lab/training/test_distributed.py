@@ -15,7 +15,7 @@ from cover import slow
 from parallel.processes import together
 
 from rfa_lab.training import RunFolder, train
-from rfa_lab.training.processes import check_launch, lost_process_as_connection_error
+from rfa_lab.training.train import lost_process_as_connection_error
 from training.runs import messages, tiny_spec, weights
 
 SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=4"]
@@ -150,18 +150,6 @@ def test_a_killed_process_ends_the_others_with_one_line_and_the_run_resumes(corp
     )
     step = int(run.latest_checkpoint().name.partition("-")[2])
     assert_resumes(run, step)
-
-
-def test_a_launcher_that_started_one_process_is_refused():
-    of_job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    by_accelerate = {"ACCELERATE_MIXED_PRECISION": "no", **of_job}
-    check_launch(1, of_job)  # a batch job may set them
-    check_launch(1, {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "node1"})  # one process, as it was asked for
-    check_launch(2, {**by_accelerate, "WORLD_SIZE": "2"})
-    with pytest.raises(ValueError, match=r"started one process.* env -u MASTER_PORT before the command"):
-        check_launch(1, by_accelerate)
-    with pytest.raises(ValueError, match="2 were launched, 1 work together"):
-        check_launch(1, {"WORLD_SIZE": "2"})
 
 
 def test_a_lost_connection_is_told_from_other_errors():

@@ -18,7 +18,7 @@ PIPELINE = [
              "every process of a run shows progress", "lab/training/test_distributed.py"),
     Mutation("rfa_lab/data/stream.py", "return len(self.stream) // self.length", "return (len(self.stream) - 1) // self.length",
              "the last whole block is lost", "lab/data/test_stream.py"),
-    Mutation("rfa_lab/data/documents.py", 'and left != right and text[position] != "\'"', "and left != right",
+    Mutation("rfa_lab/data/documents.py", r'r".*\S(?=[ \n])"', r'r".*(?=[ \n])"',
              "a text is cut inside a token", "lab/data/test_documents.py"),
     Mutation("rfa_lab/evaluation/perplexity.py", "max(1, min(lengths) // 2)", "max(1, min(lengths))",
              "targets of the matched protocol with too little context", "lab/evaluation/test_windows.py"),
