@@ -233,23 +233,25 @@ def read_series(
 
 
 def read_later(
-    axis: TimeAxis, earlier: Readings, name: str, given: Any, values: Any, info: ReadingInfo, states: Collection[str]
+    axis: TimeAxis,
+    earlier: Readings,
+    name: str,
+    given: Any,
+    values: Any,
+    info: ReadingInfo,
+    states: Collection[str],
+    in_order: bool = True,
 ) -> Readings:
-    """Readings after others, or times at which a reading is asked for. `name` is that of the times' argument."""
+    """Readings after others, or times at which a reading is asked for: any, unless they must be `in_order`.
+
+    `name` is that of the times' argument.
+    """
     found, last = axis.numbers(name, given), earlier.times[-1]
-    if bool((np.diff(found, prepend=last) < 0).any()):
+    length = len(found)
+    if in_order and bool((np.diff(found, prepend=last) < 0).any()):
         ends = axis.labels(np.array([found.min(), last]))
         least, end = (f"{x:g}" if axis.origin is None else str(x)[:19] for x in ends)
         require(False, name, f"a time of {least}", f"times in order, not before the last reading at {end}")
-    return read_at(axis, earlier, name, given, values, info, states)
-
-
-def read_at(
-    axis: TimeAxis, earlier: Readings, name: str, given: Any, values: Any, info: ReadingInfo, states: Collection[str]
-) -> Readings:
-    """As `read_later`, at times in any order."""
-    found = axis.numbers(name, given)
-    length = len(found)
     require(length > 0, name, "no times", "at least one")
     read = np.full(length, np.nan) if values is None else as_numbers("value", values)
     require(read.shape == (length,), "value", f"shape {read.shape}", "one number")
