@@ -131,11 +131,6 @@ class Contributions(NamedTuple):
         matrix = torch.where(stable[..., None, None], matrix, 0.0)
         return Contributions(matrix, torch.where(stable[..., None], vector, 0.0), gain_ratio)
 
-    def with_kalman_gains(self) -> "Contributions":
-        """As they would be if each observation had its Kalman gain."""
-        ratio = self.gain_ratio[..., None]
-        return self._replace(matrix=self.matrix / ratio[..., None], vector=self.vector / ratio)
-
     def remainder(self, state: Gaussian) -> tuple[Tensor, Tensor]:
         """M_0 and v_0: of the initial state, and of observations that keep their weight. Rounding counts as zero."""
         identity = identity_like(self.matrix)
@@ -180,20 +175,17 @@ def carried_observations(
         for k in range(grid.length - 1, 0, -1):
             transition, gained = transitions.steps[k - 1]
             later.append(joined(later[-1], at(k)).inflated(gained).substituted(transition))
-    initial = None if problem.initial is None else _known_state(problem.initial)
+    initial = None
+    if problem.initial is not None:  # a state with a regular covariance is an observation of itself
+        root = torch.linalg.cholesky(problem.initial.covariance)
+        rows = torch.linalg.solve_triangular(root, identity_like(root), upper=False)
+        initial = CarriedObservations(rows[:, None], (rows @ problem.initial.mean[..., None])[:, None, :, 0])
     for k in range(grid.length):
         if k:
             step = back[:, k - 1], variance[:, k - 1], int(counts[k - 1]), crossed[:, k - 1]
             earlier, initial = earlier.forward(*step), None if initial is None else initial.forward(*step)
         earlier = joined(earlier, at(k))
         yield joined(earlier, later[grid.length - 1 - k]) if problem.smooth else earlier, initial
-
-
-def _known_state(state: Gaussian) -> CarriedObservations:
-    """A state with a regular covariance, as an observation of itself."""
-    root = torch.linalg.cholesky(state.covariance)
-    rows = torch.linalg.solve_triangular(root, identity_like(root), upper=False)
-    return CarriedObservations(rows[:, None], (rows @ state.mean[..., None])[:, None, :, 0])
 
 
 @dataclass(frozen=True)
@@ -360,7 +352,9 @@ def riccati_averages(
             predicted = predicted.informed(information)[0]
             posterior, update = posterior.informed(information)
             found = joined(contributions.multiplied(update.factor), later_contributions.multiplied(update.gain))
-        parts = found.with_kalman_gains(), found.remainder(posterior), problem.stationary
+        ratio = found.gain_ratio[..., None]  # contributions are those of Kalman gains
+        kalman = found._replace(matrix=found.matrix / ratio[..., None], vector=found.vector / ratio)
+        parts = kalman, found.remainder(posterior), problem.stationary
         others = counts[:, k] - problem.grid.present[:, k].to(counts.dtype)
         yield RiccatiAverage(observations, predicted, posterior, *parts, counts[:, k], others, unobserved)
 

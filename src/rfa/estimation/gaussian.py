@@ -227,14 +227,11 @@ class Information(NamedTuple):
         infinite = torch.copysign(torch.full_like(projector, torch.inf), projector)
         partial = torch.where(projector.abs() > 1e-9, infinite, _outer(scale) * pseudo)
         if stationary is not None:
-            partial = torch.where(self.is_zero()[..., None, None], stationary, partial)
+            nothing = (self.matrix.diagonal(dim1=-2, dim2=-1) <= _NO_INFORMATION).all(-1)
+            partial = torch.where(nothing[..., None, None], stationary, partial)
         partial_mean = (pseudo @ vector[..., None])[..., 0] * scale
         covariance = torch.where(regular[..., None, None], covariance, partial)
         return torch.where(regular[..., None], mean, partial_mean), covariance
-
-    def is_zero(self) -> Bool[Tensor, "*batch"]:
-        """Whether there is no information at all."""
-        return (self.matrix.diagonal(dim1=-2, dim2=-1) <= _NO_INFORMATION).all(-1)
 
     def scaled(self) -> tuple[Tensor, Tensor]:
         """`d` and `d J d` with a diagonal of 1, or about 0 where nothing is known: units of states change nothing."""

@@ -11,7 +11,7 @@ of the first dimension, c; the Kalman filter is alone there.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -64,41 +64,22 @@ doubled (int64 count, bool go, double[g, s, s] phi, double[g, s, s] variance, in
 # Graphs of ONNX, written as arithmetic of their values
 
 
+def _operator(kind: str) -> Callable[["Value", Any], "Value"]:
+    """A method that adds a node of two values to their graph."""
+    return lambda one, other: one.graph.add(kind, one, other)
+
+
 class Value:
     """A tensor of a graph. Operators add nodes to the graph; numbers beside it become constants in float64."""
 
     def __init__(self, graph: "Graph", name: str):
         self.graph, self.name = graph, name
 
-    def __add__(self, other: Any) -> "Value":
-        return self.graph.add("Add", self, other)
-
-    def __sub__(self, other: Any) -> "Value":
-        return self.graph.add("Sub", self, other)
-
-    def __mul__(self, other: Any) -> "Value":
-        return self.graph.add("Mul", self, other)
-
-    def __truediv__(self, other: Any) -> "Value":
-        return self.graph.add("Div", self, other)
-
-    def __matmul__(self, other: Any) -> "Value":
-        return self.graph.add("MatMul", self, other)
+    __add__, __sub__, __mul__, __truediv__ = map(_operator, ("Add", "Sub", "Mul", "Div"))
+    __matmul__, __lt__, __gt__, __and__, __or__ = map(_operator, ("MatMul", "Less", "Greater", "And", "Or"))
 
     def __neg__(self) -> "Value":
         return self.graph.add("Neg", self)
-
-    def __lt__(self, other: Any) -> "Value":
-        return self.graph.add("Less", self, other)
-
-    def __gt__(self, other: Any) -> "Value":
-        return self.graph.add("Greater", self, other)
-
-    def __and__(self, other: "Value") -> "Value":
-        return self.graph.add("And", self, other)
-
-    def __or__(self, other: "Value") -> "Value":
-        return self.graph.add("Or", self, other)
 
     def __invert__(self) -> "Value":
         return self.graph.add("Not", self)

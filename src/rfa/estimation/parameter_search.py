@@ -39,7 +39,7 @@ _HESSIAN_STEP = 2e-3  # of a coordinate, for second differences, whose errors ar
 _LARGEST_CHANGE = 60.0  # of a coordinate. Beyond it the likelihood has no maximum.
 _LEAST_DECAY = 1e-10  # in a median gap: nothing tells a slower one, whose start would be too wide, from no decay
 _VANISHED = 12.0  # fall of the logarithm of a variance after which 0 is tried
-_GONE = 30.0  # fall at which nothing of it is left
+_FALL_TO_NOTHING = 30.0  # fall at which nothing of it is left
 _SAME = 1e-6  # nats
 _TENTHS = 2.5631  # standard deviations between the first and the last tenth of a normal distribution
 _SLOPE = 1e-2  # nats by coordinate at the end of a search that has converged, of up to 1,000 readings
@@ -51,8 +51,8 @@ _GAIN = 1e-2  # nats that a lifted variance must gain for another search
 _MOST_RESTARTS = 3
 # A long series is searched by its last readings before: so many, or those of so many of the longest period.
 _BLOCK, _PERIODS, _LONG = 2000, 4, 2
-_FLAT = 1e-7  # nats in one step, or change of all coordinates, by which a search has ended
-_FLAT_OF_LONG = 1e-5  # the same of a long series: a three hundredth of a standard error
+_SMALLEST_STEP = 1e-7  # nats in one step, or change of all coordinates, by which a search has ended
+_SMALLEST_STEP_OF_LONG = 1e-5  # the same of a long series: a three hundredth of a standard error
 
 # of the robust fit, whose likelihood is that of the readings that the robust filter keeps
 _MOST_ROUNDS = 4
@@ -97,12 +97,11 @@ def model_of(model: StructuralModel, readings: Readings, unit: str | None) -> St
         ValueError: for a period longer than the series, and a regressor that is 0 everywhere.
     """
     steps = np.diff(readings.times)
+    steps = steps[steps > 0]
     for component in model.components:
         shortest, named = component.shortest_span(), f"period of {component.name}"
-        period = (
-            component.period if unit and bool((steps > 0).any()) and isinstance(component, Season | Cycle) else None
-        )
-        doubt = None if unit is None or period is None else doubtful_period(period, steps[steps > 0], unit)
+        period = component.period if isinstance(component, Season | Cycle) else None
+        doubt = doubtful_period(period, steps, unit) if period and unit and len(steps) else None
         expected = f"at most the span of the series, {readings.span:g}{f': {doubt}' if doubt else ''}"
         require(shortest <= readings.span, named, shortest, expected)
         if doubt:
@@ -230,18 +229,20 @@ class ParameterSearch:
         if not free:
             return FoundParameters(dict(fixed), likelihood(origin).item(), True)
         lifted = scaled = torch.tensor([name in of_components for name in free])
-        block, root, tolerance = self._block(readings), torch.eye(len(free), dtype=torch.float64), _FLAT
+        block, root, tolerance = self._block(readings), torch.eye(len(free), dtype=torch.float64), _SMALLEST_STEP
         before, begin = _best(origin + _RATIOS[:, None] * scaled, likelihood)
         if block is None:
             origin = begin
         else:
             near = self.maximum(block, start).values if near is None else near
-            at_near = coordinates_of({name: near[name] or start[name] * math.exp(-_GONE) for name in near})
+            at_near = coordinates_of({name: near[name] or start[name] * math.exp(-_FALL_TO_NOTHING) for name in near})
             lifted = torch.tensor([self.kinds[name] == "variance" for name in free])  # a noise may be gone there
             if likelihood(at_near[None]).item() > before:
                 begin, few = at_near, ReadingsTable.of(model, block)
                 curvature = _hessian(begin, lambda at: exact_log_likelihood(few.problem(values(at))))
-                root, tolerance = _inverse_root(-curvature * len(readings) / len(block)), _FLAT_OF_LONG
+                sizes, basis = torch.linalg.eigh(-curvature * len(readings) / len(block))
+                root = basis * sizes.clamp(min=1.0).rsqrt()  # of the inverse. What hardly curves counts as if by one
+                tolerance = _SMALLEST_STEP_OF_LONG
         best = _maximum_from(begin, likelihood, self.max_steps, root, tolerance)
         for _ in range(_MOST_RESTARTS):
             alone = torch.eye(len(free), dtype=torch.bool)[lifted]  # each variance by itself
@@ -257,7 +258,10 @@ class ParameterSearch:
         vanished = {**found, **{name: 0.0 for name in of_components if fallen[name] > _VANISHED}}
         if vanished != found and (at_zero := exact_log_likelihood(table.problem(vanished)).item()) > total - _SAME:
             found, total = vanished, at_zero
-        raised = self._with_least_decay(found)
+        slowest = _LEAST_DECAY / self.scale.gap
+        slow = {decay: names for decay, names in self.decays.items() if found[decay] < slowest}
+        raised = self._with_decays(found, dict.fromkeys(slow, slowest))  # stationary variances stay
+        raised |= {name: raised[name] * slowest / found[decay] for decay, names in slow.items() for name in names}
         if raised != found and (at_raised := exact_log_likelihood(table.problem(raised)).item()) > total - _GAIN:
             found, total = raised, at_raised
         count = int((~np.isnan(readings.used)).sum())
@@ -271,18 +275,12 @@ class ParameterSearch:
         first = min(least, int(seen[-min(_BLOCK, len(seen))]))
         return None if _LONG * (len(readings) - first) > len(readings) else readings.selected(slice(first, None))
 
-    def _with_least_decay(self, found: Mapping[str, float]) -> dict[str, float]:
-        """Raise decays below 1e-10 in a median gap. Stationary variances stay."""
-        raised, least = dict(found), _LEAST_DECAY / self.scale.gap
-        for decay, variances in self.decays.items():
-            if found[decay] < least:
-                raised[decay] = least
-                raised.update({name: found[name] * least / found[decay] for name in variances})
-        shares, of_raised = self.shares(found), self.shares(raised)
-        raised.update(
-            {name: raised[name] * of_raised[name] / shares[name] for name in shares if name not in self.fixed}
-        )
-        return raised
+    def _with_decays(self, values: Mapping[str, float], decays: Mapping[str, float]) -> dict[str, float]:
+        """Values with other decays and the same diffusions: variances that are gained over a unit of time follow."""
+        changed = {**values, **decays}
+        before, after = self.shares(values), self.shares(changed)
+        free = before.keys() - self.fixed.keys()
+        return changed | {name: values[name] * after[name] / before[name] for name in free}
 
     def standard_errors(self, readings: Readings, found: Mapping[str, float]) -> dict[str, float]:
         """Of the free parameters at the maximum, as `to_factors` has them: `se(v) = |dv / dx| sqrt((-H^-1)_xx)`.
@@ -358,13 +356,9 @@ class ParameterSearch:
         A stationary component may begin far from a series whose mean is not 0. A slower decay with the same Q widens
         its start, while predictions from reading to reading stay narrow.
         """
-        start, decays = self.start, self.decays
-        for exponent in range(_SLOWER_STARTS if decays else 0):
-            slower = dict(start)
-            slower.update({decay: start[decay] * 10.0**-exponent for decay in decays})
-            shares, of_slower = self.shares(start), self.shares(slower)
-            free = shares.keys() - self.fixed.keys()
-            slower.update({name: start[name] * of_slower[name] / shares[name] for name in free})
+        start = self.start
+        for exponent in range(_SLOWER_STARTS if self.decays else 0):
+            slower = self._with_decays(start, {decay: start[decay] * 10.0**-exponent for decay in self.decays})
             if not _are_most(self._far(slower, self.readings), self.readings):
                 return slower
         return start
@@ -464,12 +458,6 @@ def _hessian(at: Tensor, likelihood: Callable[[Tensor], Tensor]) -> Tensor:
     signs = torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
     found = likelihood((at + pairs).reshape(-1, len(at))).reshape(pairs.shape[:3])
     return torch.einsum("s,sij->ij", signs, found) / (4 * _HESSIAN_STEP**2)
-
-
-def _inverse_root(curvature: Tensor) -> Tensor:
-    """R with `R R^T` the inverse. Directions that hardly curve count as if they curved by one."""
-    sizes, basis = torch.linalg.eigh(curvature)
-    return basis * sizes.clamp(min=1.0).rsqrt()
 
 
 def _best(candidates: Tensor, likelihood: Callable[[Tensor], Tensor]) -> tuple[float, Tensor]:

@@ -22,7 +22,7 @@ from .parameter_search import ParameterSearch, model_of, read_fixed, series_scal
 from .readings_problem import ReadingsProblem, ReadingsTable, filter_readings, irregular_names
 from .recursive_filter import Recursion
 from .row_filters import Carried, FilteredRows
-from .series import ReadingInfo, Readings, RowLabels, by_name, like, read_at, read_later, read_one, read_series
+from .series import ReadingInfo, Readings, RowLabels, by_name, like, read_later, read_one, read_series
 from .series_estimate import Diagnostics, SeriesEstimate
 from .structural_model import Component, StructuralModel, to_factors
 from .time_axis import TimeAxis, next_times
@@ -287,7 +287,8 @@ class RobustFilter:
         """
         info = ReadingInfo(sensor, exog, offset, noise, observation)
         readings = self._readings
-        asked = read_at(self._axis, readings, "query_times", query_times, None, info, self.model.states)
+        given = self._axis, readings, "query_times", query_times, None, info, self.model.states
+        asked = read_later(*given, in_order=False)
         order = np.argsort(asked.times, kind="stable")
         past = asked.times[order] <= readings.times[-1]
         mean, variance = np.empty(len(asked)), np.empty(len(asked))

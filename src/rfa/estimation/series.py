@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rfa.checks import as_array, require, require_each
 
-from .time_axis import TimeAxis, as_dates, as_numbers
+from .time_axis import TimeAxis, as_numbers, dates_and_kind
 
 _LARGEST = 1e100
 
@@ -125,7 +125,7 @@ class RowLabels:
         order = None if self.index is None else _order(own, self.index)
         dated, times, permuted = True, None, None
         with suppress(ValueError):  # dates beside numbers, or a missing one
-            dated = as_dates(own) is not None
+            dated = dates_and_kind(own)[0] is not None
             times = self.axis.numbers(name, own) if dated or own.dtype.kind in "iuf" else None
         if order is None and times is not None:
             if np.array_equal(times, self.times):
@@ -153,31 +153,28 @@ class RowLabels:
         """What is known of each reading, but its sensor, by name. It is finite where a reading is `seen`."""
         exog = info.exog if regressors is None else by_name("exog", info.exog, regressors)
         rows = None if info.observation is None else by_name("observation", info.observation, states)
+        length = len(seen)
+
+        def of_readings(name: str, given: Any, table: bool) -> np.ndarray:
+            """A row `(T, k)` or a number `(T,)` for each reading. One number is that of all."""
+            found = as_numbers(name, self.aligned(name, given))
+            found = found[:, None] if table and found.ndim == 1 else found
+            fits = found.ndim == 2 and len(found) == length if table else found.shape in ((), (length,))
+            expected = f"({length}, k), a row each" if table else f"a number, or {length} of them, one for each reading"
+            require(fits, name, f"shape {found.shape}", expected)
+            needed = seen[:, None] if table else seen if found.ndim else np.array(seen.any())
+            fault, expected = "NaN or infinite values", "finite numbers where there is a reading"
+            require_each(~(np.isnan(found) & needed), name, fault, found, expected)
+            require_each(~np.isinf(found), name, fault, found, "finite numbers")
+            return found if table else np.broadcast_to(found, (length,)).copy()
+
         found: dict[str, Any] = {
-            "exog": np.zeros((len(seen), 0)) if exog is None else self._table("exog", exog, seen),
-            "offset": self._column("offset", info.offset, seen),
-            "noise": self._column("noise", info.noise, seen),
-            "observation": None if rows is None else self._table("observation", rows, seen),
+            "exog": np.zeros((length, 0)) if exog is None else of_readings("exog", exog, True),
+            "offset": of_readings("offset", 0.0 if info.offset is None else info.offset, False),
+            "noise": of_readings("noise", 0.0 if info.noise is None else info.noise, False),
+            "observation": None if rows is None else of_readings("observation", rows, True),
         }
         require_each(~(found["noise"] < 0), "noise", "a negative variance", found["noise"], "variances >= 0")
-        return found
-
-    def _column(self, name: str, given: Any, seen: np.ndarray) -> np.ndarray:
-        """A number for each reading, `(T,)`: one number for all, or one for each. None is 0."""
-        length = len(self.times)
-        found = as_numbers(name, 0.0 if given is None else self.aligned(name, given))
-        fits = found.shape in ((), (length,))
-        require(fits, name, f"shape {found.shape}", f"a number, or {length} of them, one for each reading")
-        _check_finite(name, found, seen if found.ndim else np.array(seen.any()))
-        return np.broadcast_to(found, (length,)).copy()
-
-    def _table(self, name: str, given: Any, seen: np.ndarray) -> np.ndarray:
-        """A table with a row for each reading, `(T, k)`."""
-        found = as_numbers(name, self.aligned(name, given))
-        found = found[:, None] if found.ndim == 1 else found
-        fits = found.ndim == 2 and len(found) == len(seen)
-        require(fits, name, f"shape {found.shape}", f"({len(seen)}, k), a row each")
-        _check_finite(name, found, seen[:, None])
         return found
 
 
@@ -236,23 +233,25 @@ def read_series(
 
 
 def read_later(
-    axis: TimeAxis, earlier: Readings, name: str, given: Any, values: Any, info: ReadingInfo, states: Collection[str]
+    axis: TimeAxis,
+    earlier: Readings,
+    name: str,
+    given: Any,
+    values: Any,
+    info: ReadingInfo,
+    states: Collection[str],
+    in_order: bool = True,
 ) -> Readings:
-    """Readings after others, or times at which a reading is asked for. `name` is that of the times' argument."""
+    """Readings after others, or times at which a reading is asked for: any, unless they must be `in_order`.
+
+    `name` is that of the times' argument.
+    """
     found, last = axis.numbers(name, given), earlier.times[-1]
-    if bool((np.diff(found, prepend=last) < 0).any()):
+    length = len(found)
+    if in_order and bool((np.diff(found, prepend=last) < 0).any()):
         ends = axis.labels(np.array([found.min(), last]))
         least, end = (f"{x:g}" if axis.origin is None else str(x)[:19] for x in ends)
         require(False, name, f"a time of {least}", f"times in order, not before the last reading at {end}")
-    return read_at(axis, earlier, name, given, values, info, states)
-
-
-def read_at(
-    axis: TimeAxis, earlier: Readings, name: str, given: Any, values: Any, info: ReadingInfo, states: Collection[str]
-) -> Readings:
-    """As `read_later`, at times in any order."""
-    found = axis.numbers(name, given)
-    length = len(found)
     require(length > 0, name, "no times", "at least one")
     read = np.full(length, np.nan) if values is None else as_numbers("value", values)
     require(read.shape == (length,), "value", f"shape {read.shape}", "one number")
@@ -305,14 +304,15 @@ def _row_of(name: str, given: Any, names: Collection[str]) -> Any:
 
 def by_name(name: str, given: Any, names: Collection[str]) -> Any:
     """A table of pandas with its columns in the order of `names`. What has no names is as it was."""
-    own = column_names(given)
-    if not own or own == tuple(names) or _unnamed(given):
+    own, columns = column_names(given), getattr(given, "columns", None)
+    counted = columns is not None and list(columns) == list(range(len(columns)))  # a table made of an array
+    if not own or own == tuple(names) or counted:
         return given
     missing, unknown = ([x for x in some if x not in others] for some, others in ((names, own), (own, names)))
     faults = [f"{word} {', '.join(each)}" for word, each in (("without", missing), ("unknown:", unknown)) if each]
     expected = f"{', '.join(names) or 'none'}, as in fit ({'; '.join(faults)}); {name}.to_numpy() goes by position"
     require(sorted(own) == sorted(names), name, f"columns {', '.join(own)}", expected)
-    return given.iloc[:, [own.index(x) for x in names]] if hasattr(given, "columns") else given
+    return given.iloc[:, [own.index(x) for x in names]] if columns is not None else given
 
 
 def column_names(given: Any) -> tuple[str, ...]:
@@ -326,19 +326,6 @@ def column_names(given: Any) -> tuple[str, ...]:
 def index_of(given: Any) -> Any:
     """The index of a pandas Series or DataFrame. None for anything else."""
     return given.index if hasattr(given, "index") and hasattr(given, "to_numpy") else None
-
-
-def _unnamed(given: Any) -> bool:
-    """Whether the columns of a table are but counted, as those of a table made of an array."""
-    columns = getattr(given, "columns", None)
-    return columns is not None and list(columns) == list(range(len(columns)))
-
-
-def _check_finite(name: str, given: np.ndarray, needed: np.ndarray) -> None:
-    """Raise `ValueError` for infinite numbers, and for NaN where a number is needed."""
-    expected = "finite numbers where there is a reading"
-    require_each(~(np.isnan(given) & needed), name, "NaN or infinite values", given, expected)
-    require_each(~np.isinf(given), name, "NaN or infinite values", given, "finite numbers")
 
 
 def _index(numbers: np.ndarray) -> Any:

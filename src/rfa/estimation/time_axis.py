@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Hashable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import cached_property, lru_cache
 from typing import Any
@@ -35,11 +35,9 @@ class TimeAxis:
     def of(cls, times: Any, unit: str) -> "TimeAxis":
         """Of a series' times. The first date is the origin."""
         require(unit in SECONDS, "time_unit", unit, f"one of {', '.join(SECONDS)}")
-        dates, index = as_dates(times), _pandas_index(times)
-        kind = None if index is None else index[:0]
+        dates, kind = dates_and_kind(times)
         if dates is None:
             return cls(unit, kind=kind)
-        kind = kind if hasattr(index, "freq") else np.timedelta64 if _are_lengths(times) else _zone(times)
         tick = 1000 if bool((dates.astype("int64") % 1000 == 0).all()) else 1
         return cls(unit, np.sort(np.append(dates, np.datetime64("2200-01-01", "ns")))[0], tick, kind)
 
@@ -55,19 +53,26 @@ class TimeAxis:
 
     def numbers(self, name: str, times: Any) -> np.ndarray:
         """Times as numbers, `(T,)`."""
-        dates = as_dates(times)
+        dates, kind = dates_and_kind(times)
         if (dates is None) != (self.origin is None):
             given, expected = ("numbers", "dates") if dates is None else ("dates", "numbers")
             raise ValueError(f"{name}: got {given}, expected {expected}, as the times of the series")
         if dates is None:
             found = as_numbers(name, times, "numbers or dates; pandas.to_datetime makes dates of text")
-            _check_whole(name, times, found)
+            if bool((np.abs(found) >= 2.0**53).any()):
+                entries = as_array(times, name)
+                same = [not isinstance(x, int) or float(x) == x for x in entries.ravel().tolist()]
+                expected = "whole numbers up to 2**53; pandas.to_datetime makes dates of epoch stamps"
+                require_each(
+                    np.reshape(same, found.shape), name, "numbers that float64 does not hold", entries, expected
+                )
         else:
             require_each(~np.isnat(dates), name, "a missing date", dates, "a date for each reading")
-            lengths = [_are_lengths(times), self.lengths]
-            kinds = [f"dates {'without' if zone is None else 'with'} a time zone" for zone in (_zone(times), self.zone)]
-            kinds = ["lengths of time" if length else kind for length, kind in zip(lengths, kinds, strict=True)]
-            require(kinds[0] == kinds[1], name, kinds[0], f"{kinds[1]}, as the times of the series")
+            given, expected = (
+                "lengths of time" if axis.lengths else f"dates {'without' if axis.zone is None else 'with'} a time zone"
+                for axis in (replace(self, kind=kind), self)
+            )
+            require(given == expected, name, given, f"{expected}, as the times of the series")
             found = (self._shown(dates) - self._start) / np.timedelta64(1, "ns") / (1e9 * SECONDS[self.unit])
         require(found.ndim == 1, name, f"shape {found.shape}", "one time for each reading, (T,)")
         require_each(np.isfinite(found), name, "NaN or infinite times", found, "finite times")
@@ -261,30 +266,31 @@ def calendar_step(dates: np.ndarray) -> Any:
     return pd.offsets.BDay() if weekdays and weekends > 0 else None
 
 
-def as_dates(times: Any) -> np.ndarray | None:
-    """Dates in nanoseconds, or None where `times` are no dates. Time zones become UTC, a period its start.
+def dates_and_kind(times: Any) -> tuple[np.ndarray | None, Any]:
+    """Dates in nanoseconds, or None where `times` are no dates, and their kind as `TimeAxis` has it.
 
-    Lengths of time are dates since 1970.
+    Time zones become UTC, a period its start. Lengths of time are dates since 1970.
     """
     if isinstance(times, Tensor):
-        return None
+        return None, None
     index = _pandas_index(times)
+    kind = None if index is None else index[:0]
     if hasattr(index, "to_timestamp"):  # a PeriodIndex
         index = index.to_timestamp()
     if getattr(index, "tz", None) is not None:
         index = index.tz_convert("UTC").tz_localize(None)
-    given = as_array(times if index is None else index)
-    if given.dtype == object:
-        given = _dates_of_objects(given)
-    if given.dtype.kind == "m":
-        given = _EPOCH + given
-    if given.dtype.kind != "M":
-        return None
+    entries = as_array(times if index is None else index)
+    given = _dates_of_objects(entries) if entries.dtype == object else entries
+    if given.dtype.kind not in "mM":
+        return None, kind
+    if not hasattr(index, "freq"):
+        kind = np.timedelta64 if given.dtype.kind == "m" else None if index is not None else _zone(times, entries)
+    given = _EPOCH + given if given.dtype.kind == "m" else given
     dates = np.atleast_1d(given).astype("datetime64[ns]")
     whole = dates.astype(given.dtype) == np.atleast_1d(given)
     expected = "dates from 1678 to 2262, as nanoseconds hold"
     require_each(whole | np.isnat(dates), "times", "dates that are too far", given, expected)
-    return dates
+    return dates, kind
 
 
 def _dates_of_objects(given: np.ndarray) -> np.ndarray:
@@ -293,7 +299,13 @@ def _dates_of_objects(given: np.ndarray) -> np.ndarray:
     present = [each for each in found if each == each]
     if present and all(isinstance(each, timedelta) for each in present):
         return np.array([np.timedelta64(each if each == each else "NaT", "ns") for each in found]).reshape(given.shape)
-    _check_calendars(present)
+    for date in present:  # of models, such as cftime's with twelve months of 30 days
+        calendar = str(getattr(date, "calendar", "") or "")
+        julian = calendar in ("standard", "gregorian") and (date.year, date.month, date.day) < (1582, 10, 15)
+        if calendar not in ("", "standard", "gregorian", "proleptic_gregorian") or julian:
+            units = f"'days since {date.year:04}-01-01', calendar={calendar!r}"
+            expected = f"dates of the Gregorian one, or numbers: cftime.date2num(times, {units})"
+            raise ValueError(f"times: got dates of the calendar {calendar!r}, expected {expected}")
     if not present or not all(hasattr(each, "year") for each in present):
         return given
     zoned = [getattr(each, "tzinfo", None) is not None for each in present]
@@ -304,27 +316,6 @@ def _dates_of_objects(given: np.ndarray) -> np.ndarray:
     found = [each.isoformat() if hasattr(each, "calendar") else each for each in found]
     stamps = [x.to_datetime64() if hasattr(x, "to_datetime64") else np.datetime64(x, "us") for x in found]
     return np.array(stamps).reshape(given.shape)
-
-
-def _check_calendars(dates: list[Any]) -> None:
-    """Raise `ValueError` for dates of models, such as cftime's with twelve months of 30 days."""
-    for date in dates:
-        calendar = str(getattr(date, "calendar", "") or "")
-        julian = calendar in ("standard", "gregorian") and (date.year, date.month, date.day) < (1582, 10, 15)
-        if calendar not in ("", "standard", "gregorian", "proleptic_gregorian") or julian:
-            units = f"'days since {date.year:04}-01-01', calendar={calendar!r}"
-            expected = f"dates of the Gregorian one, or numbers: cftime.date2num(times, {units})"
-            raise ValueError(f"times: got dates of the calendar {calendar!r}, expected {expected}")
-
-
-def _are_lengths(times: Any) -> bool:
-    """Whether times are lengths of time."""
-    index = _pandas_index(times)
-    if hasattr(index, "freq"):
-        return index.dtype.kind == "m"
-    given = as_array(times if index is None else index)
-    first = next((each for each in given.flat if each == each), None) if given.dtype == object else None
-    return given.dtype.kind == "m" or isinstance(first, timedelta)
 
 
 def _pandas_index(times: Any) -> Any:
@@ -343,22 +334,18 @@ def _pandas_index(times: Any) -> Any:
     return index
 
 
-def _zone(times: Any) -> Any:
-    """The time zone of dates, or None."""
-    index = _pandas_index(times)
-    if index is not None:
-        return getattr(index, "tz", None)
+def _zone(times: Any, entries: np.ndarray) -> Any:
+    """The time zone of dates outside pandas, or None."""
     named = getattr(getattr(times, "dtype", None), "time_zone", None)  # of polars
     if (name := named or getattr(getattr(times, "type", None), "tz", None)) is not None:  # of pyarrow
         return ZoneInfo(name) if name[:1].isalpha() else datetime.strptime(name, "%z").tzinfo
-    found = as_array(times)
-    zones = (getattr(each, "tzinfo", None) for each in found.flat) if found.dtype == object else ()
+    zones = (getattr(each, "tzinfo", None) for each in entries.flat) if entries.dtype == object else ()
     return next((zone for zone in zones if zone is not None), None)
 
 
 def drawable(times: Any) -> Any:
     """Times that matplotlib draws: the start of each period, lengths of time in days."""
-    if _are_lengths(times):
+    if np.asarray(times).dtype.kind == "m":
         return times / np.timedelta64(1, "D")
     return times.to_timestamp() if hasattr(times, "to_timestamp") else times
 
@@ -391,12 +378,3 @@ def _is_number(given: Any) -> bool:
     with suppress(TypeError, ValueError, OverflowError):
         return float(given) is not None
     return False
-
-
-def _check_whole(name: str, given: Any, found: np.ndarray) -> None:
-    """Raise `ValueError` for whole numbers that float64 does not hold, such as epoch stamps in nanoseconds."""
-    if bool((np.abs(found) >= 2.0**53).any()):
-        entries = as_array(given, name)
-        same = [not isinstance(x, int) or float(x) == x for x in entries.ravel().tolist()]
-        expected = "whole numbers up to 2**53; pandas.to_datetime makes dates of epoch stamps"
-        require_each(np.reshape(same, found.shape), name, "numbers that float64 does not hold", entries, expected)
