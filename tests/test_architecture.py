@@ -122,8 +122,8 @@ SHORT = {  # files under 60 lines, and why they are not part of a neighbour
 
 
 SIZES = {
-    "src": (35_300, 172),
-    "tests": (29_000, 250),
+    "src": (34_900, 171),
+    "tests": (28_400, 220),
 }  # lines and files of Python at most; src is to reach 29,000 in 150
 
 
