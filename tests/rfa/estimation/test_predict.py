@@ -75,19 +75,6 @@ def test_pandas_gives_a_series_with_the_times_as_asked():
     np.testing.assert_allclose(mean, [41.0, 3.0], atol=1e-3)
 
 
-def test_what_cannot_be_predicted_is_named():
-    times, values = readings()
-    with pytest.raises(ValueError, match=r"fit: got no series yet"):
-        RobustFilter(Level()).predict(times)
-    found = RobustFilter(Level()).fit(times, values, exog=np.ones((60, 1)))
-    with pytest.raises(ValueError, match=r"exog: got '0 columns', expected 1, as in fit"):
-        found.predict(times)
-    with pytest.raises(ValueError, match=r"query_times: got 'no times', expected at least one"):
-        found.predict([], exog=np.ones((0, 1)))
-    with pytest.raises(ValueError, match=r"query_times: got .*dates"):
-        found.predict(pd.date_range("2024", periods=1), exog=[[1.0]])
-
-
 def test_parameters_by_name():
     found = RobustFilter(Level(), time_unit="hour").fit(*readings())
     assert found.set_params(robust=False) is found

@@ -4,7 +4,6 @@ import math
 from typing import Literal
 
 import pytest
-import scipy.stats
 import torch
 from cover import cover
 
@@ -106,18 +105,6 @@ def test_the_objective_never_rises(penalty, direction, prior, start):
     assert found.objective.shape == (9, 3)
     assert (found.objective.diff(dim=0) <= 1e-9 * found.objective[0].abs()).all()
     assert (found.objective[0] - found.objective[-1] > 0).all()
-
-
-def test_coverage_of_intervals():
-    sde, times = rotating(), torch.arange(60, dtype=torch.float64) * 0.1
-    start = torch.zeros(2), sde.stationary_covariance()
-    states, observations = sde.simulate(times, torch.Generator().manual_seed(4), sample_shape=(60,))
-    for options in ({}, {"nu": 16.0, "kappa": 2.0, "iterations": 5, "start": "leave_one_out"}):
-        found = papers_estimate(
-            sde, times, observations, prior="riccati", initial=start, return_weights=False, **options
-        )
-        width = scipy.stats.norm.ppf(0.95) * found.covariance.diagonal(dim1=-2, dim2=-1).sqrt()
-        assert 0.88 < ((found.mean - states).abs() < width).double().mean() < 0.92
 
 
 def test_smoothing_mirrors_filtering():
