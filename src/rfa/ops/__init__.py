@@ -14,7 +14,7 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:
-            raise AttributeError(f"module 'rfa.ops' has no attribute {name!r}")
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = "filter_attention" if name == "robust_filter_attention" else "backends"
-        globals()[name] = getattr(importlib.import_module(f"rfa.ops.{module}"), name)
+        globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)  # the hub has another name
         return globals()[name]
