@@ -4,7 +4,7 @@ A message says what was given and what is expected.
 """
 
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,6 +67,12 @@ def check_range(name: str, given: float | int, least: float | int, most: float |
     """Raise `ValueError` unless a number lies between two others."""
     require(given >= least, name, given, f"at least {least}")
     require(given <= most, name, given, f"at most {most}")
+
+
+def check_choice(name: str, given: object, choices: Any) -> None:
+    """Raise `ValueError` unless it is one of the choices, a tuple or a `Literal`."""
+    expected = get_args(choices) or choices
+    require(given in expected, name, given, f"one of {', '.join(map(repr, expected))}")
 
 
 def check_fields(kind: "TypeAdapter[Any]", content: object) -> None:

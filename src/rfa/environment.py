@@ -20,7 +20,7 @@ def environment() -> dict[str, Any]:
         "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **{name: _installed(name) for name in ("transformers", "accelerate", "tokenizers")},
+        **{name: _version_of(name) for name in ("transformers", "accelerate", "tokenizers")},
         **_accelerated(),
         "machine": f"{cpu_name()}, {platform.machine()}, {os.cpu_count()} CPUs",
         "threads": torch.get_num_threads(),
@@ -45,7 +45,7 @@ def cpu_name() -> str:
     return named or platform.processor() or "unknown CPU"
 
 
-def _installed(library: str) -> str | None:
+def _version_of(library: str) -> str | None:
     """The version of a library, which is not imported for it; None where it is not installed."""
     try:
         return installed_version(library)
@@ -58,4 +58,4 @@ def _accelerated() -> dict[str, Any]:
     if not torch.cuda.is_available():
         return {}
     built_for = "cuda" if torch.version.hip is None else "hip"
-    return {built_for: getattr(torch.version, built_for), "triton": _installed("triton")}
+    return {built_for: getattr(torch.version, built_for), "triton": _version_of("triton")}

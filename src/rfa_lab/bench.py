@@ -147,14 +147,14 @@ class CaseInputs:
         rows = max(1, min(_CHECKED_ROWS, length, _CHECKED_SCORES // (batch * heads * length)))
         # only late rows: the gradient of the first row is pure rounding error, and would hide those of the others
         late = torch.linspace(length // 2, length - 1, rows).round().long().unique()
-        groups = self._compared(length, batch, late)
+        groups = self._errors_of_groups(length, batch, late)
         if rows < length:
             short = min(length, _DENSE_LENGTH)
-            dense = self._compared(short, 1, torch.arange(short))
+            dense = self._errors_of_groups(short, 1, torch.arange(short))
             groups |= {f"{name}, {short} tokens": group for name, group in dense.items()}
         return compare_with_tolerances(groups)
 
-    def _compared(self, length: int, batch: int, rows: Tensor) -> dict[str, Any]:
+    def _errors_of_groups(self, length: int, batch: int, rows: Tensor) -> dict[str, Any]:
         """Actual and expected values at the given rows, for a part of the states.
 
         The loss is `<estimate, grad>` over these rows. Half of `grad` is the estimate itself. With pure noise a

@@ -183,8 +183,8 @@ def model_card(name: str, record: dict[str, Any], weights: str, parameters: int,
     data = ModelCardData(library_name="transformers", pipeline_tag="text-generation", tags=tags, **named)
     cells = [
         (
-            _escaped(row["text"]),
-            _escaped(row["protocol"]),
+            _markdown_text(row["text"]),
+            _markdown_text(row["protocol"]),
             row["length"],
             row["targets"],
             f"{row['loss']:.4f}",
@@ -192,9 +192,11 @@ def model_card(name: str, record: dict[str, Any], weights: str, parameters: int,
         )
         for row in rows
     ]
-    told = {key: _escaped(value) for key, value in facts.items() if value is not None}
+    told = {key: _markdown_text(value) for key, value in facts.items() if value is not None}
     written = Environment(trim_blocks=True, lstrip_blocks=True).from_string(_CARD)
-    return written.render(card_data=data.to_yaml(), literal=repr(name), title=_escaped(name), facts=told, rows=cells)
+    return written.render(
+        card_data=data.to_yaml(), literal=repr(name), title=_markdown_text(name), facts=told, rows=cells
+    )
 
 
 def _on_one_line(value: object) -> str:
@@ -202,6 +204,6 @@ def _on_one_line(value: object) -> str:
     return "".join(letter for letter in " ".join(str(value).split()) if letter.isprintable())
 
 
-def _escaped(value: object) -> str:
+def _markdown_text(value: object) -> str:
     """Text on one line that Markdown shows as it is: it ends no cell, and makes no HTML, link, image or emphasis."""
     return _MARKUP.sub(r"\\\g<0>", html.escape(_on_one_line(value), quote=False))

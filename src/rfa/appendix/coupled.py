@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rfa.checks import require
+from rfa.checks import check_choice, require
 from rfa.dynamics import accumulated_variance, cross_transport, decay_kernel, time_dtype
 from rfa.nn.cache import locate_tokens
-from rfa.nn.checks import check_choice, check_frequencies, check_learnable, check_rates, check_sizes, check_states
+from rfa.nn.checks import check_frequencies, check_learnable, check_rates, check_sizes, check_states
 from rfa.nn.dynamics import (
     INVERSE_TEMPERATURE,
     KEY_NOISE,

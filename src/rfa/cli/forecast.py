@@ -76,7 +76,6 @@ def forecast(
     """
     from rfa.forecasting.output import forecast_file
     from rfa.forecasting.request import ForecastRequest
-    from rfa.forecasting.table import TableFormat
 
     check_out(out)
     if id_column is not None:
@@ -88,7 +87,7 @@ def forecast(
         horizon=horizon,
         step=step,
         sensor=sensor,
-        table_format=TableFormat(**{each.name: ctx.params[each.name] for each in fields(TableFormat)}),
+        table_format=_written(ctx),
         components=components,
         robust=not not_robust,
         positive=positive,
@@ -117,14 +116,8 @@ def _forecast_panel(ctx: typer.Context, id_column: str) -> None:
     for name, columns in (("values", values), ("time", given["time"])):
         if len(columns) != 1:
             raise ValueError(f"{name}: got {columns!r}, expected one column with --id")
-    written = {name: given[name] for name in _OF_LONG_TABLES.split() if name in given}
-    for ours, theirs in (("separator", "sep"), ("skip_rows", "skiprows")):
-        if ours in written:
-            written[theirs] = written.pop(ours)
-    if "sep" in written:
-        written["sep"] = {"tab": "\t", "space": r"\s+"}.get(written["sep"], written["sep"])
     columns = id_column, given["time"][0], values[0]
-    table = read_long_table(given["file"], *columns, **written)
+    table = read_long_table(given["file"], *columns, _written(ctx))
     forecaster = Forecaster(not given.get("not_robust", False), *columns, workers=os.cpu_count() or 1)
     horizon, out = str(given["horizon"]), given["out"]
     ahead: Any = int(horizon) if horizon.isdecimal() else horizon
@@ -138,6 +131,13 @@ def _forecast_panel(ctx: typer.Context, id_column: str) -> None:
         _say(f"{len(found['failed']) - _LISTED} more are in failed.csv")
     for file in FILES:
         say(f"{file:13}{out / file}")
+
+
+def _written(ctx: typer.Context) -> Any:
+    """How the file is written, as the options say."""
+    from rfa.forecasting.table import TableFormat
+
+    return TableFormat(**{each.name: ctx.params[each.name] for each in fields(TableFormat)})
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:

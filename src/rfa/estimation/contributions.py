@@ -258,7 +258,7 @@ class RiccatiAverage:
         For unequal weights `W P^-1` may have an eigenvalue <= 0. Then enough of the filter's own estimate makes it
         positive: contributions times 1 add up to the identity. No covariance is below P over the largest weight.
         """
-        mean, factor = self._solved(weight)
+        mean, factor = self._mean_and_factor(weight)
         least = 1 / weight.amax(-1).clamp(min=1.0) if weight.shape[-1] else weight.new_ones(len(weight))
         factor = plus_identity(factor, (least - least_eigenvalue(factor, self._root, least)).clamp(min=0.0))
         state = self.state._replace(covariance=symmetric(factor @ self.state.covariance))
@@ -266,9 +266,9 @@ class RiccatiAverage:
 
     def mean(self, weight: Float[Tensor, "b j"]) -> Float[Tensor, "b n"]:
         """The weighted mean; the filter's where it overflows."""
-        return self._solved(weight)[0]
+        return self._mean_and_factor(weight)[0]
 
-    def _solved(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def _mean_and_factor(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """`W^-1 (v_0 + sum_j w_ij v_ij)` and `W^-1`."""
         matrix, vector = self.remainder
         matrix = matrix + (weight[..., None, None] * self.contributions.matrix).sum(1)

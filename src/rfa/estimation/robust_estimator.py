@@ -9,13 +9,13 @@ Source: appendix A.3, equations `precision_weighted_average` and `conditional_ob
 """
 
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
 
-from rfa.checks import require
+from rfa.checks import check_choice, require
 from rfa.ops.problem import Prior
 
 from .contributions import LARGEST_DISTANCE, Average, carried_observations, lyapunov_averages, riccati_averages
@@ -23,7 +23,7 @@ from .linear_sde import LinearSDE
 from .matrices import InitialMoments, check_covariance, identity_like, positive, real, trace
 from .problem import EstimationProblem, ObservationGrid, Transitions, along_grid, make_problem
 from .recursive_filter import Recursion, diffuse_start, kalman_pass, robust_pass
-from .robust_weight import LOWEST_LOG_WEIGHT, Number, Penalty, RobustWeight, check_choice
+from .robust_weight import LOWEST_LOG_WEIGHT, Number, Penalty, RobustWeight
 from .row_filters import Direction, filter_problem
 
 Start = Literal["recursive", "leave_one_out", "query"]
@@ -119,8 +119,8 @@ def robust_estimate(
     Source: appendix A.3. The Riccati prior and the recursive start go beyond the paper (docs/theory.md).
     """
     check_choice("prior", prior, PRIORS)
-    check_choice("start", start, get_args(Start))
-    check_choice("direction", direction, get_args(Direction))
+    check_choice("start", start, Start)
+    check_choice("direction", direction, Direction)
     whole = isinstance(iterations, int) and not isinstance(iterations, bool) and iterations >= 1
     require(whole, "iterations", iterations, "a whole number >= 1")
     weight = RobustWeight.of(nu, kappa, sde.observation_size, penalty)
@@ -194,7 +194,7 @@ def _dense_estimates(problem: EstimationProblem, options: _Options, with_weights
     for k, average in enumerate(averages):
         if bool((wanted == k).any()):
             indices, state = grid.used_rows(k, problem.smooth), None if states is None else states[k]
-            found.append(_reweighted(average, grid, k, indices, options, state))
+            found.append(_reweighted_estimate(average, grid, k, indices, options, state))
     at = torch.searchsorted(wanted, grid.query_index.contiguous())
     mean, covariance, objective, weights = (along_grid(torch.stack(x, dim=1), at) for x in zip(*found, strict=True))
     if not with_weights:
@@ -202,7 +202,7 @@ def _dense_estimates(problem: EstimationProblem, options: _Options, with_weights
     return mean, covariance, objective, torch.take_along_dim(weights, grid.observation_rows[:, None], dim=-1)
 
 
-def _reweighted(
+def _reweighted_estimate(
     average: Average,
     grid: ObservationGrid,
     index: int,

@@ -11,13 +11,13 @@ Source: appendix A.3 for the first; the second goes beyond the paper (docs/theor
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
-from rfa.checks import require
+from rfa.checks import check_choice, require
 
 LOWEST_LOG_WEIGHT = -69.0  # log 1e-30: a row's largest weight is at least this, so that its variance is finite
 
@@ -27,11 +27,6 @@ _SMALLEST_NU = 1e-6  # below, all weight lies within sqrt(nu) of the estimate an
 _NU, _KAPPA = f"degrees of freedom > 0, at least {_SMALLEST_NU}", "a finite exponent > 0"
 _SMALLEST_MEAN = 1e-30  # mean weight: quotients by it stay finite
 _CHI_RANGE = 12.0  # chi_m lies within that distance of sqrt(m): its deviation is about 0.7 for any m
-
-
-def check_choice(name: str, given: str, choices: tuple[str, ...]) -> None:
-    """Raise `ValueError` for something else than a choice."""
-    require(given in choices, name, given, f"one of {', '.join(map(repr, choices))}")
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class RobustWeight:
     def __post_init__(self):
         require(bool(self.nu >= _SMALLEST_NU), "nu", self.nu, _NU)
         require(self.kappa is None or bool(0 < self.kappa < math.inf), "kappa", self.kappa, _KAPPA)
-        check_choice("penalty", self.penalty, get_args(Penalty))
+        check_choice("penalty", self.penalty, Penalty)
 
     @classmethod
     def of(cls, nu: object, kappa: object, size: int, penalty: Penalty = "power") -> "RobustWeight":

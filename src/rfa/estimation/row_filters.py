@@ -1,10 +1,12 @@
 """Filters and smoothers of the rows of a grid, compiled or in PyTorch with the same results; `recursive_estimate`."""
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Real
 from torch import Tensor
+
+from rfa.checks import check_choice
 
 from .compiled import FilterProblem, run, threads_for
 from .gaussian import Gaussian
@@ -12,7 +14,7 @@ from .linear_sde import LinearSDE
 from .matrices import InitialMoments
 from .problem import EstimationProblem, ObservationGrid, Transitions, along_grid, make_problem
 from .recursive_filter import Recursion, diffuse_start, kalman_pass, overflow_error, robust_pass
-from .robust_weight import SCALES, NoiseScale, check_choice
+from .robust_weight import SCALES, NoiseScale
 
 Direction = Literal["filter", "smooth"]
 Carried = Gaussian | Recursion  # what the Kalman filter and the robust filter carry from one row to the next
@@ -212,7 +214,7 @@ def recursive_estimate(
 
     Source: `rfa.estimation.recursive_filter`; beyond the paper (docs/theory.md).
     """
-    check_choice("direction", direction, get_args(Direction))
+    check_choice("direction", direction, Direction)
     smooth = direction == "smooth"
     problem = make_problem(sde, times, observations, query_times, initial, robust=True, smooth=smooth)
     grid = problem.grid

@@ -118,7 +118,7 @@ def forecast_panel(
     _library()
     blocks = [series[start : start + _BLOCK] for start in range(0, len(series), _BLOCK)]
     found: list[SeriesForecast | str] = []
-    for results in _mapped(lambda block: _forecast_block(block, normal, robust), blocks, workers):
+    for results in _results_of_blocks(lambda block: _forecast_block(block, normal, robust), blocks, workers):
         found += results
         if progress:
             progress(len(found))
@@ -174,7 +174,7 @@ def _normal_quantiles(probabilities: Sequence[float]) -> Vector:
     return np.array([NormalDist().inv_cdf(p) for p in probabilities])
 
 
-def _mapped(call: Callable, blocks: list, workers: int) -> Iterator:
+def _results_of_blocks(call: Callable, blocks: list, workers: int) -> Iterator:
     if workers == 1 or len(blocks) < 2:
         yield from map(call, blocks)
         return

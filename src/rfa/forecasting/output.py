@@ -1,6 +1,7 @@
 """The forecast of a CSV file as files: `forecast.csv`, `cleaned.csv`, `forecast.json` and `figure.png`."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def forecast_file(
         OSError: if a file cannot be written.
     """
     out = Path(out)
-    _check_out(out, overwrite)
+    check_folder(out, FILES, overwrite)
     given, query_times = read_request(request)
     table, period = given, request.angle
     if period is not None:
@@ -70,12 +71,12 @@ def forecast_file(
     return content
 
 
-def _check_out(out: Path, overwrite: bool) -> None:
-    """Raise `ValueError` unless the folder is free, or holds a forecast that may be replaced."""
+def check_folder(out: Path, files: Collection[str], overwrite: bool) -> None:
+    """Raise `ValueError` unless the folder is free, or holds a forecast, of these files, that may be replaced."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"out: {out} is a file, expected a folder")
     there = {whole_name(path) for path in out.iterdir()} if out.exists() else set()
-    if foreign := sorted(there - {*FILES}):
+    if foreign := sorted(there - {*files}):
         raise ValueError(f"out: {out} has other files, {', '.join(foreign)[:80]}, expected an empty folder")
     if there and not overwrite:
         held = ", ".join(sorted(there))

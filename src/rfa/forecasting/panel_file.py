@@ -1,6 +1,5 @@
 """The forecast of a long CSV file of many series: `forecast.csv`, `cleaned.csv`, `failed.csv` and `figure.png`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,59 +7,52 @@ import numpy as np
 import pandas as pd
 
 from rfa.checks import require
-from rfa.files import check_writable, whole_name, write_text_whole
+from rfa.files import write_text_whole
 from rfa.progress import Progress
 
+from .cells import SEPARATORS
 from .forecaster import Forecaster
+from .output import check_folder
+from .table import TableFormat
 
 FILES = ("forecast.csv", "cleaned.csv", "failed.csv", "figure.png")
 LEVELS = (50, 90)
 _MISSING = ("", "na", "nan", "null", "none", "n/a", "-")
 
 
-def read_long_table(
-    path: Path,
-    id_col: str,
-    time_col: str,
-    target_col: str,
-    *,
-    date_format: str | None = None,
-    decimal: str = ".",
-    thousands: str = "",
-    missing: Sequence[str] = (),
-    **options: Any,
-) -> pd.DataFrame:
+def read_long_table(path: Path, id_col: str, time_col: str, target_col: str, written: TableFormat) -> pd.DataFrame:
     """The rows of a long CSV file: ids as text, times as dates or numbers, readings as numbers.
 
     Args:
         path: of the file.
         id_col, time_col, target_col: its columns; others are left out.
-        date_format: of times, as `strptime` has it. None: ISO 8601, or numbers.
-        decimal, thousands: signs in readings.
-        missing: marks of missing readings, beside empty cells and the usual ones.
-        options: of `pandas.read_csv`.
+        written: how it is written. Nothing is told from the file: by default commas separate, a point is the decimal
+            sign, and times are of ISO 8601 or numbers.
 
     Raises:
         ValueError: for a file without these columns, or a cell that is no time or no number, with its row.
     """
+    separator = SEPARATORS.get(written.separator, written.separator) if written.separator else ","
+    rows = {"skiprows": written.skip_rows, "comment": written.comment, "encoding": written.encoding}
     try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, **options)
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, sep=separator, **rows)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeError, LookupError) as error:
         raise ValueError(f"file: {path} cannot be read: {error}") from None
     for name, column in (("id", id_col), ("time", time_col), ("values", target_col)):
         require(column in table, name, column, f"one of the columns {', '.join(map(repr, table.columns))}")
     ids, times, values = (table[name].str.strip() for name in (id_col, time_col, target_col))
     _require_all(ids != "", "id", ids, "a name")
-    absent = values.isin(list(missing)) | values.str.lower().isin(_MISSING)
-    plain_cells = values.str.replace(thousands, "", regex=False) if thousands else values
-    numbers = pd.to_numeric(plain_cells.str.replace(decimal, ".", regex=False).mask(absent), errors="coerce")
+    absent = values.isin(list(written.missing)) | values.str.lower().isin(_MISSING)
+    plain_cells = values.str.replace(written.thousands, "", regex=False) if written.thousands else values
+    plain_cells = plain_cells.str.replace(written.decimal or ".", ".", regex=False).mask(absent)
+    numbers = pd.to_numeric(plain_cells, errors="coerce")
     expected = "a number, or an empty cell; --decimal and --missing say how readings are written"
     _require_all(numbers.notna() | absent, "values", values, expected)
     plain = pd.to_numeric(times, errors="coerce")
-    if plain.notna().all() and date_format is None and not times.str.fullmatch(r"(19|20)\d{6}").all():
+    if plain.notna().all() and written.date_format is None and not times.str.fullmatch(r"(19|20)\d{6}").all():
         stamps: Any = plain
     else:
-        stamps = pd.to_datetime(times, format=date_format or "ISO8601", errors="coerce")
+        stamps = pd.to_datetime(times, format=written.date_format or "ISO8601", errors="coerce")
         _require_all(stamps.notna(), "time", times, "a date such as 2024-03-31, or --date-format")
     return pd.DataFrame({id_col: ids, time_col: stamps, target_col: numbers})
 
@@ -99,12 +91,7 @@ def forecast_panel_file(
         OSError: if a file cannot be written.
         KeyboardInterrupt: on Ctrl-C, after the files are written.
     """
-    there = {whole_name(path) for path in out.iterdir()} if out.is_dir() else set()
-    require(not out.is_file() and there <= set(FILES), "out", str(out), "an empty folder")
-    require(not there or overwrite, "out", str(out), "an empty folder, or --overwrite")
-    out.mkdir(parents=True, exist_ok=True)
-    for name in FILES:
-        check_writable("--out", out / name)
+    check_folder(out, FILES, overwrite)
     stopped = None
     try:
         forecast = forecaster.forecast(table, horizon, level=LEVELS, progress=progress)

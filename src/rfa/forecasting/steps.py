@@ -213,7 +213,7 @@ class Steps:
                 clock = _local(now, self.kind) + seconds
                 day, time = np.divmod(clock, self._day)
                 month = day.astype("M8[D]").astype("M8[M]").astype(np.int64)
-                moved = _anchored(month + length.months, day - _first_day(month) + 1, time, self._day)
+                moved = _stamp_in_month(month + length.months, day - _first_day(month) + 1, time, self._day)
                 end = _utc(moved if length.months else clock, self.kind)
             start, stop = self.positions(np.concatenate([now, end]))
             steps = int(np.floor(stop - (np.floor(start) if self.gridded else start) + _ROUNDING))
@@ -229,14 +229,14 @@ class Steps:
         return month + (clock - start) / (end - start)
 
     def _anchor(self, month: np.ndarray) -> np.ndarray:
-        return _anchored(month, self.day, self.origin % self._day, self._day)
+        return _stamp_in_month(month, self.day, self.origin % self._day, self._day)
 
 
 def _first_day(month: np.ndarray) -> np.ndarray:
     return month.astype("M8[M]").astype("M8[D]").astype(np.int64)
 
 
-def _anchored(month: np.ndarray, day: Any, time_of_day: Any, ticks: int) -> np.ndarray:
+def _stamp_in_month(month: np.ndarray, day: Any, time_of_day: Any, ticks: int) -> np.ndarray:
     """A day of months since 1970, the last one where a month is shorter."""
     days = np.minimum(_first_day(month) + day, _first_day(month + 1)) - 1
     return days * ticks + time_of_day

@@ -104,7 +104,7 @@ def forecast(
         numbers = {name: found[name].to_numpy(dtype=np.float64) for name in columns}
         return ids.table({time_col: dates, **numbers}, found[id_col].to_numpy(dtype=np.int64), id_col)
     if hasattr(df, "map_partitions"):
-        restored = partial(_restored, kind=kind, types=df._meta.dtypes[[id_col]].to_dict(), time=time_col)
+        restored = partial(_with_stamps, kind=kind, types=df._meta.dtypes[[id_col]].to_dict(), time=time_col)
         return found.map_partitions(restored, meta=restored(found._meta))
     return found.withColumn(time_col, F.timestamp_micros(time_col)) if dated else found
 
@@ -128,7 +128,7 @@ def _block(
     """Forecast a block of series."""
     forecaster, (key, time, target) = Forecaster(**settings), [settings[f"{x}_col"] for x in ("id", "time", "target")]
     kind = kind._replace(period=None)
-    rows = _restored(frame, kind, {name: np.float64 for name in (target, *regressors, _FUTURE)}, time)
+    rows = _with_stamps(frame, kind, {name: np.float64 for name in (target, *regressors, _FUTURE)}, time)
     future = rows.pop(_FUTURE) > 0
     try:
         found = forecaster.forecast(rows[~future], X=rows[future].drop(columns=target) if regressors else None, **call)
@@ -146,7 +146,7 @@ def _stamps(column: Any, kind: StampKind) -> np.ndarray:
     return column.to_numpy(dtype=np.float64 if kind.is_float else np.int64)
 
 
-def _restored(frame: pd.DataFrame, kind: StampKind, types: dict[str, Any], time: str) -> pd.DataFrame:
+def _with_stamps(frame: pd.DataFrame, kind: StampKind, types: dict[str, Any], time: str) -> pd.DataFrame:
     """A block with dates as they were given; a cluster has other types of numbers and of text."""
     numbers = {name: np.float64 for name in frame.columns if name.startswith("rfa")}
     found = frame.reset_index(drop=True).astype(numbers | types)

@@ -7,14 +7,14 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rfa.checks import require
+from rfa.checks import check_choice, require
 from rfa.ops.cumulative import clocked
 from rfa.ops.positions import Positions
 from rfa.ops.problem import Certified
 
 from .cache import Cache, check_cache, locate_tokens
 from .cache_layer import FilterLayer
-from .checks import check_backend, check_certified, check_choice, check_dropout, check_sizes, check_states
+from .checks import check_backend, check_certified, check_dropout, check_sizes, check_states
 from .projections import (
     HeadStates,
     complex_deviation,

@@ -1,7 +1,5 @@
 """Checks of what a layer is built from: each message names the argument, what was given and what was expected."""
 
-from typing import Any, get_args
-
 import torch
 from torch import Tensor, nn
 
@@ -11,11 +9,6 @@ from rfa.ops.backends import BACKENDS
 from rfa.ops.transforms import readable, values_at_hand
 
 _MULTIPLIED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def check_choice(name: str, given: object, choices: Any) -> None:
-    """Raise `ValueError` unless a `Literal` has it."""
-    require(given in get_args(choices), name, given, f"one of {get_args(choices)}")
 
 
 def check_certified(certified: object, missing: str | None) -> None:

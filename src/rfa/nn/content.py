@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rfa.checks import require
+from rfa.checks import check_choice, require
 from rfa.dynamics import turn
 from rfa.ops.content import Noises, content_attention_in_frame, content_filter_attention, content_path
 from rfa.ops.cumulative import TokenDynamics
@@ -18,7 +18,7 @@ from rfa.ops.transforms import readable
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
-from .checks import check_choice, check_rates, paired
+from .checks import check_rates, paired
 from .dynamics import (
     INVERSE_TEMPERATURE,
     KEY_NOISE,

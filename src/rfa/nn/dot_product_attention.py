@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rfa.checks import exported, require
+from rfa.checks import check_choice, exported, require
 from rfa.dynamics import riccati_log_gain, rotation, rotation_of_heads, time_dtype, turn
 from rfa.ops.dot_product import decayed_dot_product_attention, windowed_attention
 from rfa.ops.positions import Positions
@@ -18,7 +18,6 @@ from rfa.ops.transforms import readable, scaled_dot_product_attention, values_at
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
 from .checks import (
-    check_choice,
     check_frequencies,
     check_rates,
 )

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rfa.checks import check_range, require
+from rfa.checks import check_choice, check_range, require
 from rfa.dynamics import TimeDependentNoise, accumulated_variance, partitioned_frequencies, spectral_decay
 from rfa.ops.problem import Prior
 
-from .checks import check_choice, check_frequencies, check_learnable, check_rates
+from .checks import check_frequencies, check_learnable, check_rates
 
 LayerPrior = Literal[Prior, "flat"]  # a flat one is Lyapunov's with a constant variance
 Noise = Literal["constant", "time_dependent"]

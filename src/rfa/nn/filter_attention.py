@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rfa.checks import require
+from rfa.checks import check_choice, require
 from rfa.dynamics import rotation_of_heads, turn
 from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.positions import Positions
@@ -17,7 +17,7 @@ from rfa.ops.transforms import transformed
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
-from .checks import check_choice, check_rates
+from .checks import check_rates
 from .dot_product_attention import ascending_slopes
 from .dynamics import NOISE_PARTS, HeadDynamics, LayerPrior, Noise, ProcessNoiseAs, bank
 from .projections import finite_where_absent

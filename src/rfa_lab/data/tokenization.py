@@ -61,7 +61,7 @@ def load_tokenizer(
     elif kind == "gpt2":
         backend = _gpt2(*(Path(argument, name) for name in GPT2_FOLDER_FILES))
     else:
-        backend = _trained(int(argument), train_documents, cache_folder(cache_dir), progress)
+        backend = _train_tokenizer(int(argument), train_documents, cache_folder(cache_dir), progress)
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END_OF_TEXT, clean_up_tokenization_spaces=False)
 
 
@@ -108,7 +108,9 @@ def _gpt2(vocabulary: Path, merges: Path) -> Tokenizer:
         ) from error
 
 
-def _trained(size: int, documents: Sequence[Document] | None, cache: Path, progress: Progress | None) -> Tokenizer:
+def _train_tokenizer(
+    size: int, documents: Sequence[Document] | None, cache: Path, progress: Progress | None
+) -> Tokenizer:
     """Return a tokenizer trained on the documents. It is read from the cache if it was trained before."""
     if not documents:
         raise ValueError(f"tokenizer: got bpe:{size} without text to train on, expected training documents")

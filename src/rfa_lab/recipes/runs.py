@@ -173,7 +173,7 @@ class Runs:
         if begun is not None and DIVERGED in begun:
             raise Diverged(begun[DIVERGED])
         try:
-            record = self._trained(run, begun, report)
+            record = self._train(run, begun, report)
         except Diverged as error:
             said = str(error) if run.trial else f"{error}; delete {folder.path} to make the run again"
             folder.write({**folder.read(), DIVERGED: said})
@@ -208,7 +208,7 @@ class Runs:
                     "expected one rate for all its runs: delete its folder and its result, and it is made again"
                 )
 
-    def _trained(self, run: PlannedRun, begun: Mapping[str, Any] | None, report: StageProgress) -> dict[str, Any]:
+    def _train(self, run: PlannedRun, begun: Mapping[str, Any] | None, report: StageProgress) -> dict[str, Any]:
         """Train or resume a run or a trial, and return its record."""
 
         def training(step: int, steps: int, metrics: dict[str, float]) -> None:

@@ -284,10 +284,10 @@ def setting(record: Record) -> str:
         "trained on windows of": [f"{each['train_length']} tokens" for each in every],
         "tokens a run": [f"{each['training']['tokens']:,}" for each in every],
     }
-    return f"Here: {', '.join(f'{name} {_counted(values)}' for name, values in found.items())}."
+    return f"Here: {', '.join(f'{name} {_values_with_counts(values)}' for name, values in found.items())}."
 
 
-def _counted(values: Sequence[Any]) -> str:
+def _values_with_counts(values: Sequence[Any]) -> str:
     counts = pd.Series([str(value) for value in values]).value_counts()
     if len(counts) == 1:
         return str(counts.index[0])
