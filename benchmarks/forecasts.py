@@ -199,10 +199,10 @@ def report(found: pd.DataFrame, published: pd.DataFrame | None) -> str:
     text.append(pd.concat(boards).sort_values("MASE").round(3).to_markdown())
     mase = values["MASE"].unstack("condition")
     text.append(mase.div(mase["clean"], axis=0).groupby("method").agg(geometric_mean).round(3).to_markdown())
+    means = mase.groupby("method").agg(geometric_mean)
     for others in ("", HAMPEL):
-        peers = [name + others for name in PEERS if name + others in mase.index]
-        if peers:
-            means = mase.groupby("method").agg(geometric_mean)
+        peers = [name + others for name in PEERS if name + others in means.index]
+        if peers and "rfa" in means.index:
             name = f"rfa over the best peer{others}"
             text.append((means.loc["rfa"] / means.loc[peers].min()).rename(name).round(3).to_markdown())
     return "\n\n".join([*text, "aims: " + "; ".join(f"{name}: {value}" for name, value in AIMS.items())])
