@@ -28,7 +28,7 @@ from rfa.nn import FilterCache, RobustFilterAttention
 from rfa.nn.cache_layer import AHEAD, TurnTable
 from rfa.ops import choose_backend, robust_filter_attention
 from rfa.ops.backends import BACKENDS
-from rfa.ops.certified import allowed
+from rfa.ops.prior import allowed
 from rfa.ops.problem import certificate_missing
 
 __all__ = ["WHAT", "Case", "cases", "run", "summary_line"]

@@ -51,7 +51,7 @@ def _certified() -> str:
     import torch
 
     from rfa.ops.backends import missing
-    from rfa.ops.certified import allowed
+    from rfa.ops.prior import allowed
 
     found = [name for name in ("cpu", "triton in half precision") if missing(name.split()[0]) is None]
     if not found:
@@ -68,6 +68,6 @@ def _kernels() -> str:
     if missing("cpu") is not None:
         return "none for the CPU"
     from rfa.ops.cpu.build import describe_library
-    from rfa.ops.cpu.library import library
+    from rfa.ops.cpu.operator import library
 
     return describe_library(library())

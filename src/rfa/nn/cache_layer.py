@@ -10,9 +10,8 @@ from torch import Tensor
 from rfa.checks import installed, require
 from rfa.dynamics import rotation_of_heads
 from rfa.ops.backends import compiled_decoding
-from rfa.ops.certified import allowed, certified_tail, misses_dropped, reach_of
 from rfa.ops.positions import Positions
-from rfa.ops.prior import BITS, DecodingCache
+from rfa.ops.prior import BITS, DecodingCache, allowed, certified_tail, misses_dropped, reach_of
 from rfa.ops.problem import Certified, Options
 from rfa.ops.transforms import transformed
 

@@ -11,11 +11,10 @@ from rfa.checks import exported
 from rfa.dynamics import decay_kernel, rotation_of_heads, time_dtype
 
 from .backends import attend, backend_for
-from .certified import allowed, certified_tail
 from .dense import DenseRows, FiniteStates, dropped, fill_rows, into_frame, masked_softmax, row_blocks, turned
 from .kernel import kernel_inputs
 from .positions import Positions, by_group, take, token_groups
-from .prior import BITS, LagTables, SeparablePath
+from .prior import BITS, LagTables, SeparablePath, allowed, certified_tail
 from .problem import Certified
 from .transforms import scaled_dot_product_attention, without_autocast
 

@@ -8,12 +8,11 @@ import torch
 from cover import cover
 
 from rfa.ops import robust_filter_attention
-from rfa.ops.certified import certified_tail, tail_of_keys
 from rfa.ops.cpu.operator import GROUP, KEY_BLOCK, forward
 from rfa.ops.dot_product import decayed_dot_product_attention
 from rfa.ops.kernel import kernel_inputs, rotation_tables
 from rfa.ops.positions import checked_positions
-from rfa.ops.prior import kernel_prior
+from rfa.ops.prior import certified_tail, kernel_prior, tail_of_keys
 from rfa.ops.problem import Options, Parameters, Problem
 from rfa.ops.reference import filter_attention
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 from nn.by_hand import positive
 
-from rfa.ops.content import Noises, content_filter_attention
-from rfa.ops.cumulative import TokenDynamics, cumulative_dynamics
+from rfa.ops.content import Noises, TokenDynamics, content_filter_attention, cumulative_dynamics
 from rfa.ops.dense import linear_scan
 
 from .problems import located

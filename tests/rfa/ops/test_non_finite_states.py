@@ -63,8 +63,7 @@ def dense_operators():
     """By name, estimates of a query, keys and values `(1, 2, length, 8)` of one length, causal, in float64."""
     from rfa.appendix.coupled import Observations, PredictionWeights, Process, coupled_filter_attention
     from rfa.appendix.tensor import tensor_filter_attention
-    from rfa.ops.content import Noises, content_filter_attention
-    from rfa.ops.cumulative import TokenDynamics
+    from rfa.ops.content import Noises, TokenDynamics, content_filter_attention
     from rfa.ops.dot_product import decayed_dot_product_attention, windowed_attention
     from rfa.ops.positions import checked_positions
     from rfa.ops.routing import posterior_routing

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from rfa.dynamics import rotation_of_heads
-from rfa.ops.certified import eps_of
 from rfa.ops.positions import Positions
+from rfa.ops.prior import eps_of
 from rfa.ops.problem import Problem
 from rfa.ops.transforms import (
     BODIES,

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from rfa.ops.cpu import library, operator
-from rfa.ops.cpu import operator as decoding
-from rfa.ops.cpu.library import Strided
+from rfa.ops.cpu import decoding, operator
+from rfa.ops.cpu.operator import Strided
 
 ENTRIES = ("forward", "backward", "phases", "decode", "enter", "token")  # in the order of replay.cpp
 WRITTEN = {
@@ -50,7 +49,7 @@ class Call:
 
     def _numbers(self, name, content):
         if name in STORED and self.number:
-            dtype = library.NUMBERS[self.number]
+            dtype = operator.NUMBERS[self.number]
             return torch.frombuffer(bytearray(content), dtype=dtype).float().numpy()
         return np.frombuffer(content, np.float64 if name in DOUBLE else np.float32)
 
@@ -73,12 +72,12 @@ def recording(monkeypatch):
 
     def run(entry, problem):
         call = Call(entry, problem)
-        library.run_kernel(entry, problem)
+        operator.run_kernel(entry, problem)
         call.finish(problem)
         calls.append(call)
 
     with monkeypatch.context() as patched:
-        patched.setattr(library, "bfloat16_products", lambda: None)  # another program has other addresses
+        patched.setattr(operator, "bfloat16_products", lambda: None)  # another program has other addresses
         for module in (operator, decoding):
             patched.setattr(module, "run_kernel", run)
         yield calls

@@ -14,7 +14,7 @@ from rfa.nn import FilterCache, RobustFilterAttention
 from rfa.ops import robust_filter_attention
 from rfa.ops.cpu.build import SOURCES
 from rfa.ops.cpu.compiler import compiler_version, flags
-from rfa.ops.cpu.library import NUMBERS
+from rfa.ops.cpu.operator import NUMBERS
 
 from ..problems import irregular_times, problem
 from .recorded import ENTRIES, recording, replay

@@ -7,7 +7,7 @@ import pytest
 import torch
 from cover import cover, slow
 
-from rfa.ops.cpu import library
+from rfa.ops.cpu import operator
 from rfa.ops.dot_product import decayed_dot_product_attention
 from rfa.ops.positions import checked_positions
 
@@ -55,10 +55,10 @@ STAND_IN = tuple(ctypes.cast(function, ctypes.c_void_p).value for function in (s
 @pytest.fixture(params=["the stand-in", "the processor's"])
 def products(request, monkeypatch):
     """The products that the kernels take for bfloat16."""
-    monkeypatch.setattr(library, "LEAST_QUERIES", LENGTH - 50)
+    monkeypatch.setattr(operator, "LEAST_QUERIES", LENGTH - 50)
     if request.param == "the stand-in":
-        monkeypatch.setattr(library, "bfloat16_products", lambda: STAND_IN)
-    elif library.bfloat16_products() is None:
+        monkeypatch.setattr(operator, "bfloat16_products", lambda: STAND_IN)
+    elif operator.bfloat16_products() is None:
         pytest.skip("this processor has no instructions for bfloat16")
 
 
@@ -163,11 +163,11 @@ def test_threads_change_nothing(products):
 
 
 def test_few_queries_and_other_numbers_are_multiplied_in_float32(monkeypatch):
-    monkeypatch.setattr(library, "bfloat16_products", lambda: pytest.fail("asked for"))
+    monkeypatch.setattr(operator, "bfloat16_products", lambda: pytest.fail("asked for"))
     attend(made(6, keys=300), "cpu")
-    attend(made(6, keys=library.LEAST_QUERIES, dtype=torch.float16), "cpu")
-    attend(made(6, keys=library.LEAST_QUERIES, dtype=torch.float32), "cpu")
-    inputs = made(6, keys=library.LEAST_QUERIES)
+    attend(made(6, keys=operator.LEAST_QUERIES, dtype=torch.float16), "cpu")
+    attend(made(6, keys=operator.LEAST_QUERIES, dtype=torch.float32), "cpu")
+    inputs = made(6, keys=operator.LEAST_QUERIES)
     attend({**inputs, "value": inputs["value"][..., :0]}, "cpu", rotate_values=False)
 
 
@@ -192,12 +192,12 @@ def test_scores_of_dot_products(causal, timed, kind, products):
 
 def test_switching_onednn_off_between_the_passes_changes_nothing():
     """Keys and queries have a large part in common, so scores of other states would be wrong by many bits."""
-    if library.bfloat16_products() is None:
+    if operator.bfloat16_products() is None:
         pytest.skip("this processor has no instructions for bfloat16")
     gradients = []
     for enabled in (True, False):
-        leaves = [x.requires_grad_() for x in made(8, keys=library.LEAST_QUERIES).values() if x.dim() == 4]
-        inputs = {**made(8, keys=library.LEAST_QUERIES), **dict(zip(("query", "key", "value"), leaves, strict=True))}
+        leaves = [x.requires_grad_() for x in made(8, keys=operator.LEAST_QUERIES).values() if x.dim() == 4]
+        inputs = {**made(8, keys=operator.LEAST_QUERIES), **dict(zip(("query", "key", "value"), leaves, strict=True))}
         out = attend({**inputs, "query": inputs["query"] + 30.0, "key": inputs["key"] + 30.0}, "cpu")[0]
         with torch.backends.mkldnn.flags(enabled=enabled):
             gradients.append(torch.autograd.grad(out.float().sum(), leaves))
@@ -206,7 +206,7 @@ def test_switching_onednn_off_between_the_passes_changes_nothing():
 
 
 def works(product):
-    return library.library().rfa_brgemm_works(*(ctypes.cast(each, ctypes.c_void_p) for each in (product, nothing)))
+    return operator.library().rfa_brgemm_works(*(ctypes.cast(each, ctypes.c_void_p) for each in (product, nothing)))
 
 
 def test_a_function_that_does_something_else_is_not_taken():
@@ -217,7 +217,7 @@ def test_a_function_that_does_something_else_is_not_taken():
 @slow  # it imports PyTorch anew
 def test_onednn_may_be_kept_from_the_instructions(tmp_path):
     """The processor has them, and brgemm throws."""
-    program = "from rfa.ops.cpu.library import bfloat16_products; print(bfloat16_products())"
+    program = "from rfa.ops.cpu.operator import bfloat16_products; print(bfloat16_products())"
     give_library(tmp_path)
     done = python(program, tmp_path, ONEDNN_MAX_CPU_ISA="AVX512_CORE")
     assert done.stdout.split()[-1:] == ["None"], done.stderr
@@ -228,14 +228,14 @@ def test_the_default_dtype_does_not_count(dtype):
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        found = library.bfloat16_products.__wrapped__()
+        found = operator.bfloat16_products.__wrapped__()
     finally:
         torch.set_default_dtype(before)
-    assert found == library.bfloat16_products()
+    assert found == operator.bfloat16_products()
 
 
 def test_without_onednn_or_the_instructions_there_are_none(monkeypatch):
     with torch.backends.mkldnn.flags(enabled=False):
-        assert library.find_brgemm() is None
-    monkeypatch.setattr(library, "instruction_sets", lambda: "flags : fpu avx2 avx512f")
-    assert library.find_brgemm() is None
+        assert operator.find_brgemm() is None
+    monkeypatch.setattr(operator, "instruction_sets", lambda: "flags : fpu avx2 avx512f")
+    assert operator.find_brgemm() is None
