@@ -16,9 +16,9 @@ DYNAMICS = [
     Mutation("rfa/dynamics/covariance.py", "closed = (n * closed - decayed) / large", "closed = (closed - decayed) / large",
              "the recursion of second derivatives", "rfa/dynamics/test_covariance.py"),
     Mutation("rfa/dynamics/modes.py", "sin * real + cos * imaginary", "cos * imaginary - sin * real",
-             "imaginary parts turn the other way", "rfa/dynamics/test_transition.py"),
+             "imaginary parts turn the other way", "rfa/dynamics/test_modes.py"),
     Mutation("rfa/dynamics/modes.py", '"mps" else torch.float64', '"mps" else torch.float32',
-             "phases in single precision", "rfa/dynamics/test_transition.py"),
+             "phases in single precision", "rfa/dynamics/test_modes.py"),
     Mutation("rfa/dynamics/covariance.py", "rises = (alpha > beta)", "rises = (alpha > 0)",
              "a peak lag where the response falls from the start", "rfa/dynamics/test_regimes.py"),
     Mutation("rfa/dynamics/covariance.py", "(slow[1] - fast[1]) * lag", "(fast[1] - slow[1]) * lag",
@@ -26,7 +26,7 @@ DYNAMICS = [
     Mutation("rfa/dynamics/covariance.py", "torch.where(backwards, kappa, 2 * mu),", "torch.where(backwards, kappa, mu),",
              "the slower of two rates", "rfa/dynamics/test_time_dependent_noise.py"),
     Mutation("rfa/dynamics/modes.py", "frequency.abs().amax(dim=-1)", "frequency.amax(dim=-1)",
-             "negative frequencies do not count for the damping", "rfa/dynamics/test_spectrum.py"),
+             "negative frequencies do not count for the damping", "rfa/dynamics/test_modes.py"),
 ]  # fmt: skip
 
 OPERATOR = [

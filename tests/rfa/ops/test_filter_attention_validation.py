@@ -140,13 +140,3 @@ def test_choices_and_switches():
             refuse(name, **{name: given})
         robust_filter_attention(**inputs_of(), **{name: np.True_})
     refuse("query_noise_in_bias", query_noise_in_bias=True, prior="riccati")
-
-
-def test_bad_arguments_are_named_whatever_the_backend(backend):
-    """A fault is found before dispatch: with backend="auto" the message is the same."""
-    inputs = {**inputs_of(), "decay": -torch.ones(2)}
-    with pytest.raises(ValueError, match="decay") as one:
-        attend(inputs, backend)
-    with pytest.raises(ValueError, match="decay") as other:
-        attend(inputs, "auto")
-    assert str(one.value) == str(other.value)

@@ -107,16 +107,6 @@ def test_keys_that_are_not_seen(hidden, products):
     assert_near(results(inputs, "cpu", options), inputs, options)
 
 
-def test_states_that_bfloat16_holds_give_the_scores_of_float32(products):
-    """Without rotation small whole numbers are not rounded, so log sums are those of float32 to its last digits."""
-    inputs = made(2)
-    inputs["frequency"] = torch.zeros_like(inputs["frequency"])
-    for name in ("query", "key", "value"):
-        inputs[name] = inputs[name].round()
-    single = {n: x.float() for n, x in inputs.items()}
-    torch.testing.assert_close(attend(inputs, "cpu")[1], attend(single, "cpu")[1], rtol=2e-6, atol=2e-6)
-
-
 def test_equal_states_meet_exactly(products):
     """The norms are those of the rounded states: a key that equals the query has r = 0, whatever its size."""
     inputs = made(3, query=100.0)
@@ -148,18 +138,6 @@ def test_what_is_no_number_stays_with_those_who_see_it(products):
     assert torch.equal(found[0][..., :200, :], clean[0][..., :200, :])
     assert found[0][..., 200:, :].isnan().all()
     assert not found[1][..., :200].isnan().any()
-
-
-def test_threads_change_nothing(products):
-    inputs, threads = made(5), torch.get_num_threads()
-    try:
-        both = []
-        for number in (1, 2):
-            torch.set_num_threads(number)
-            both.append(results(inputs, "cpu", {}))
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(x, both[1][name]) for name, x in both[0].items())
 
 
 def test_few_queries_and_other_numbers_are_multiplied_in_float32(monkeypatch):
@@ -221,17 +199,6 @@ def test_onednn_may_be_kept_from_the_instructions(tmp_path):
     give_library(tmp_path)
     done = python(program, tmp_path, ONEDNN_MAX_CPU_ISA="AVX512_CORE")
     assert done.stdout.split()[-1:] == ["None"], done.stderr
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_the_default_dtype_does_not_count(dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        found = operator.bfloat16_products.__wrapped__()
-    finally:
-        torch.set_default_dtype(before)
-    assert found == operator.bfloat16_products()
 
 
 def test_without_onednn_or_the_instructions_there_are_none(monkeypatch):

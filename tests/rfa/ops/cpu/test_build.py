@@ -137,18 +137,6 @@ def test_an_interrupt_ends_the_compilers(tmp_path):
             os.kill(int(pid.stem), 0)
 
 
-def test_a_damaged_library_is_compiled_anew(tmp_path, counted):
-    cxx, calls = counted
-    assert python(BUILD, tmp_path / "cache", CXX=cxx).returncode == 0
-    (library,) = (tmp_path / "cache" / "cpu").glob("*.so")
-    library.write_bytes(library.read_bytes()[:1000])
-    done = python(BUILD, tmp_path / "cache", CXX=cxx)
-    assert done.returncode == 0, done.stderr
-    assert calls.read_text().split() == ["run", "run"]
-    assert done.stderr == "rfa: compiling kernels (cpu) for this machine, once; usually 20 to 110 s\n"
-    assert library.read_bytes() == build.compiled_library().read_bytes()
-
-
 def test_a_cache_that_cannot_be_written(tmp_path, counted):
     """A file stands where the folder should be, for permissions do not hold back root."""
     cxx, calls = counted

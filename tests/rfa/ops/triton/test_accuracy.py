@@ -70,12 +70,6 @@ def test_fixed_decay(monkeypatch, prior, weight, case):
     assert_accurate(inputs, constant=("frequency", "decay"), **options)
 
 
-def test_query_times_alone_are_learned():
-    inputs = one_head(3, batch=1, keys=8, queries=3)
-    inputs["query_times"] = torch.tensor([1.3, 4.1, 9.2], dtype=torch.float64)
-    assert_accurate(inputs, constant=set(inputs) - {"query_times"}, times=irregular_times(0, 8))
-
-
 @pytest.mark.parametrize("prior", PRIORS)
 def test_parameters_in_half_precision(prior):
     """They are read as they are, and their gradients are rounded once, as is the estimate turned by the horizon."""
@@ -115,22 +109,6 @@ def test_learned_frequency_and_horizon(prior, irregular):
 def test_masked_keys(prior, causal):
     """Uniform times: with the Riccati prior the path, for the gains depend on the mask."""
     assert_accurate(problem(4, keys=LENGTH, modes=8), key_mask=mask(0, 2, LENGTH), prior=prior, causal=causal)
-
-
-@pytest.mark.parametrize(("causal", "irregular"), some([(True, False), (True, True), (False, True)], 2))
-def test_packed_sequences(causal, irregular):
-    segments, times = packed(20, 1, 19)
-    inputs = one_head(5, keys=40)
-    options = {"times": times, "key_mask": mask(1, 2, 40), "prior": "riccati"} if irregular else {}
-    assert_accurate(inputs, segment_ids=segments, causal=causal, **options)
-
-
-@pytest.mark.parametrize(
-    ("queries", "keys", "causal"),
-    some([(1, 1, True), (1, 70, False), (37, 90, True), (37, 90, False), (64, 64, True)], 3),
-)
-def test_lengths(queries, keys, causal):
-    assert_accurate(one_head(6, batch=1, queries=queries, keys=keys), causal=causal)
 
 
 @pytest.mark.parametrize(

@@ -21,19 +21,6 @@ pytestmark = needs_triton
 
 
 @pytest.mark.parametrize("irregular", some([True, False], 1))
-def test_gradients_are_repeatable(irregular):
-    inputs = {n: x.to(DEVICE) for n, x in rounded(problem(batch=1, keys=40, modes=8), torch.float32).items()}
-    times = irregular_times(0, 40).to(DEVICE) if irregular else None
-    found = []
-    for _ in range(2):
-        leaves = {n: x.clone().requires_grad_(n != "frequency") for n, x in inputs.items()}
-        out, log_precision = triton_attention(**leaves, times=times)
-        learned = [x for x in leaves.values() if x.requires_grad]
-        found.append(torch.autograd.grad(out.square().sum() + log_precision.sin().sum(), learned))
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
-
-
-@pytest.mark.parametrize("irregular", some([True, False], 1))
 def test_absent_keys_may_hold_anything(irregular):
     """In the first batch entry ten keys are missing, in the second all: zeros, -inf and no gradient."""
     inputs = {n: x.to(DEVICE) for n, x in rounded(problem(keys=35, modes=8), torch.float32).items()}
@@ -57,17 +44,6 @@ def test_absent_keys_may_hold_anything(irregular):
                 assert not leaf.grad[1].any(), name
     for name in ("key", "value"):
         assert not leaves[name].grad[0, :, 3:13].any(), name
-
-
-@pytest.mark.parametrize("weight", ["student_t", "exponential"])
-def test_rows_far_below_the_bound(weight):
-    """Scores of -1e3 to -1e5 bits: the sums would underflow under any fixed reference."""
-    inputs = one_head(3, batch=1, keys=35)
-    inputs["query"] = inputs["query"] * (1e3 if weight == "student_t" else 30)
-    inputs["inverse_temperature"] = inputs["inverse_temperature"] * 20
-    found = errors(inputs, weight=weight)
-    assert not {n: e for n, e in found.items() if e > 1e-2}  # logits of 1e4 in float32 are right to 1e-3
-    assert found["log_precision"] < 1e-6
 
 
 def test_states_in_any_memory_order():
