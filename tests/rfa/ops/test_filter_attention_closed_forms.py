@@ -5,12 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from cover import cover
 from scipy.linalg import solve_discrete_are
 
 from rfa.dynamics import bias, gate
 
 from . import oracle
-from .problems import EXACT, WEIGHTS, assert_same, attend, irregular_times, problem, within
+from .problems import EXACT, PRIORS, WEIGHTS, assert_same, attend, irregular_times, problem, within
 
 # Nothing but "robustness" in the penalty: with the exponential kernel 1e14 leaves it below 1e-12 (nu -> infinity).
 NO_PENALTY = {"weight": "exponential"}
@@ -78,8 +79,7 @@ def test_zero_decay_bias_is_the_reciprocal_of_a_line(weight, backend):
     assert_same(log_precision, mass.sum(-1).log().expand(2, 2, 6), backend)
 
 
-@pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
-@pytest.mark.parametrize("weight", WEIGHTS)
+@cover(1, prior=PRIORS, weight=WEIGHTS)
 def test_a_trajectory_is_its_own_estimate(weight, prior, backend):
     """Keys and values on one noiseless trajectory: every transported value agrees, whatever the weights."""
     inputs = problem(4, keys=6)

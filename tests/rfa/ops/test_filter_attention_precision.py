@@ -48,8 +48,7 @@ def test_half_precision_accumulates_in_float32(causal, weight, prior, dtype, bac
         assert_same(log_precision, expected_log, backend, 1e-6)
 
 
-@pytest.mark.parametrize("turned", ["by autograd", "by the kernel"])
-@pytest.mark.parametrize("dtype", HALF)
+@cover(1, dtype=HALF, turned=["by autograd", "by the kernel"])
 def test_half_precision_gradients(dtype, turned, backend):
     """A fused kernel turns the states itself where no frequency is learned."""
     half, single = half_problem(dtype, 1)

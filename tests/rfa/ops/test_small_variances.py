@@ -17,7 +17,7 @@ SCALE = {
 }
 
 
-@cover(dtype=[torch.float32, torch.float64], weight=WEIGHTS, prior=PRIORS, timed=[False, True])
+@cover(1, dtype=[torch.float32, torch.float64], weight=WEIGHTS, prior=PRIORS, timed=[False, True])
 def test_only_the_units_change(dtype, weight, prior, timed, backend):
     if dtype == torch.float64 and backend != "reference":
         pytest.skip("float64 is the reference's")

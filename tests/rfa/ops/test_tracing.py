@@ -43,8 +43,6 @@ def recorded(**how):
 
 RECORDERS = {
     "jit": traced,
-    "fx": recorded(),
-    "fx, fake": recorded(tracing_mode="fake"),
     "fx, symbolic": recorded(tracing_mode="symbolic"),
     "fx, before dispatch": recorded(pre_dispatch=True),
 }
