@@ -4,7 +4,7 @@ import pytest
 import torch
 from cover import cover
 
-from .problems import PARAMETERS, PRIORS, WEIGHTS, attend, irregular_times, problem, with_gradients
+from .problems import PRIORS, WEIGHTS, attend, irregular_times, problem, with_gradients
 
 
 def assert_finite(inputs, backend, **options):
@@ -71,7 +71,7 @@ VALUES = {
 
 @cover(1, prior=PRIORS, weight=WEIGHTS)
 def test_extreme_parameters(weight, prior, backend):
-    for name, value in ((name, value) for name in PARAMETERS for value in VALUES[name]):
+    for name, value in ((name, value) for name, values in VALUES.items() for value in values):
         inputs = problem(5, keys=7, dtype=torch.float32)
         inputs[name].fill_(value)
         for times in (None, irregular_times(5, 7)):

@@ -52,8 +52,7 @@ def test_options(irregular, options):
     ("prior", "weight", "case"),
     [
         ("riccati", "student_t", "all keys"),
-        ("lyapunov", "exponential", "noise in the bias"),
-        ("lyapunov", "student_t", "other queries"),
+        ("lyapunov", "exponential", "noise in the bias, other queries"),
         ("riccati", "student_t", "mask"),
     ],
 )
@@ -61,12 +60,13 @@ def test_fixed_decay(monkeypatch, prior, weight, case):
     """The path of constant dynamics comes from one launch, and its parameters from sums of scalars."""
     monkeypatch.setattr("rfa.ops.triton.pairs_prior.BLOCK", 16)  # several steps
     options = {"times": irregular_times(0, LENGTH), "weight": weight, "prior": prior}
-    options["query_noise_in_bias"] = case == "noise in the bias"
-    if case == "other queries":
+    others = "other queries" in case
+    options["query_noise_in_bias"] = others
+    if others:
         options["query_times"] = irregular_times(1, 20) + 0.5
     if case == "mask":
         options["key_mask"] = mask(2, 2, LENGTH)
-    inputs = one_head(1, batch=2, keys=LENGTH, queries=20 if case == "other queries" else None)
+    inputs = one_head(1, batch=2, keys=LENGTH, queries=20 if others else None)
     assert_accurate(inputs, constant=("frequency", "decay"), **options)
 
 
@@ -153,9 +153,7 @@ def test_half_precision(causal, irregular, dtype):
 NOISES = ("process_noise", "key_noise", "query_noise", "noise_floor")
 
 
-@pytest.mark.parametrize(
-    ("prior", "none"), [("riccati", NOISES[:1]), ("lyapunov", (*NOISES[:2], "noise_floor")), ("riccati", NOISES)]
-)
+@pytest.mark.parametrize(("prior", "none"), [("lyapunov", (*NOISES[:2], "noise_floor")), ("riccati", NOISES)])
 def test_noises_of_zero_in_half_precision(prior, none):
     """A variance of zero counts as the least one and has no gradient, in tiles against their last key too."""
     inputs = rounded(one_head(3, batch=1, keys=130), torch.bfloat16)

@@ -23,19 +23,15 @@ ON_A_CARD = {"copies at large norms": 1.2, "exponents around the largest that fo
 COPIES = (0.02, 0.05)  # in float16: a gradient where q = k consists of rounding, as `q - E k` does
 
 CASES: dict[str, dict[str, Any]] = {
-    "lengths around a tile": {"length": 129},
     "one key": {"length": 1, "dtype": FP16},
-    "riccati": {"length": 140, "prior": "riccati"},
-    "log precision": {"length": 130, "dtype": FP16, "log_sum": True},
+    "riccati, one key beyond two tiles": {"length": 129, "prior": "riccati"},
     "small cotangents in float16": {"length": 130, "dtype": FP16, "cotangent": 1e-3},
-    "fewer queries": {"length": 134, "queries": 70},
+    "fewer queries, no gate": {"length": 134, "queries": 70, "gate": False, "log_sum": True},
     "a head too fast to fold": {"length": 130, "decays": (0.5, 0.01, 3.0)},
-    "large norms": {"length": 130, "scale": 60.0},
     "queries that are keys": {"length": 130, "scale": 4.0, "copies": True, "dtype": FP16},
     "no decay, a large exponent": {"length": 130, "decays": (0.0, 0.0, 0.0), "robustness": 23.0},
     "padding": {"length": 130, "present": (130, 70)},
-    "no gate": {"length": 70, "dtype": FP16, "gate": False},
-    **{f"{n} keys": {"length": n, "dtype": FP16, "decays": (0.004,)} for n in (63, 64, 65, 127)},
+    **{f"{n} keys": {"length": n, "dtype": FP16, "decays": (0.004,)} for n in (64, 127)},
     "one weight near 1": {"length": 70, "scale": 5.0, "copies": True, "dtype": FP16, "exponents": (12.0,) * 3},
     # without rotation and decay: else the distance of copies is that of their rounding
     "copies at large norms": {"length": 70, "scale": 60.0, "copies": True, "decays": (0.0,), "compared": (0, 4)},
@@ -225,8 +221,7 @@ def _windowed(states: Any, held: Any, first: torch.Tensor) -> tuple[torch.Tensor
     return turn((score.softmax(-1) * decay) @ value, 1), score.logsumexp(-1), prior.masked_fill(~seen, -torch.inf)
 
 
-@pytest.mark.parametrize("kind", ["noise", "far", "copies"])
-@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize(("kind", "dtype"), [("noise", BF16), ("far", FP16), ("copies", FP16)])
 def test_certified_windows(monkeypatch: pytest.MonkeyPatch, kind: str, dtype: torch.dtype) -> None:
     """What is left out weighs at most eps of each row's sum, and changes no more than is said."""
     states, parameters = _fading(320, 128, kind, dtype)
@@ -296,7 +291,7 @@ def test_repeatable() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first[0][2:] + first[1], second[0][2:] + second[1], strict=True))
 
 
-@pytest.mark.parametrize("sizes", [(1, 2, 0, 5), (1, 2, 0, 0), (0, 2, 5, 5), (1, 0, 5, 5)])
+@pytest.mark.parametrize("sizes", [(1, 2, 0, 5), (0, 2, 5, 5)])
 def test_no_pairs(sizes: tuple[int, int, int, int]) -> None:
     """Estimates of no query, and gradients of 0."""
     batch, heads, queries, keys = sizes
