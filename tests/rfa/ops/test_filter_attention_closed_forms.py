@@ -65,20 +65,6 @@ def test_rope_is_the_noiseless_undecayed_limit(timed, backend):
     assert_same(attend(inputs, backend, **options)[0], rope(rotated, -inputs["frequency"], times), backend)
 
 
-@pytest.mark.parametrize("weight", WEIGHTS)
-def test_zero_decay_bias_is_the_reciprocal_of_a_line(weight, backend):
-    """q = k = 0, mu = 0: weights 1 / (sigma^2 tau + beta), to the power of the inverse temperature."""
-    inputs = problem(2, keys=6)
-    for name in ("query", "key", "decay"):
-        inputs[name].zero_()
-    lag = (torch.arange(6)[:, None] - torch.arange(6)).double()
-    variance = inputs["process_noise"].view(2, 1, 1) * lag + (inputs["key_noise"] + inputs["noise_floor"]).view(2, 1, 1)
-    mass = torch.where(lag >= 0, variance.clamp(min=1e-3) ** -inputs["inverse_temperature"].view(2, 1, 1), 0.0)
-    output, log_precision = attend(inputs, backend, weight=weight, rotate_values=False)
-    assert_same(output, mass / mass.sum(-1, keepdim=True) @ inputs["value"], backend)
-    assert_same(log_precision, mass.sum(-1).log().expand(2, 2, 6), backend)
-
-
 @cover(1, prior=PRIORS, weight=WEIGHTS)
 def test_a_trajectory_is_its_own_estimate(weight, prior, backend):
     """Keys and values on one noiseless trajectory: every transported value agrees, whatever the weights."""
