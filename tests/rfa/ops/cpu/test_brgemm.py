@@ -5,14 +5,13 @@ import ctypes
 import numpy as np
 import pytest
 import torch
-from cover import cover, slow
+from cover import cover
 
 from rfa.ops.cpu import operator
 from rfa.ops.dot_product import decayed_dot_product_attention
 from rfa.ops.positions import checked_positions
 
 from ..problems import PARAMETERS, PRIORS, WEIGHTS, attend, irregular_times, problem, with_gradients
-from .compiled import give_library, python
 
 LENGTH = 300  # three blocks of keys, four of queries, none of them whole at the end
 # Relative to the largest entry, as the Triton kernels in half precision: see tests/ops/triton/fused_problems.py.
@@ -190,15 +189,6 @@ def works(product):
 def test_a_function_that_does_something_else_is_not_taken():
     assert works(slow_product)
     assert not works(_PRODUCT(lambda *_: None))
-
-
-@slow  # it imports PyTorch anew
-def test_onednn_may_be_kept_from_the_instructions(tmp_path):
-    """The processor has them, and brgemm throws."""
-    program = "from rfa.ops.cpu.operator import bfloat16_products; print(bfloat16_products())"
-    give_library(tmp_path)
-    done = python(program, tmp_path, ONEDNN_MAX_CPU_ISA="AVX512_CORE")
-    assert done.stdout.split()[-1:] == ["None"], done.stderr
 
 
 def test_without_onednn_or_the_instructions_there_are_none(monkeypatch):

@@ -3,9 +3,12 @@
 import pytest
 import torch
 from cover import cover, some
+from nn.by_hand import hidden
+from nn.test_clock import layer_of
 
 from ..problems import PRIORS, STATES, WEIGHTS, irregular_times, problem, uniform
 from .fused_problems import (
+    DEVICE,
     assert_accurate,
     needs_triton,
     one_head,
@@ -192,3 +195,17 @@ def test_tiles_against_their_last_key(monkeypatch, dtype, options):
     assert_accurate(inputs, dtype=dtype, constant=("frequency", "decay"), times=times, **options)
     good = (found[0].frame[3] < 2**63 - 1).sum((0, 1)).tolist()
     assert good == {"key_mask": [1, 1, 0, 0], "segment_ids": [1, 2, 0, 0]}.get(next(iter(options), ""), [2, 2, 0, 0])
+
+
+@pytest.mark.parametrize("name", ["riccati", "RoPER, slopes"])
+def test_clocked_layers_are_the_reference(name):
+    fused, exact = layer_of(name, torch.float32, backend="triton").to(DEVICE), layer_of(name, backend="reference")
+    exact.load_state_dict(fused.state_dict())
+    x, found = hidden(length=9, dtype=torch.float32), []
+    for layer in (fused, exact):
+        out = layer(x.to(layer.query_projection.weight))
+        out.square().sum().backward()
+        found.append([x.cpu() for x in (out.detach(), *(p.grad for p in layer.parameters()))])
+    for single, double in zip(*found, strict=True):
+        scale = max(1.0, float(double.abs().max()))
+        assert float((single - double).abs().max()) / scale < 1e-4  # float32 sums over 9 x 9 pairs

@@ -27,19 +27,6 @@ def process(*arguments):
     return done.stdout
 
 
-ONE_HEAD = """
-import launches
-launches.BATCH = launches.HEADS = 1
-SLOW = ("forward", "key", "query", "pairs forward", "pairs key", "pairs query")  # take long to compile
-found = {}
-for kind in ("whole", "pairs"):
-    for name, launch in launches.launched(kind, "float16", 16, 90):
-        if not name.removesuffix(" with parameters") in SLOW:
-            launches.built(launch, 90)
-            found[name] = launch
-print(len(found))
-"""
-
 OF_GROUPS = """
 import torch
 from launches import launches
@@ -106,10 +93,3 @@ def test_every_kernel_fits_into_100_kb_of_shared_memory(arch, kind):
     dtypes = ["bfloat16", "float16"] + ["float32"] * (kind != "whole")  # in float32 no kernel takes whole problems
     call = "import launches; print([launches.too_large({!r}, dtype, 128, {!r}) for dtype in {}])"
     assert process("-c", call.format(arch, kind, dtypes)).strip() == str([{}] * len(dtypes))
-
-
-@slow
-@needs_triton
-def test_kernels_around_the_attention_compile_for_one_head():
-    """A number that is 1 is compiled as a constant, which has no methods. The interpreter does not show it."""
-    assert int(process("-c", ONE_HEAD)) >= 4
