@@ -309,7 +309,7 @@ def riccati_weights(
 _AUTO = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-12, torch.float16: 2.0**-12}
 
 
-def allowed(certified: Certified, dtype: torch.dtype) -> float | None:
+def eps_of_dtype(certified: Certified, dtype: torch.dtype) -> float | None:
     """The eps for states of a dtype; None to visit all keys."""
     return _AUTO.get(dtype) if certified == "auto" else certified
 
@@ -317,7 +317,7 @@ def allowed(certified: Certified, dtype: torch.dtype) -> float | None:
 def eps_of(options: Options, dtype: torch.dtype) -> float:
     """The eps of a call for states of a dtype; 0 where all keys are visited."""
     bounded = options.certified is not None and certificate_missing(options.prior, options.causal) is None
-    return allowed(options.certified, dtype) or 0.0 if bounded else 0.0
+    return eps_of_dtype(options.certified, dtype) or 0.0 if bounded else 0.0
 
 
 def tail_of_keys(rising: Tensor, key_bias: Tensor, positions: Positions) -> Tensor:
@@ -349,7 +349,7 @@ def slope_of_lags(bias: Tensor) -> Tensor:
 
 
 def tail_of_lags(bias: Tensor) -> Tensor:
-    """The same less `b_0` for a bias that is linear in the lag, `(heads, lags)` in bits: `-log2(1 - 2^-slope)`."""
+    """`tail_of_keys` less `b_0` for a bias linear in the lag, `(heads, lags)` in bits: `-log2(1 - 2^-slope)`."""
     return -torch.log2(-torch.expm1(-math.log(2) * slope_of_lags(bias))).to(torch.float32)[None, :, None]
 
 

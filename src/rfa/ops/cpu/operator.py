@@ -57,7 +57,7 @@ class Strided(ctypes.Structure):
 
     @classmethod
     def of_storage(cls, tensor: Tensor) -> "Strided":
-        """As `of` for every sample by itself, of `(batch, heads, length)` too: there the last stride is the row's."""
+        """`of` for every sample by itself. In `(batch, heads, length)` the last stride is the row's."""
         strides = tensor.stride()
         assert strides[-1] == 1 or tensor.numel() <= 1, strides
         return cls(tensor.data_ptr(), *strides[:3])

@@ -176,7 +176,7 @@ class Plan:
 
     @cached_property
     def forward(self) -> list[Launch]:
-        """Of the prologue, the kernel of certified windows where they are asked for, and the forward kernel."""
+        """The launches of the prologue, of certified windows where they are asked for, and of the forward kernel."""
         visits, prior, turns = self._shared
         sizes = (self.heads, self.queries, self.keys, self.rows, self.columns, self.length)
         table_blocks, distances = self.length // FOLD, self.columns // FOLD
@@ -206,7 +206,7 @@ class Plan:
         return [tables, windows, estimate]
 
     def backward(self, grad_out: Tensor, log_sum: bool, prior: bool) -> list[Launch]:
-        """Of delta, keys, queries and, with the prior's gradients, the epilogue."""
+        """The launches of delta, keys, queries and, with the prior's gradients, the epilogue."""
         kind = (grad_out.stride(), grad_out.data_ptr() % 16, log_sum, prior)
         if kind not in self._backward:
             self._backward[kind] = self._of_gradients(grad_out.stride(), log_sum, prior)

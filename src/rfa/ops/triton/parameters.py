@@ -55,7 +55,7 @@ def load_head(
 @triton.jit
 @no_type_check
 def steady_ratio(mu, sigma2, observed, interval):
-    """Of the steady Kalman gain K of intervals, in float64: `y = K / (1 - K)`, g, the square root in y, and phi.
+    """`y = K / (1 - K)` of the steady Kalman gain K of intervals, g, the square root in y, and phi, in float64.
 
     y is the root of `y^2 + y (c - g) - g = 0`, with g the noise of an interval over that of a reading and
     `c = 1 - exp(-2 mu dt)`. A noise of zero counts as the smallest normal number.

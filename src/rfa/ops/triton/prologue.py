@@ -282,7 +282,7 @@ def delta_kernel(
 
 
 def phase_strides(phases: torch.Tensor | None) -> tuple[int, int]:
-    """Of `(b, heads or 1, length, modes)` over samples and heads; 0 where all share the phases."""
+    """Strides of `(b, heads or 1, length, modes)` over samples and heads; 0 where all share the phases."""
     if phases is None:
         return 0, 0
     batch, head = (0 if phases.shape[dim] == 1 else phases.stride(dim) for dim in (0, 1))
