@@ -65,26 +65,6 @@ def test_types_of_the_pairs_kernels_with_groups():
     assert {"pairs forward", "pairs key", "pairs query"} <= set(process("-c", OF_GROUPS).splitlines())
 
 
-STAGES_OF_CARDS = """
-import launches
-for number in (80, 86, 89, 90, 100, 120):
-    for channels in (64, 128):
-        found = launches.launched("whole", "bfloat16", channels, number)
-        stages = [each.constant("STAGES") for name, each in found if name in ("forward", "query")]
-        print(number, channels, *stages)
-"""
-
-
-@needs_triton
-def test_cards_with_little_shared_memory_have_fewer_stages():
-    """By the limits of CUDA's programming guide; what they hold is compiled below, in `make test-all`."""
-    found = [list(map(int, line.split())) for line in process("-c", STAGES_OF_CARDS).splitlines()]
-    assert len(found) == 12
-    for number, channels, *stages in found:
-        small = number in (86, 89, 120) and channels == 128
-        assert stages == ([2, 2] if small else [3, 3]), number
-
-
 @slow
 @needs_triton
 @pytest.mark.parametrize(("arch", "kind"), [*(("sm_86", kind) for kind in KINDS), ("sm_120", "whole")])
