@@ -55,10 +55,8 @@ LEARNED = ("process_noise", "key_noise", "query_noise", "noise_floor", "robustne
 _LEAVES = ("query", "key", "value", "decay", *LEARNED)
 _OPTIONAL = ("horizon", "key_cos", "key_sin", "query_cos", "query_sin", "key_groups", "query_groups")
 _FLAGS = ("rotate_values", "gate", "riccati", "in_bias", "keep", "prior")
-_SCHEMA = ", ".join(f"Tensor {name}" for name in _LEAVES)
-_SCHEMA += (
-    "".join(f", Tensor? {name}" for name in _OPTIONAL) + "".join(f", bool {name}" for name in _FLAGS) + ", float eps"
-)
+_KINDS = {"Tensor": _LEAVES, "Tensor?": _OPTIONAL, "bool": _FLAGS, "float": ("eps",)}
+_SCHEMA = ", ".join(f"{kind} {name}" for kind, names in _KINDS.items() for name in names)
 _TENSORS, _LEARNED, _PARAMETERS, _OTHERS = 17, slice(4, 10), slice(3, 11), slice(11, 17)
 _NO_GRADIENTS = (None,) * len((*_OPTIONAL, *_FLAGS, "eps"))
 

@@ -208,10 +208,8 @@ def epilogue_kernel(
         kept = kept & (kind >= 0)
     totals = tl.zeros([FOLD, SUMS], tl.float32)
     of_phi, of_square, through = (
-        tl.zeros([FOLD], tl.float32),
-        tl.zeros([FOLD], tl.float32),
-        tl.zeros([FOLD], tl.float32),
-    )
+        tl.zeros([FOLD], tl.float32), tl.zeros([FOLD], tl.float32), tl.zeros([FOLD], tl.float32),
+    )  # fmt: skip
     for start in range(0, batch * row_blocks, FOLD):
         row = start + place
         at = ((row // row_blocks * heads + head).to(tl.int64) * row_blocks + row % row_blocks) * SUMS

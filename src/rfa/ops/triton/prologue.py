@@ -51,12 +51,10 @@ def turned_block(
 ):  # fmt: skip
     """Real and imaginary parts turned backwards; zeros and 0 where a state holds NaN or infinity."""
     mode = tl.arange(0, HALF)
-    real = tl.load(source + at[:, None] + mode[None, :] * channel_stride, mask=inside[:, None], other=0.0).to(
-        tl.float32
-    )
-    imaginary = tl.load(
-        source + at[:, None] + (mode + HALF)[None, :] * channel_stride, mask=inside[:, None], other=0.0
-    ).to(tl.float32)  # fmt: skip
+    at_real = source + at[:, None] + mode[None, :] * channel_stride
+    at_imaginary = source + at[:, None] + (mode + HALF)[None, :] * channel_stride
+    real = tl.load(at_real, mask=inside[:, None], other=0.0).to(tl.float32)
+    imaginary = tl.load(at_imaginary, mask=inside[:, None], other=0.0).to(tl.float32)
     if TURN:
         phase = modes_at + token[:, None] * HALF + mode[None, :]
         c = tl.load(cos + phase, mask=inside[:, None], other=0.0)
@@ -114,18 +112,9 @@ def prologue_kernel(
     if kind == 3:
         if EFFECTS:
             store_effects(
-                block,
-                head,
-                of_head,
-                spread,
-                effects,
-                pair_effects,
-                length,
-                distances,
-                FORM=FORM,
-                FOLDS=FOLDS,
-                FAST=FAST,
-            )
+                block, head, of_head, spread, effects, pair_effects, length, distances,
+                FORM=FORM, FOLDS=FOLDS, FAST=FAST,
+            )  # fmt: skip
     elif kind == 2:
         for each_block in range(block * EACH, tl.minimum((block + 1) * EACH, row_length // FOLD)):
             token = each_block * FOLD + n
