@@ -51,10 +51,12 @@ def turned_block(
 ):  # fmt: skip
     """Real and imaginary parts turned backwards; zeros and 0 where a state holds NaN or infinity."""
     mode = tl.arange(0, HALF)
-    at_real = source + at[:, None] + mode[None, :] * channel_stride
-    at_imaginary = source + at[:, None] + (mode + HALF)[None, :] * channel_stride
-    real = tl.load(at_real, mask=inside[:, None], other=0.0).to(tl.float32)
-    imaginary = tl.load(at_imaginary, mask=inside[:, None], other=0.0).to(tl.float32)
+    real = tl.load(source + at[:, None] + mode[None, :] * channel_stride, mask=inside[:, None], other=0.0).to(
+        tl.float32
+    )
+    imaginary = tl.load(
+        source + at[:, None] + (mode + HALF)[None, :] * channel_stride, mask=inside[:, None], other=0.0
+    ).to(tl.float32)  # fmt: skip
     if TURN:
         phase = modes_at + token[:, None] * HALF + mode[None, :]
         c = tl.load(cos + phase, mask=inside[:, None], other=0.0)
