@@ -47,7 +47,7 @@ Bool = Complex = Int = Real = Float
 
 from pathlib import Path
 
-from .prebuilt import load_prebuilt
+from .compiler import load_prebuilt
 
 
 def load_library():

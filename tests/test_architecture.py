@@ -86,8 +86,8 @@ def test_folders_import_only_earlier_folders():
         ("rfa.dynamics.covariance", False, "from ..ops import prior"),
         ("rfa.dynamics", True, "from ..ops import prior"),
         ("rfa.dynamics", False, "def late():\n    from rfa import ops"),
-        ("rfa.dynamics.spectrum", False, "import torch.nn.functional as F"),
-        ("rfa.dynamics.spectrum", False, "import torch\ny = torch.nn.functional.softplus(x)"),
+        ("rfa.dynamics.modes", False, "import torch.nn.functional as F"),
+        ("rfa.dynamics.modes", False, "import torch\ny = torch.nn.functional.softplus(x)"),
         ("rfa_lab.data.corpora", False, "from rfa_lab.training import train"),
         ("rfa.models.decoder", False, "import rfa_lab.data"),
         ("rfa", True, "from rfa_lab import training"),
@@ -117,7 +117,6 @@ def test_checker_accepts_what_is_allowed(module, is_package, source):
 SHORT = {  # files under 60 lines, and why they are not part of a neighbour
     "rfa.auto_classes": "`import rfa` loads it, and it loads nothing",
     "rfa.progress": "the library and the lab say so how far they are",
-    "rfa.ops.cpu.prebuilt": "the hub's kernel has it and no compiler",
 }
 
 

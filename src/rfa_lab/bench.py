@@ -28,7 +28,7 @@ from rfa.nn import FilterCache, RobustFilterAttention
 from rfa.nn.cache_layer import AHEAD, TurnTable
 from rfa.ops import choose_backend, robust_filter_attention
 from rfa.ops.backends import BACKENDS
-from rfa.ops.certified import allowed
+from rfa.ops.prior import eps_of_dtype
 from rfa.ops.problem import certificate_missing
 
 __all__ = ["WHAT", "Case", "cases", "run", "summary_line"]
@@ -112,7 +112,7 @@ class CaseInputs:
     def __init__(self, case: Case):
         torch.manual_seed(0)
         self.case, self.dtype, self.tolerances = case, DTYPES[case.dtype], TOLERANCES[case.dtype]
-        self.eps = allowed("auto", self.dtype) if case.certified else None
+        self.eps = eps_of_dtype("auto", self.dtype) if case.certified else None
         batch, heads, length, channels = case.shape
         self.cached = length
         self.layer = filter_layer(case.preset, heads, channels, case.device)

@@ -51,12 +51,12 @@ def _certified() -> str:
     import torch
 
     from rfa.ops.backends import missing
-    from rfa.ops.certified import allowed
+    from rfa.ops.prior import eps_of_dtype
 
     found = [name for name in ("cpu", "triton in half precision") if missing(name.split()[0]) is None]
     if not found:
         return "none: only the backends cpu and triton leave keys out"
-    single, half = (round(math.log2(allowed("auto", dtype) or 1)) for dtype in (torch.float32, torch.float16))
+    single, half = (round(math.log2(eps_of_dtype("auto", dtype) or 1)) for dtype in (torch.float32, torch.float16))
     kinds = " and ".join(found)
     return f"{kinds}: eps 2^{single} in float32, 2^{half} in half precision; other backends visit all keys"
 
@@ -68,6 +68,6 @@ def _kernels() -> str:
     if missing("cpu") is not None:
         return "none for the CPU"
     from rfa.ops.cpu.build import describe_library
-    from rfa.ops.cpu.library import library
+    from rfa.ops.cpu.operator import library
 
     return describe_library(library())

@@ -7,7 +7,6 @@ from .covariance import (
     covariance,
     cross_transport,
     gate,
-    noise_rate,
     peak_lag,
     prior_response,
     regime,
@@ -16,8 +15,18 @@ from .covariance import (
     steady_state_variance,
     time_dependent_variance,
 )
-from .spectrum import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
-from .transition import decay_kernel, rotate, rotation, rotation_of_heads, time_dtype, turn
+from .modes import (
+    decay_kernel,
+    partitioned_frequencies,
+    rope_frequencies,
+    rotary_frequencies,
+    rotate,
+    rotation,
+    rotation_of_heads,
+    spectral_decay,
+    time_dtype,
+    turn,
+)
 
 __all__ = [
     "TimeDependentNoise",
@@ -27,7 +36,6 @@ __all__ = [
     "cross_transport",
     "decay_kernel",
     "gate",
-    "noise_rate",
     "partitioned_frequencies",
     "peak_lag",
     "prior_response",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rfa.checks import exported
 
-from .transition import decay_kernel, time_dtype
+from .modes import decay_kernel, time_dtype
 
 Quantity = Float[Tensor, "*#shape"]  # the arguments of a function broadcast against each other
 Values = Float[Tensor, "*shape"]
@@ -244,20 +244,6 @@ class TimeDependentNoise(NamedTuple):
     def parts(self) -> list[tuple[Float[Tensor, "..."], ...]]:
         """Amplitude, rate, angular frequency and phase of each part."""
         return list(zip(*(field.unbind(-1) for field in self), strict=True))
-
-
-def noise_rate(process_noise: Quantity, noise: TimeDependentNoise, elapsed: Quantity) -> Values:
-    """`q(s) >= 0` of `TimeDependentNoise`: the variance that is added per unit of time.
-
-    Args:
-        process_noise: sigma^2 >= 0, the white part, variance per unit of time.
-        noise: the other parts. Each broadcasts with the rest.
-        elapsed: s >= 0, the time since the key, in units of time.
-    """
-    rate = process_noise + torch.zeros_like(elapsed)
-    for amplitude, kappa, nu, psi in noise.parts():
-        rate = rate + amplitude * torch.exp(-kappa * elapsed) * (1 + torch.cos(nu * elapsed + psi))
-    return rate
 
 
 def time_dependent_variance(

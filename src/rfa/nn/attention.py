@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rfa.checks import check_choice, require
-from rfa.ops.cumulative import clocked
+from rfa.ops.content import clocked
 from rfa.ops.positions import Positions
 from rfa.ops.problem import Certified
 

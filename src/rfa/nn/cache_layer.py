@@ -10,9 +10,8 @@ from torch import Tensor
 from rfa.checks import installed, require
 from rfa.dynamics import rotation_of_heads
 from rfa.ops.backends import compiled_decoding
-from rfa.ops.certified import allowed, certified_tail, misses_dropped, reach_of
 from rfa.ops.positions import Positions
-from rfa.ops.prior import BITS, DecodingCache
+from rfa.ops.prior import BITS, DecodingCache, certified_tail, eps_of_dtype, misses_dropped, reach_of
 from rfa.ops.problem import Certified, Options
 from rfa.ops.transforms import transformed
 
@@ -288,7 +287,7 @@ class FilterLayer(CacheLayerMixin):
             return None
         self.check_fit(key, value)
         keys, storages, kind = self._length + 1, self._reserve(key, value), (options.weight, options.rotate_values)
-        self._make_tail(allowed(options.certified, query.dtype), positions)
+        self._make_tail(eps_of_dtype(options.certified, query.dtype), positions)
         estimate = compiled.decode_token((query, key, value), turns, storages, keys, self.decoding, *kind)
         self._length = keys
         return estimate
@@ -358,7 +357,7 @@ class FilterLayer(CacheLayerMixin):
 
     def eps(self, certified: Certified, dtype: torch.dtype) -> float | None:
         """What keys that are left out may weigh, for a layer with this option: the cache's, or the layer's."""
-        return allowed(certified if self.certified == "auto" else self.certified, dtype)
+        return eps_of_dtype(certified if self.certified == "auto" else self.certified, dtype)
 
     def count_uncertified(self, log_precision: Tensor, eps: float | None, positions: Positions) -> None:
         """Count the rows to which keys that were dropped might matter.

@@ -10,8 +10,13 @@ from torch import Tensor, nn
 
 from rfa.checks import check_choice, require
 from rfa.dynamics import turn
-from rfa.ops.content import Noises, content_attention_in_frame, content_filter_attention, content_path
-from rfa.ops.cumulative import TokenDynamics
+from rfa.ops.content import (
+    Noises,
+    TokenDynamics,
+    content_attention_in_frame,
+    content_filter_attention,
+    content_path,
+)
 from rfa.ops.positions import Positions
 from rfa.ops.problem import Weight, certificate_missing
 from rfa.ops.transforms import readable

@@ -19,11 +19,10 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from rfa.checks import exported, installed
 
 from . import reference
-from .certified import certified_tail, eps_of
 from .dense import all_finite, finite, of_finite, rotated
 from .kernel import HALF_AND_SINGLE, TRITON_CHANNELS, Kernel, KernelInputs, kernel_inputs, rotation_tables
 from .positions import Positions
-from .prior import DecodingCache, SeparablePath, kernel_prior
+from .prior import DecodingCache, SeparablePath, certified_tail, eps_of, kernel_prior
 from .problem import Parameters, Problem
 from .transforms import (
     constant_for_compiler,
@@ -164,8 +163,9 @@ def _turned_ahead(estimate: Tensor, parameters: Parameters) -> Tensor:
 
 
 def _cpu_kernel() -> Kernel:
-    operator = _cpu_operator()
-    return Kernel(operator.fused_attention, operator.phases, leaves_out=True)
+    from .cpu.operator import fused_attention, phases
+
+    return Kernel(fused_attention, phases, leaves_out=True)
 
 
 def _triton_kernel() -> Kernel:
@@ -183,7 +183,7 @@ def _triton_whole() -> ModuleType:
 
 def _cpu_missing() -> str | None:
     from .cpu.compiler import BuildError
-    from .cpu.library import library
+    from .cpu.operator import library
 
     try:
         library()
@@ -358,7 +358,7 @@ def attend(
 
 
 def compiled_decoding(backend: str, *states: Tensor) -> ModuleType | None:
-    """`rfa.ops.cpu.operator`, whose `enter` and `decode_token` serve these states; None where PyTorch's operators do.
+    """`rfa.ops.cpu.decoding`, whose `enter` and `decode_token` serve these states; None where PyTorch's operators do.
 
     They serve states on a CPU, of one dtype, without gradients. A program that is recorded needs PyTorch's operators:
     it would not hold what compiled code writes.
@@ -373,10 +373,8 @@ def compiled_decoding(backend: str, *states: Tensor) -> ModuleType | None:
             return None
     if transformed() or recording() or not readable():  # no wrapped tensors: these are plain ones
         return None
-    return None if missing("cpu") is not None else _cpu_operator()
+    if missing("cpu") is not None:
+        return None
+    from .cpu import decoding
 
-
-def _cpu_operator() -> ModuleType:
-    from .cpu import operator
-
-    return operator
+    return decoding

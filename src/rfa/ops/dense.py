@@ -185,7 +185,7 @@ class FiniteStates(NamedTuple):
 
     @classmethod
     def of(cls, *states: Tensor) -> "FiniteStates":
-        """Of query, key and value."""
+        """The finite states of query, key and value."""
         (query, nonfinite), (key, of_key), (value, of_value) = map(finite, states)
         return cls(query, key, value, nonfinite, of_key | of_value)
 
@@ -200,7 +200,7 @@ def rotated(states: Tensor, frequency: Tensor, times: Tensor, inverse: bool = Fa
 
 
 def turned(states: Tensor, phases: Phases, inverse: bool = False) -> Tensor:
-    """The same by known cosine and sine."""
+    """`rotated` by known cosine and sine."""
     cos, sin = phases
     return of_finite(lambda states: turn(states, cos, -sin if inverse else sin), states)
 

@@ -11,11 +11,10 @@ from rfa.checks import exported
 from rfa.dynamics import decay_kernel, rotation_of_heads, time_dtype
 
 from .backends import attend, backend_for
-from .certified import allowed, certified_tail
 from .dense import DenseRows, FiniteStates, dropped, fill_rows, into_frame, masked_softmax, row_blocks, turned
 from .kernel import kernel_inputs
 from .positions import Positions, by_group, take, token_groups
-from .prior import BITS, LagTables, SeparablePath
+from .prior import BITS, LagTables, SeparablePath, certified_tail, eps_of_dtype
 from .problem import Certified
 from .transforms import scaled_dot_product_attention, without_autocast
 
@@ -83,7 +82,7 @@ def decayed_dot_product_attention(
         else:
             prior = _prior(query, fading, positions, kernel().tables)
             decode = frequency is None and not torch.is_grad_enabled()
-            eps = None if largest is None else allowed(certified, query.dtype)
+            eps = None if largest is None else eps_of_dtype(certified, query.dtype)
             tail = certified_tail(prior, positions, eps, largest=largest) if kernel().leaves_out else None
             options: dict[str, Any] = {"causal": causal, "rotate_values": rotate_values, "decode": decode, "tail": tail}
             inputs = kernel_inputs(query, key, value, None, prior, positions, score_kind="dot_product", **options)

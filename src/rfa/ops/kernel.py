@@ -44,7 +44,8 @@ class KernelInputs(NamedTuple):
         key_times, query_times: `(b, length)` in `time_dtype`.
         key_groups, query_groups: `(batch, length)` int32 as in `Positions`; both None or neither.
         key_norm: `|k|^2`, `(batch, heads, keys)`, where it is known.
-        tail: where old keys may be left out, see `rfa.ops.certified`; None to visit all. A backend may visit more.
+        tail: of `rfa.ops.prior.certified_tail`, where old keys may be left out; None to visit all. A backend may visit
+            more.
         causal: key j takes part where its time is not later than that of query i.
         score_kind: a `ScoreKind`.
         gate: off, w does not depend on the lag: `w = W` along a path.

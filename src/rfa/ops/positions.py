@@ -206,7 +206,7 @@ def first_time(times: Tensor, absent: Tensor) -> Tensor:
 
 
 def times_dtype(times: Tensor, query_times: Tensor | None) -> torch.dtype:
-    """Of differences of times: int64 where all are whole; nanoseconds since 1970 do not fit into a float."""
+    """The dtype of differences of times: int64 where all are whole; nanoseconds since 1970 do not fit into a float."""
     given = (times,) if query_times is None else (times, query_times)
     return time_dtype(times.device) if any(t.is_floating_point() for t in given) else torch.int64
 

@@ -6,7 +6,6 @@ from torch import Tensor
 from rfa.checks import exported
 from rfa.dynamics import decay_kernel, rotation_of_heads
 
-from .certified import left_out, tail_of_keys
 from .dense import (
     DenseRows,
     dropped,
@@ -24,7 +23,7 @@ from .dense import (
     turned,
 )
 from .positions import Positions
-from .prior import BITS, riccati_weights
+from .prior import BITS, left_out, riccati_weights, tail_of_keys
 from .problem import Options, Parameters, Problem
 from .transforms import without_autocast
 

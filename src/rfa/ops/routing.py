@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from rfa.dynamics import TimeDependentNoise, decay_kernel
+from rfa.dynamics import decay_kernel
 
 from .dense import (
     DenseRows,
@@ -19,35 +19,25 @@ from .dense import (
     row_blocks,
     squared_distance,
 )
-from .positions import Positions, checked_positions
-from .problem import Options, Parameters, validate
+from .positions import Positions
+from .problem import Parameters
 from .transforms import without_autocast
 
 LogSource = Callable[[Float[Tensor, "b #heads queries keys"]], Tensor]  # log R_ij of lags; constants cancel
 
 
-def posterior_routing(
-    query: Float[Tensor, "batch heads queries channels"],
-    key: Float[Tensor, "batch heads keys channels"],
-    value: Float[Tensor, "batch heads keys channels"],
-    query_value: Float[Tensor, "batch heads queries channels"],
+def located_posterior_routing(
+    positions: Positions,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_value: Tensor,
+    parameters: Parameters,
     *,
-    decay: Float[Tensor, " heads"],
-    frequency: Float[Tensor, "heads modes"],
-    process_noise: Float[Tensor, " heads"],
-    key_noise: Float[Tensor, " heads"],
-    query_noise: Float[Tensor, " heads"],
-    noise_floor: Float[Tensor, " heads"],
-    noise: TimeDependentNoise | None = None,
-    source_rate: Float[Tensor, " heads"] | None = None,
-    log_source: LogSource | None = None,
-    times: Float[Tensor, "*t keys"] | Int[Tensor, "*t keys"] | None = None,
-    query_times: Float[Tensor, "*s queries"] | Int[Tensor, "*s queries"] | None = None,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
-    segment_ids: Int[Tensor, "batch keys"] | None = None,
     causal: bool = True,
     rotate_values: bool = True,
-) -> Float[Tensor, "batch heads queries channels"]:
+    log_source: LogSource | None = None,
+) -> Tensor:
     r"""The posterior mean of a state whose source is one of the earlier keys, and it is not known which.
 
     A state comes from one of the visible keys, `P(K = j) = R_ij`, and the query is a noisy observation of it:
@@ -69,52 +59,21 @@ def posterior_routing(
     gradients rows are computed in blocks of bounded memory.
 
     Args:
-        query: `(batch, heads, queries, 2 d)`; real parts first, then imaginary parts.
-        key: `(batch, heads, keys, 2 d)`.
-        value: `(batch, heads, keys, 2 d)`.
+        positions: where keys and queries stand, checked already, as all arguments are.
+        query, key, value: `(batch, heads, length, 2 d)`; real parts first, then imaginary parts.
         query_value: x_i, `(batch, heads, queries, 2 d)`.
-        source_rate: rho >= 0, per unit of time, `(heads,)`: near keys are the likelier sources. None for 0: before the
-            query is seen each key is as likely as the others.
+        parameters: of `gaussian_parameters`; `source_rate` is rho, None for 0: before the query is seen each key is as
+            likely as the others.
+        causal, rotate_values: as `robust_filter_attention`.
         log_source: log R, any finite function of the lags `(b, 1 or heads, queries, keys)`, which it broadcasts with;
-            beside source_rate their product counts.
-        decay, frequency, process_noise, key_noise, query_noise, noise_floor, noise, times, query_times, key_mask,
-            segment_ids, causal, rotate_values: as `robust_filter_attention`.
+            beside `source_rate` their product counts.
 
     Returns:
         The posterior means `(batch, heads, queries, 2 d)` in float32 or float64: a step that is small beside the value
         would be lost in half precision. A query that sees no key keeps its value.
 
-    Raises:
-        ValueError: naming the argument, what was given and what was expected.
-
     Source: appendix E.8, with a prior of the sources that depends on the lag alone.
     """
-    noises: dict[str, Any] = {"process_noise": process_noise, "key_noise": key_noise, "query_noise": query_noise}
-    noises |= {"noise_floor": noise_floor, "noise": noise, "source_rate": source_rate}
-    parameters = gaussian_parameters(decay=decay, frequency=frequency, **noises)
-    validate(query, key, value, parameters, Options(causal, rotate_values=rotate_values))
-    batch, _, queries, _ = query.shape
-    positions = checked_positions(batch, queries, key.shape[2], query.device, times, query_times, key_mask, segment_ids)
-    expected = (*query.shape[:3], value.shape[-1])
-    if query_value.shape != expected:
-        raise ValueError(f"query_value: got shape {tuple(query_value.shape)}, expected {expected}")
-    options: dict[str, Any] = {"causal": causal, "rotate_values": rotate_values, "log_source": log_source}
-    return located_posterior_routing(positions, query, key, value, query_value, parameters, **options)
-
-
-def located_posterior_routing(
-    positions: Positions,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_value: Tensor,
-    parameters: Parameters,
-    *,
-    causal: bool = True,
-    rotate_values: bool = True,
-    log_source: LogSource | None = None,
-) -> Tensor:
-    """`posterior_routing` of arguments that are checked already, at known positions."""
     frequency = parameters.frequency
     dtype = torch.promote_types(query.dtype, torch.float32)
     key, value = positions.without_absent(key, value)

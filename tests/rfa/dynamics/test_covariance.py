@@ -108,14 +108,18 @@ def test_gradcheck_and_gradgradcheck_of_phi():
 PARAMETERS = [(0.0, 0.7, 0.4, 0.05), (0.3, 0.5, 0.1, 0.0), (0.3, 0.5, 2.0, 0.01), (2.0, 0.0, 1.0, 0.2)]
 
 
-@pytest.mark.parametrize("parameters", PARAMETERS)
-def test_covariance_solves_the_lyapunov_equation(parameters):
+def test_covariance_solves_the_lyapunov_equation():
     """dS/dt = -2 mu S + sigma^2 from S(0) = eta^2; the floor is added to the solution."""
-    mu, sigma2, eta2, floor = parameters
     lags = np.linspace(0, 6, 13)
-    solution = solve_ivp(lambda t, s: -2 * mu * s + sigma2, (0, 6), [eta2], t_eval=lags, rtol=1e-11, atol=1e-13)
-    actual = covariance(*(torch.tensor(p, dtype=torch.float64) for p in parameters), torch.from_numpy(lags))
-    np.testing.assert_allclose(actual, solution.y[0] + floor, rtol=1e-9)  # solve_ivp's accumulated error
+    for mu, sigma2, eta2, floor in PARAMETERS:
+
+        def slope(t, s, mu=mu, sigma2=sigma2):
+            return -2 * mu * s + sigma2
+
+        solution = solve_ivp(slope, (0, 6), [eta2], t_eval=lags, rtol=1e-11, atol=1e-13)
+        given = torch.tensor([mu, sigma2, eta2, floor], dtype=torch.float64)
+        actual = covariance(*given, torch.from_numpy(lags))
+        np.testing.assert_allclose(actual, solution.y[0] + floor, rtol=1e-9)  # solve_ivp's accumulated error
 
 
 def test_steady_state():

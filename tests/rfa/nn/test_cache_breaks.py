@@ -9,7 +9,7 @@ from cover import cover
 from rfa.nn import FilterCache
 from rfa.nn.cache import locate_tokens
 from rfa.nn.cache_layer import Buffer
-from rfa.ops.cpu import operator as compiled
+from rfa.ops.cpu import decoding as compiled
 
 from .by_hand import EXACT, SINGLE, hidden
 from .layers import build, read

@@ -10,7 +10,7 @@ from cover import cover
 from rfa.nn import FilterCache, RobustFilterAttention
 from rfa.ops import prior
 from rfa.ops.backends import compiled_decoding
-from rfa.ops.cpu import operator as compiled
+from rfa.ops.cpu import decoding as compiled
 
 from .by_hand import perturb
 from .layers import IRREGULAR, M2

@@ -11,7 +11,7 @@ from ops import oracle
 from rfa.dynamics import rotary_frequencies
 from rfa.models import PRESETS
 from rfa.nn import DotProductAttention, RobustFilterAttention
-from rfa.ops.cumulative import clocked
+from rfa.ops.content import clocked
 from rfa.ops.positions import checked_positions
 from rfa.ops.problem import Parameters, Problem
 from rfa.ops.reference import robust_weights

@@ -5,12 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from cover import cover
 from scipy.linalg import solve_discrete_are
 
-from rfa.dynamics import bias, gate, peak_lag, prior_response
+from rfa.dynamics import bias, gate
 
 from . import oracle
-from .problems import EXACT, WEIGHTS, assert_same, attend, irregular_times, problem, within
+from .problems import EXACT, PRIORS, WEIGHTS, assert_same, attend, irregular_times, problem, within
 
 # Nothing but "robustness" in the penalty: with the exponential kernel 1e14 leaves it below 1e-12 (nu -> infinity).
 NO_PENALTY = {"weight": "exponential"}
@@ -64,35 +65,7 @@ def test_rope_is_the_noiseless_undecayed_limit(timed, backend):
     assert_same(attend(inputs, backend, **options)[0], rope(rotated, -inputs["frequency"], times), backend)
 
 
-@pytest.mark.parametrize("weight", WEIGHTS)
-def test_zero_decay_bias_is_the_reciprocal_of_a_line(weight, backend):
-    """q = k = 0, mu = 0: weights 1 / (sigma^2 tau + beta), to the power of the inverse temperature."""
-    inputs = problem(2, keys=6)
-    for name in ("query", "key", "decay"):
-        inputs[name].zero_()
-    lag = (torch.arange(6)[:, None] - torch.arange(6)).double()
-    variance = inputs["process_noise"].view(2, 1, 1) * lag + (inputs["key_noise"] + inputs["noise_floor"]).view(2, 1, 1)
-    mass = torch.where(lag >= 0, variance.clamp(min=1e-3) ** -inputs["inverse_temperature"].view(2, 1, 1), 0.0)
-    output, log_precision = attend(inputs, backend, weight=weight, rotate_values=False)
-    assert_same(output, mass / mass.sum(-1, keepdim=True) @ inputs["value"], backend)
-    assert_same(log_precision, mass.sum(-1).log().expand(2, 2, 6), backend)
-
-
-def test_one_key_is_transported(backend):
-    """A single key has weight one, so the estimate is its exactly transported value."""
-    inputs = problem(3, keys=1, queries=3)
-    inputs["decay"] = torch.tensor([0.2, 0.9], dtype=torch.float64)
-    asked = torch.tensor([2.0, 0.5, 7.25], dtype=torch.float64)
-    output, log_precision = attend(inputs, backend, query_times=asked)
-    value = oracle.as_complex(inputs["value"].numpy())
-    rate = 1j * inputs["frequency"].numpy() - inputs["decay"].numpy()[:, None]
-    expected = np.exp(rate[:, None, :] * asked.numpy()[:, None]) * value
-    assert_complex(output, expected, backend)
-    assert bool(torch.isfinite(log_precision).all())
-
-
-@pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
-@pytest.mark.parametrize("weight", WEIGHTS)
+@cover(1, prior=PRIORS, weight=WEIGHTS)
 def test_a_trajectory_is_its_own_estimate(weight, prior, backend):
     """Keys and values on one noiseless trajectory: every transported value agrees, whatever the weights."""
     inputs = problem(4, keys=6)
@@ -177,19 +150,6 @@ def test_irregular_kalman_filter_in_local_steady_state(backend):
         np.testing.assert_allclose(log_precision[0, h].exp(), weights, rtol=within(EXACT, backend))
 
 
-def test_without_decay_and_process_noise_the_lyapunov_prior_is_a_mean(backend):
-    """All observations of a constant are equally good: the filter is the running mean, its precision the count."""
-    inputs = without_penalty(problem(9, keys=9))
-    for name in ("decay", "process_noise"):
-        inputs[name].zero_()
-    inputs["inverse_temperature"].fill_(1.0)
-    output, log_precision = attend(inputs, backend, rotate_values=False, **NO_PENALTY)
-    count = torch.arange(1, 10, dtype=torch.float64)
-    assert_same(output, inputs["value"].cumsum(2) / count[:, None], backend)
-    variance = (inputs["key_noise"] + inputs["noise_floor"])[:, None]
-    assert_same(log_precision, (count / variance).log().expand(2, 2, 9), backend)
-
-
 def weights(inputs, backend, **options):
     """`A_ij E_ij`, the estimate of identity channels: `(batch, heads, queries, keys)` for an even number of keys."""
     batch, heads, keys, _ = inputs["key"].shape
@@ -214,25 +174,3 @@ def test_zero_decay_is_a_gated_and_biased_dot_product(backend):
     score = beta * (bias(mu, sigma2, eta2, floor, lag) - opened + opened * (inputs["query"] @ inputs["key"].mT))
     expected = score.masked_fill(steps[:, None] < steps, -torch.inf).softmax(-1)
     assert_same(weights(inputs, backend, weight="exponential"), expected, backend)
-
-
-def test_the_peak_lag_is_where_the_weights_are_largest(backend):
-    """`A E` without content is the prior response, normalised; its argmax is `log(alpha / beta) / (2 mu)` or 0."""
-    step, keys = 0.25, 240
-    peaked = [(0.2, 0.02, 1.5, 0.01), (0.05, 0.001, 2.0, 0.03)]
-    falling = [(0.25, 0.5, 0.1, 0.02), (0.1, 0.5, 0.6, 0.3), (0.2, 0.02, 0.05, 0.01), (0.0, 0.3, 0.5, 0.1)]
-    numbers = torch.tensor([*peaked, *falling], dtype=torch.float64).T
-    inputs = {**problem(0, heads=6, keys=keys, batch=1), **dict(zip(NOISES, numbers, strict=True))}
-    inputs["query"], inputs["key"] = 0 * inputs["query"][:, :, -1:], 0 * inputs["key"]
-    inputs["inverse_temperature"].fill_(1.0)
-    times = step * torch.arange(keys, dtype=torch.float64)
-    by_lag = weights(inputs, backend, times=times)[0, :, 0].flip(-1)
-    peak = peak_lag(*numbers)
-    assert bool((peak[:2] > 5).all())
-    assert bool((peak[2:] == 0).all())
-    # The grid's nearest point: one side's or the other's, for the response is not symmetric about its peak.
-    assert bool(((step * by_lag.argmax(-1) - peak).abs() < step).all())
-    normalised = prior_response(*numbers[..., None], times) / bias(*numbers[..., None], times).exp().sum(
-        -1, keepdim=True
-    )
-    assert_same(by_lag, normalised, backend)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from cover import cover
 
-from .problems import PARAMETERS, PRIORS, WEIGHTS, assert_same, attend, irregular_times, problem, with_gradients
+from .problems import PRIORS, WEIGHTS, attend, irregular_times, problem, with_gradients
 
 
 def assert_finite(inputs, backend, **options):
@@ -57,17 +57,6 @@ def test_lags_of_a_million(causal, weight, prior, backend):
     assert_finite(inputs, backend, times=gap, **options)
 
 
-def test_a_forgotten_past_leaves_nothing(backend):
-    """Behind a gap that decays to exp(-5e5) = 0, keys still take weight but carry nothing."""
-    for dtype in (torch.float32, torch.float64):
-        inputs = problem(4, batch=1, heads=1, keys=4, dtype=dtype)
-        inputs["decay"].fill_(0.5)
-        times = torch.tensor([0.0, 1.0, 2.0, 1e6], dtype=torch.float64)
-        last = attend(inputs, backend, times=times)[0][:, :, -1]
-        changed = {**inputs, "value": inputs["value"] * torch.tensor([1e3, 1e3, 1e3, 1.0], dtype=dtype)[:, None]}
-        assert torch.equal(attend(changed, backend, times=times)[0][:, :, -1], last)
-
-
 VALUES = {
     "decay": [1e-30, 1e-7, 50.0, 1e4],
     "frequency": [1e-20, 50.0, 1e4],
@@ -80,14 +69,13 @@ VALUES = {
 }
 
 
-@cover(1, prior=PRIORS, weight=WEIGHTS, name=PARAMETERS)
-def test_extreme_parameters(name, weight, prior, backend):
-    for value in VALUES[name]:
+@cover(1, prior=PRIORS, weight=WEIGHTS)
+def test_extreme_parameters(weight, prior, backend):
+    for name, value in ((name, value) for name, values in VALUES.items() for value in values):
         inputs = problem(5, keys=7, dtype=torch.float32)
         inputs[name].fill_(value)
         for times in (None, irregular_times(5, 7)):
-            for causal in (True, False):
-                assert_finite(inputs, backend, weight=weight, prior=prior, times=times, causal=causal)
+            assert_finite(inputs, backend, weight=weight, prior=prior, times=times, causal=times is None)
 
 
 @cover(1, prior=PRIORS, weight=WEIGHTS, causal=[True, False], timed=[True, False], length=[6, 150])
@@ -111,36 +99,6 @@ def test_rows_without_keys(length, timed, causal, weight, prior, backend):
     assert bool((found["query"][empty] == 0).all())
     for name in ("key", "value"):
         assert bool((found[name][~mask[:, None].expand(2, 2, length)] == 0).all()), name
-
-
-def test_without_autograd(backend):
-    for mode in (torch.no_grad, torch.inference_mode):
-        inputs = {n: x.requires_grad_() for n, x in problem(14).items()}
-        expected = attend(inputs, backend)
-        with mode():
-            result = attend(inputs, backend)
-        assert not result[0].requires_grad
-        assert_same(tuple(x.clone() for x in result), tuple(x.detach() for x in expected), backend, 1e-12)
-
-
-@cover(1, process_noise=[1.0, 100.0, 1e20], step=[1.0, 1e9, 1e18])
-def test_riccati_prior_at_any_scale(step, process_noise, backend):
-    """Half the variance, squared, would pass the end of float32 at 1e19."""
-    if process_noise * step > 1e30:
-        return
-    inputs = problem(30, keys=7, dtype=torch.float32)
-    inputs["process_noise"].fill_(process_noise)
-    assert_finite(inputs, backend, prior="riccati", times=step * torch.arange(7, dtype=torch.float64))
-
-
-@cover(1, prior=PRIORS, weight=WEIGHTS, scale=[1.0, 1e3])
-def test_no_noise_at_all(scale, weight, prior, backend):
-    inputs = problem(31, keys=7, dtype=torch.float32)
-    for name in ("process_noise", "key_noise", "query_noise", "noise_floor"):
-        inputs[name].zero_()
-    for name in ("query", "key", "value"):
-        inputs[name] *= scale
-    assert_finite(inputs, backend, weight=weight, prior=prior)
 
 
 def test_a_parameter_that_vanishes_in_the_inputs_precision(backend):

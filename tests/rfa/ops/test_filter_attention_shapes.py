@@ -1,7 +1,6 @@
 """Shapes against the oracle: one key, no key, odd and unequal lengths, value widths, broadcast times."""
 
 import torch
-from cover import cover
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -59,12 +58,3 @@ def test_any_shape_equals_the_oracle(case, backend):
     expected = (shape["batch"], shape["heads"], shape["queries"])
     assert log_precision.shape == expected
     assert output.shape == (*expected, 2 * shape.get("value_modes", shape["modes"]))
-
-
-@cover(1, prior=PRIORS, causal=[True, False])
-def test_lengths_across_usual_block_sizes(causal, prior, backend):
-    """Longer than one tile of a fused kernel, and not a multiple of any."""
-    inputs = problem(1, keys=131, queries=67, batch=1, heads=1, modes=2)
-    mask = torch.rand(1, 131, generator=torch.Generator().manual_seed(0)) < 0.9
-    assert_matches_oracle(inputs, backend, causal=causal, prior=prior, key_mask=mask)
-    assert_matches_oracle(inputs, backend, causal=causal, prior=prior, times=irregular_times(3, 131))

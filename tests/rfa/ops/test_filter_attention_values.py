@@ -1,6 +1,5 @@
 """Outputs and log precisions against the oracle, over every option of the operator."""
 
-import pytest
 import torch
 from cover import cover
 
@@ -73,13 +72,6 @@ def test_query_noise_in_bias(weight, causal, gate, backend):
         inputs = problem(4, queries=4)
         assert_matches_oracle(inputs, backend, query_noise_in_bias=True, **options)
         assert_matches_oracle(inputs, backend, query_noise_in_bias=True, horizon=horizon, **options)
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-def test_interleaved_segments_need_to_increase_only_within(prior, backend):
-    times = torch.tensor([5.0, 0.0, 6.5, 0.4, 7.0], dtype=torch.float64)
-    segments = torch.tensor([[1, 0, 1, 0, 1]]).expand(2, 5)
-    assert_matches_oracle(problem(7), backend, times=times, segment_ids=segments, prior=prior)
 
 
 def test_every_nonnegative_parameter_may_be_zero(backend):

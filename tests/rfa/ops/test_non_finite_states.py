@@ -63,11 +63,10 @@ def dense_operators():
     """By name, estimates of a query, keys and values `(1, 2, length, 8)` of one length, causal, in float64."""
     from rfa.appendix.coupled import Observations, PredictionWeights, Process, coupled_filter_attention
     from rfa.appendix.tensor import tensor_filter_attention
-    from rfa.ops.content import Noises, content_filter_attention
-    from rfa.ops.cumulative import TokenDynamics
+    from rfa.ops.content import Noises, TokenDynamics, content_filter_attention
     from rfa.ops.dot_product import decayed_dot_product_attention, windowed_attention
     from rfa.ops.positions import checked_positions
-    from rfa.ops.routing import posterior_routing
+    from rfa.ops.routing import gaussian_parameters, located_posterior_routing
 
     one, modes = torch.ones(2, dtype=torch.float64), torch.rand(2, 4, dtype=torch.float64)
     noises = {n: 0.3 * one for n in ("process_noise", "key_noise", "query_noise", "noise_floor")}
@@ -105,7 +104,8 @@ def dense_operators():
         return decayed_dot_product_attention(q, k, v, positions=at(q), decay=one, **turned, backend="reference")
 
     def routing(q, k, v):
-        return posterior_routing(q, k, v, torch.ones_like(v), decay=one, frequency=modes, **noises)
+        parameters = gaussian_parameters(decay=one, frequency=modes, **noises)
+        return located_posterior_routing(at(q), q, k, v, torch.ones_like(v), parameters)
 
     def window(q, k, v):
         return windowed_attention(q, k, v, positions=at(q), window=4)

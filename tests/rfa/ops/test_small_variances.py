@@ -1,7 +1,5 @@
 """Variances far below one: states scaled by s and variances by s^2 are the same problem in other units."""
 
-import itertools
-
 import pytest
 import torch
 from cover import cover
@@ -19,7 +17,7 @@ SCALE = {
 }
 
 
-@cover(dtype=[torch.float32, torch.float64], weight=WEIGHTS, prior=PRIORS, timed=[False, True])
+@cover(1, dtype=[torch.float32, torch.float64], weight=WEIGHTS, prior=PRIORS, timed=[False, True])
 def test_only_the_units_change(dtype, weight, prior, timed, backend):
     if dtype == torch.float64 and backend != "reference":
         pytest.skip("float64 is the reference's")
@@ -36,21 +34,6 @@ def test_only_the_units_change(dtype, weight, prior, timed, backend):
             continue
         size = float(wanted.detach().abs().max())
         torch.testing.assert_close(found[name] * factor, wanted, rtol=0, atol=tolerance * max(size, 1e-3), msg=name)
-
-
-def test_gradients_of_noises_of_1e_12(backend):
-    """Sigma + gamma^2 below 3.3e-10, where the backward pass had another bound than the forward pass."""
-    for timed, weight in itertools.product((False, True), WEIGHTS):
-        inputs = problem(0, batch=1, heads=1, keys=6, modes=2, dtype=torch.float32)
-        inputs["process_noise"].zero_(), inputs["query_noise"].zero_(), inputs["decay"].fill_(0.1)
-        inputs["key_noise"].fill_(1e-12), inputs["noise_floor"].fill_(1e-12)
-        inputs["query"] *= 1e-6
-        inputs["key"] *= 1e-6
-        options = {"weight": weight, **({"times": torch.tensor([0, 1, 2.5, 3, 4.1, 5.7])} if timed else {})}
-        found = with_gradients(inputs, backend, **options)
-        expected = with_gradients({n: x.double() for n, x in inputs.items()}, "reference", **options)
-        for name in VARIANCES:  # float32 in and out, scores of order ten
-            torch.testing.assert_close(found[name].double(), expected[name], rtol=1e-4, atol=0, msg=name)
 
 
 def test_a_sigma_of_zero_hides_no_gradient_of_what_is_added_to_it(backend):

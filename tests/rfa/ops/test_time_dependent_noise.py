@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from cover import cover
 from scipy import integrate
 
 from rfa.dynamics import TimeDependentNoise
@@ -51,19 +50,6 @@ def test_variance_is_the_integral():
         assert math.isclose(float(found[0, head, 0]), -beta * math.log(variance), rel_tol=EXACT)
 
 
-@cover(1, irregular=[False, True], option=[{}, {"gate": False}, {"query_noise_in_bias": True}, {"causal": False}])
-def test_a_rate_that_does_not_change_is_white(option, irregular):
-    """`kappa = nu = 0` and a quarter turn: `q = sigma^2 + sum_j a_j` at all times."""
-    inputs = problem(1, keys=6)
-    times = irregular_times(1, 6) if irregular else None
-    still = [[0.0] * 3] * 2
-    noise = coloured(rate=still, angular_frequency=still, phase=[[math.pi / 2] * 3] * 2)
-    found = attend(inputs, "reference", noise=noise, times=times, **option)
-    inputs["process_noise"] = inputs["process_noise"] + noise.amplitude.sum(-1)
-    expected = attend(inputs, "reference", times=times, **option)
-    torch.testing.assert_close(found, expected, rtol=EXACT, atol=EXACT)
-
-
 def test_backends_agree_on_uniform_times():
     """Results and gradients of everything, the noise included."""
     inputs = problem(2, keys=37, modes=4, dtype=torch.float32) | coloured(torch.float32)._asdict()
@@ -78,19 +64,6 @@ def test_backends_agree_on_uniform_times():
     found = by("cpu")
     for name, dense in by("reference").items():
         torch.testing.assert_close(found[name], dense, rtol=20 * SINGLE, atol=SINGLE * float(dense.abs().max()))
-
-
-def test_gradients_by_differences():
-    inputs = problem(4, batch=1, keys=4, modes=2)
-    inputs["decay"] = inputs["decay"] + 0.1
-    names, noise = list(inputs), [x.requires_grad_() for x in coloured()]
-
-    def run(*given):
-        options = {"noise": TimeDependentNoise(*given[:4]), "times": irregular_times(4, 4), "backend": "reference"}
-        return robust_filter_attention(**dict(zip(names, given[4:], strict=True)), **options)
-
-    leaves = [*noise, *(x.requires_grad_() for x in inputs.values())]
-    assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
 
 
 def refuse(name, **options):

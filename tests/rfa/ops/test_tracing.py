@@ -5,7 +5,6 @@ import warnings
 
 import pytest
 import torch
-from cover import slow
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -43,8 +42,6 @@ def recorded(**how):
 
 RECORDERS = {
     "jit": traced,
-    "fx": recorded(),
-    "fx, fake": recorded(tracing_mode="fake"),
     "fx, symbolic": recorded(tracing_mode="symbolic"),
     "fx, before dispatch": recorded(pre_dispatch=True),
 }
@@ -68,52 +65,6 @@ def test_fake_and_meta_tensors():
         fake = [mode.from_tensor(x) for x in given.values()]
         assert call(*fake).shape == given["query"].shape
     assert call(*(x.to("meta") for x in given.values())).shape == given["query"].shape
-
-
-COMPILED = """
-import torch
-from ops.problems import PRIORS, WEIGHTS, STATES, attend, problem
-from ops.test_tracing import extreme
-from rfa.ops.dot_product import decayed_dot_product_attention
-from rfa.ops.positions import checked_positions
-
-positions = checked_positions(1, 7, 7, torch.device("cpu"), None)
-
-
-def softmax(leaves, decay=None):
-    given = [leaves[name] for name in STATES]
-    return (decayed_dot_product_attention(*given, positions=positions, decay=decay, backend="reference"),)
-
-
-def reference(options):
-    return lambda leaves: attend(leaves, "reference", **options)
-
-
-functions = [reference({"prior": prior, "weight": weight}) for prior, weight in zip(PRIORS, WEIGHTS)]
-functions += [softmax, lambda leaves: softmax(leaves, torch.ones(2))]
-ordinary = problem(0, keys=7, dtype=torch.float32)
-for function in functions:
-    torch._dynamo.reset()
-    compiled = torch.compile(function, fullgraph=True, backend="eager")
-    for inputs in (ordinary, extreme(ordinary)):
-        results = []
-        for call in (function, compiled):
-            leaves = {n: x.clone().requires_grad_() for n, x in inputs.items()}
-            outputs = call(leaves)
-            if inputs is ordinary:
-                sum(x.square().sum() for x in outputs).backward()
-            results.append([*outputs, *(x.grad for x in leaves.values() if x.grad is not None)])
-        for found, expected in zip(*results, strict=True):
-            size = float(expected.detach().abs().nan_to_num(0.0).max())
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * size, equal_nan=True)
-"""
-
-
-@slow
-def test_compiled_in_one_graph(tmp_path):
-    """In a process of its own: the shape checks of the test run cannot be traced, and users do not have them."""
-    done = python(COMPILED, tmp_path)
-    assert done.returncode == 0, done.stderr
 
 
 ONNX = """

@@ -12,8 +12,16 @@ from typing import BinaryIO
 
 from rfa.files import cache_folder, cached_file
 
-from .compiler import MEND, BuildError, compile_library, compiler_version, find_compiler, flags
-from .prebuilt import instruction_sets, load_prebuilt
+from .compiler import (
+    MEND,
+    BuildError,
+    compile_library,
+    compiler_version,
+    find_compiler,
+    flags,
+    instruction_sets,
+    load_prebuilt,
+)
 
 SOURCES = Path(__file__).parent / "kernels"
 USUAL = "20 to 110 s"  # on one core of 2023

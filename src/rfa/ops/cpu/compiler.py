@@ -1,9 +1,10 @@
-"""A folder of C++ sources becomes a shared library.
+"""A folder of C++ sources becomes a shared library; and the libraries that a wheel has, one for each kind of processor.
 
 The build of a wheel loads this file alone, so it imports nothing but the standard library.
 """
 
 import contextlib
+import ctypes
 import functools
 import os
 import platform
@@ -91,3 +92,38 @@ def _run(commands: dict[Path, tuple[list[str], Path]]) -> None:
                 log.write_text(" ".join(whole) + "\n" + said, encoding="utf-8")
                 lines = said.strip().splitlines() or [f"exit status {process.returncode}"]
                 raise BuildError(f"{whole[0]} failed: {lines[-1]} (log: {log}); {MEND}")
+
+
+# The kernels that a wheel has
+
+
+def load_prebuilt(sources: Path) -> ctypes.CDLL:
+    """The library of the widest registers that the wheel has beside the sources and this processor can run.
+
+    Raises:
+        BuildError: if there is none, or it cannot be loaded: the OpenMP that it needs comes with PyTorch.
+    """
+    path = prebuilt_library(sources)
+    if path is None:
+        raise BuildError(f"{sources.parent / 'prebuilt'}: no kernels for this processor")
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(f"{path} cannot be loaded: {error}") from None
+
+
+def prebuilt_library(sources: Path) -> Path | None:
+    """The file of this library, or None."""
+    can = set(instruction_sets().split())
+    libraries = {target: sources.parent / "prebuilt" / f"{target}.so" for target in TARGETS}
+    fit = [path for target, path in libraries.items() if can.issuperset(TARGETS[target]) and path.is_file()]
+    return fit[0] if fit else None
+
+
+def instruction_sets() -> str:
+    """The instruction sets of this processor, where the system names them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

@@ -1,19 +1,223 @@
-"""The kernels as registered PyTorch operators with their gradient; formulas in `rfa.ops.kernel`."""
+"""The compiled kernels as registered PyTorch operators with their gradient; formulas in `rfa.ops.kernel`."""
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import functools
+from pathlib import Path
+from typing import Any, get_args
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor
 
-from rfa.ops.kernel import GRADIENT_SCHEMA, SCHEMA, TENSORS, KernelInputs, gradients_by_field
-from rfa.ops.prior import DecodingCache
+from rfa.ops.kernel import GRADIENT_SCHEMA, SCHEMA, TENSORS, KernelInputs, ScoreKind, gradients_by_field
 from rfa.ops.transforms import forward_mode, operator, refuse_gradient, register_gradient, transform_error
 
-from .library import NUMBERS, SCORE_KINDS, KernelProblem, PhasesProblem, Strided, run_kernel
+from .build import load_library
+from .compiler import BuildError, instruction_sets
+
+# Products of small bfloat16 matrices by PyTorch's `brgemm`, which is oneDNN's: AVX-512 BF16 and AMX
+
+_INSTRUCTIONS = frozenset(("avx512_bf16", "amx_bf16"))  # without them it converts to float32, which gains nothing
+_BRGEMM = "_ZN2at6native7cpublas6brgemmEllllllbPKN3c108BFloat16ES5_Pfb"  # at::native::cpublas::brgemm
+_RELEASE = "_ZN2at6native7cpublas14brgemm_releaseEb"
+
+
+def find_brgemm() -> tuple[int, int] | None:
+    """The addresses of `brgemm` and `brgemm_release`; None without them, without oneDNN, or without instructions."""
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
+        return None
+    if _INSTRUCTIONS.isdisjoint(instruction_sets().split()):
+        return None
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        brgemm, release = (ctypes.cast(library[name], ctypes.c_void_p).value for name in (_BRGEMM, _RELEASE))
+    except (OSError, AttributeError):
+        return None
+    return (brgemm, release) if brgemm and release else None
+
+
+SCORE_KINDS = get_args(ScoreKind)
+NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # of states in a cache, as in kernels/number.h
+LEAST_QUERIES = 512  # from which on states in bfloat16 are multiplied as such; fewer gain little and stay exact
+_NO_MEMORY = 1  # as in kernels/run.h
+_integer, _pointer = ctypes.c_int64, ctypes.c_void_p
+
+
+class Strided(ctypes.Structure):
+    """A tensor `(batch, heads, length, channels)` whose last dimension is contiguous, or that has no elements."""
+
+    _fields_ = (("data", _pointer), ("batch", _integer), ("head", _integer), ("row", _integer))
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Strided":
+        """Address and strides of a tensor; the stride is 0 along a batch of one, which serves every sample."""
+        batch, head, row, channel = tensor.stride()
+        unused = tensor.shape[-1] == 1 or not tensor.numel()  # NumPy has strides of 0 in empty arrays
+        assert channel == 1 or unused, tensor.stride()
+        return cls(tensor.data_ptr(), batch if tensor.shape[0] > 1 else 0, head, row)
+
+    @classmethod
+    def of_storage(cls, tensor: Tensor) -> "Strided":
+        """`of` for every sample by itself. In `(batch, heads, length)` the last stride is the row's."""
+        strides = tensor.stride()
+        assert strides[-1] == 1 or tensor.numel() <= 1, strides
+        return cls(tensor.data_ptr(), *strides[:3])
+
+
+class KernelProblem(ctypes.Structure):
+    """One call of the kernels, field by field as in kernels/problem.h. It holds the tensors whose addresses it has."""
+
+    _fields_ = (
+        *((name, _integer) for name in ("batch", "heads", "queries", "keys", "channels", "value_channels")),
+        *(
+            (name, _integer)
+            for name in ("causal", "score_kind", "gate", "turned", "rotate_values", "threads", "slices")
+        ),
+        *((name, Strided) for name in ("query", "key", "value", "out")),
+        *((name, Strided) for name in ("key_cos", "key_sin", "query_cos", "query_sin")),
+        *((name, _pointer) for name in ("log_sum", "scalars", "bound", "tables")),
+        ("lags", _integer),
+        *((name, _pointer) for name in ("key_path", "query_path", "key_bias")),
+        *((name, _integer) for name in ("path_rows", "path_batch")),
+        *((name, _pointer) for name in ("key_times", "query_times")),
+        ("times_batch", _integer),
+        *((name, _pointer) for name in ("key_groups", "query_groups")),
+        ("key_norm", Strided),
+        *((name, _pointer) for name in ("tail", "first_block")),
+        *((name, Strided) for name in ("grad_out", "grad_query", "grad_key", "grad_value")),
+        ("grad_log_sum", _pointer),
+        ("query_slice", _integer),
+        *((name, _pointer) for name in ("grad_tables", "grad_scalars", "grad_key_path", "grad_query_path")),
+        ("grad_key_bias", _pointer),
+        ("number", _integer),
+        *((name, _pointer) for name in ("uncertified", "brgemm", "brgemm_release")),
+    )
+
+    @classmethod
+    def of(cls, inputs: KernelInputs, blocks: int, decode: bool = False) -> "KernelProblem":
+        """The problem of the operator's inputs, with so many blocks of work of each head.
+
+        To decode, keys and values are read as they are, in half precision too.
+        """
+        problem = cls()
+        problem.held = []
+        batch, heads, queries, channels = inputs.query.shape
+        keys, value_channels = inputs.value.shape[2:]
+        threads = torch.get_num_threads()
+        problem.set(
+            batch=batch, heads=heads, queries=queries, keys=keys, channels=channels, value_channels=value_channels,
+            turned=inputs.key_cos is not None, threads=threads, slices=slices(batch * heads, blocks, threads),
+            lags=inputs.lags, times_batch=inputs.key_times.shape[0],
+        )  # fmt: skip
+        if inputs.key_path is not None:
+            problem.set(path_rows=inputs.key_path.shape[0], path_batch=inputs.key_path.shape[1])
+        given: dict[str, Any] = dict(zip(_GIVEN, inputs, strict=False))  # all fields but the last, `decode`
+        given["score_kind"] = SCORE_KINDS.index(inputs.score_kind)
+        if inputs.scalars.dtype is not torch.float32:
+            given["scalars"] = inputs.scalars.to(torch.float32)
+        if inputs.key_norm is not None:
+            given["key_norm"] = inputs.key_norm.unsqueeze(2)
+        if decode and inputs.key.dtype is inputs.value.dtype and inputs.key.stride(-1) == inputs.value.stride(-1) == 1:
+            problem.held += (inputs.key, inputs.value)
+            problem.number = NUMBERS.index(inputs.key.dtype)
+            given |= {"key": Strided.of(inputs.key), "value": Strided.of(inputs.value)}
+        problem.set(**given)
+        states = {inputs.query.dtype, inputs.key.dtype, inputs.value.dtype}
+        if states == {torch.bfloat16} and queries >= LEAST_QUERIES and channels and value_channels:
+            problem.brgemm, problem.brgemm_release = bfloat16_products() or (None, None)
+        return problem
+
+    def set(self, **fields: "Tensor | Strided | int | None") -> None:
+        """Fill fields: states to read by address and strides, in float32; other tensors by address, contiguous.
+
+        A tensor that the kernels write must not be copied: such states are given as `Strided`, others are contiguous.
+        """
+        hold = self.held.append
+        for name, value in fields.items():
+            if value is None:  # what a new problem has
+                continue
+            if isinstance(value, Tensor):
+                if name in _STATES:
+                    if value.dtype is not torch.float32:  # decoding spends more on such calls than on a short sequence
+                        value = value.to(torch.float32)
+                    if value.stride(-1) != 1:
+                        value = value.contiguous()
+                    hold(value)
+                    value = Strided.of(value)
+                else:
+                    if not value.is_contiguous():
+                        value = value.contiguous()
+                    hold(value)
+                    value = value.data_ptr()
+            setattr(self, name, value)
+
+
+_GIVEN = KernelInputs._fields[: KernelInputs._fields.index("decode")]
+_STATES = frozenset(field[0] for field in KernelProblem._fields_ if field[1] is Strided)
+
+
+def slices(heads: int, blocks: int, threads: int) -> int:
+    """Into how many tasks each head is cut: several where there are too few heads to keep the threads busy."""
+    if heads == 0 or heads % threads == 0 or heads >= 4 * threads:
+        return 1
+    return max(1, min(-(-4 * threads // heads), blocks))
+
+
+class PhasesProblem(ctypes.Structure):
+    """See kernels/phases.h."""
+
+    _fields_ = (
+        *((name, _integer) for name in ("batch", "heads", "length", "modes", "time_heads", "threads")),
+        *((name, _pointer) for name in ("times", "frequency", "cos", "sin")),
+    )
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The kernels, loaded.
+
+    Raises:
+        BuildError: if they cannot be compiled or loaded here.
+    """
+    loaded = load_library()
+    loaded.rfa_problem_size.restype = _integer
+    if loaded.rfa_problem_size() != ctypes.sizeof(KernelProblem):
+        raise BuildError(f"{loaded._name} does not match this version of rfa; delete it")
+    return loaded
+
+
+@functools.cache
+def bfloat16_products() -> tuple[int, int] | None:
+    """The addresses of PyTorch's products for kernels/factors.h, if they work; None where float32 is multiplied.
+
+    The answer holds for the whole process: backward forms the same scores as forward.
+    """
+    found = find_brgemm()
+    return found if found and library().rfa_brgemm_works(*map(_pointer, found)) else None
+
+
+def run_kernel(entry: str, problem: ctypes.Structure) -> None:
+    """Run an entry point, "forward" or "backward" for example; other Python threads go on meanwhile.
+
+    Raises:
+        MemoryError: if its working memory cannot be had.
+        RuntimeError: where another thread switches oneDNN off meanwhile.
+    """
+    call, mkldnn = functools.partial(getattr(library(), f"rfa_{entry}"), ctypes.byref(problem)), torch.backends.mkldnn
+    off = bool(getattr(problem, "brgemm", None)) and not mkldnn.enabled  # switched off since the forward pass
+    if off:
+        mkldnn.enabled = True  # type: ignore[assignment]
+    try:
+        failed = call()
+    finally:
+        if off:
+            mkldnn.enabled = False  # type: ignore[assignment]
+    if failed == _NO_MEMORY:
+        raise MemoryError(f"rfa: no memory for the {entry} pass on the CPU")
+    if failed:
+        raise RuntimeError(f"rfa: PyTorch's brgemm failed in the {entry} pass on the CPU")
+
+
+# The registered operators
 
 FEW = 4  # queries, up to which keys are read where they lie
 GROUP, QUERY_BLOCK, KEY_BLOCK = 12, 96, 128  # as in kernels/problem.h
@@ -185,127 +389,3 @@ def _gradient(ctx, grad_out: Tensor, grad_log_sum: Tensor, _: object):
 register_gradient(forward, _gradient, _save)
 refuse_gradient(backward, "cpu")
 refuse_gradient(phases, "cpu")
-
-
-# New tokens of a decoder in C++: into the cache, and their estimates from it
-
-TokenStates = tuple[
-    Float[Tensor, "batch heads length channels"],
-    Float[Tensor, "batch heads length channels"],
-    Float[Tensor, "batch heads length channels"],
-]  # query, key and value
-Factors = tuple[Float[Tensor, "b heads length channels"], Float[Tensor, "b heads length channels"]]  # see `enter`
-
-_PARALLEL = 2**15  # numbers of states, from which threads share them
-_SIZES = ("batch", "heads", "keys", "channels", "score_kind", "turn_values", "threads", "lags", "number")
-_OF_TOKEN = ("query", "key", "value", "out", "cos", "sin")  # what differs from one token to the next
-_STATES = ("query", "key", "value", "out", "keys_of_cache", "values_of_cache", "norms_of_cache", "cos", "sin")
-_SIZES_OF_ENTER = ("batch", "heads", "length", "channels", "turn_values", "threads", "number")
-
-
-class EnterProblem(ctypes.Structure):
-    """See kernels/enter.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in _SIZES_OF_ENTER),
-        *((name, Strided) for name in ("query", "key", "value", "new_query", "keys", "values", "norms", "cos", "sin")),
-    )
-
-
-class TokenProblem(ctypes.Structure):
-    """See kernels/token.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in _SIZES),
-        *((name, Strided) for name in _STATES),
-        *((name, ctypes.c_void_p) for name in ("tables", "coefficient", "tail", "uncertified")),
-    )
-
-
-class TokenCall(NamedTuple):
-    """The last call of `decode_token`. The next one with the same layout changes its fields `of_token` only.
-
-    It takes time to fill a whole structure. No tensor is kept, so a cache that changes frees its memory at once. The
-    layout leaves out what cannot change while a cache holds tokens, and an emptied one has another `DecodingCache`: the
-    dtype, which `FilterLayer.check_fit` holds fast; the layer's options; and the factors' shape and strides, as they
-    are views of the tables that `TurnTable` makes, all alike.
-    """
-
-    layout: tuple[Any, ...]
-    problem: TokenProblem
-    of_token: list[Strided]
-
-
-def enter(
-    states: TokenStates, factors: Factors, room: Sequence[Float[Tensor, "batch heads length ..."]], turn_values: bool
-) -> Float[Tensor, "batch heads length channels"]:
-    """Turn states by `exp(-i omega t)`, write keys, values and `|k|^2` where they stay; return the query in the frame.
-
-    Args:
-        states: query, key and value of one dtype, float32 or half, whose channels are contiguous.
-        factors: of the channels at the tokens, in float32: the cosine twice side by side, and the negative sine beside
-            the sine (`rfa.nn.cache_layer.Turns`).
-        room: for keys, values and norms `(batch, heads, length)`, in float32; written.
-        turn_values: whether values are turned too.
-    """
-    dtype = states[0].dtype
-    turned = torch.empty_like(states[0], dtype=torch.float32)
-    threads = torch.get_num_threads() if turned.numel() >= _PARALLEL else 1
-    written = map(Strided.of_storage, (*states, turned, *room))
-    sizes = *turned.shape, turn_values, threads, NUMBERS.index(dtype)
-    run_kernel("enter", EnterProblem(*sizes, *written, *map(Strided.of, factors)))
-    return turned if dtype is torch.float32 else turned.to(dtype)
-
-
-def decode_token(
-    states: TokenStates,
-    factors: Factors,
-    storages: Sequence[Float[Tensor, "batch heads room ..."]],
-    keys: int,
-    decoding: DecodingCache,
-    score_kind: str,
-    turn_values: bool,
-) -> Float[Tensor, "batch heads 1 channels"]:
-    """`enter` for one token, the operator for the last of uniform times, and the estimate's way out of the frame.
-
-    The token's key, value and norm are written into the storages, which have spare room. `keys` counts the new one;
-    `decoding` has tables for so many lags, and gets the mirrored tables and this call. With a tail the token reads no
-    keys that cannot count.
-    """
-    tables = decoding.tables
-    assert tables is not None
-    if decoding.mirrored is None:
-        decoding.mirrored = F.pad(tables.tables.flip(-1), (0, KEY_BLOCK))
-    query, key, value = states
-    cos, sin = factors
-    batch, heads, _, channels = query.shape
-    dtype, threads = query.dtype, torch.get_num_threads()
-    out = torch.empty_like(query, dtype=torch.float32, memory_format=torch.contiguous_format)
-    fixed = (*storages, decoding.mirrored, tables.coefficient)  # a tensor may move, as by `share_memory_`
-    tail, uncertified = (0 if x is None else x.data_ptr() for x in (decoding.tail, decoding.uncertified))
-    layout = (
-        *(query.shape, decoding.mirrored.shape, threads),
-        *[x.stride() for x in (*states, *storages)],
-        *[x.data_ptr() for x in fixed],
-        *(tail, uncertified),
-    )
-    last = decoding.last_call
-    if last is not None and last.layout == layout:
-        problem = last.problem
-        for field, tensor in zip(last.of_token, (query, key, value, out, cos, sin), strict=True):
-            field.data = tensor.data_ptr()
-        problem.keys = keys
-    else:
-        problem = TokenProblem(
-            *(batch, heads, keys, channels, SCORE_KINDS.index(score_kind), turn_values, threads),
-            *(decoding.mirrored.shape[-1], NUMBERS.index(dtype)),
-            *map(Strided.of_storage, (*states, out, *storages)),
-            *map(Strided.of, factors),
-            decoding.mirrored.data_ptr(),
-            tables.coefficient.data_ptr(),
-            tail,
-            uncertified,
-        )
-        decoding.last_call = TokenCall(layout, problem, [getattr(problem, name) for name in _OF_TOKEN])
-    run_kernel("token", problem)
-    return out if dtype is torch.float32 else out.to(dtype)

@@ -115,7 +115,7 @@ def load_frame(
     own, q_norm, path, part, start, numbers, stride, scalars, AXIS: tl.constexpr, COLUMNS: tl.constexpr,
     GATE: tl.constexpr, THIRD: tl.constexpr,
 ):  # fmt: skip
-    """Of the keys from `start` on: `frame_rows` against their tile's last one, and their own numbers along an axis."""
+    """`frame_rows` against the last key of a tile, and the numbers of its keys from `start` on along an axis."""
     last = load_path(path, part, start // TILE * TILE + TILE - 1, True, VARIANCE=True, THIRD=THIRD)
     of_row = frame_rows(own, last, q_norm, scalars, GATE=GATE, THIRD=THIRD)
     at_key = numbers + start + tl.arange(0, COLUMNS)

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from rfa.dynamics import rotation_of_heads
-from rfa.ops.certified import eps_of
 from rfa.ops.positions import Positions
+from rfa.ops.prior import eps_of
 from rfa.ops.problem import Problem
 from rfa.ops.transforms import (
     BODIES,
@@ -55,10 +55,8 @@ LEARNED = ("process_noise", "key_noise", "query_noise", "noise_floor", "robustne
 _LEAVES = ("query", "key", "value", "decay", *LEARNED)
 _OPTIONAL = ("horizon", "key_cos", "key_sin", "query_cos", "query_sin", "key_groups", "query_groups")
 _FLAGS = ("rotate_values", "gate", "riccati", "in_bias", "keep", "prior")
-_SCHEMA = ", ".join(f"Tensor {name}" for name in _LEAVES)
-_SCHEMA += (
-    "".join(f", Tensor? {name}" for name in _OPTIONAL) + "".join(f", bool {name}" for name in _FLAGS) + ", float eps"
-)
+_KINDS = {"Tensor": _LEAVES, "Tensor?": _OPTIONAL, "bool": _FLAGS, "float": ("eps",)}
+_SCHEMA = ", ".join(f"{kind} {name}" for kind, names in _KINDS.items() for name in names)
 _TENSORS, _LEARNED, _PARAMETERS, _OTHERS = 17, slice(4, 10), slice(3, 11), slice(11, 17)
 _NO_GRADIENTS = (None,) * len((*_OPTIONAL, *_FLAGS, "eps"))
 
@@ -176,7 +174,7 @@ class Plan:
 
     @cached_property
     def forward(self) -> list[Launch]:
-        """Of the prologue, the kernel of certified windows where they are asked for, and the forward kernel."""
+        """The launches of the prologue, of certified windows where they are asked for, and of the forward kernel."""
         visits, prior, turns = self._shared
         sizes = (self.heads, self.queries, self.keys, self.rows, self.columns, self.length)
         table_blocks, distances = self.length // FOLD, self.columns // FOLD
@@ -206,7 +204,7 @@ class Plan:
         return [tables, windows, estimate]
 
     def backward(self, grad_out: Tensor, log_sum: bool, prior: bool) -> list[Launch]:
-        """Of delta, keys, queries and, with the prior's gradients, the epilogue."""
+        """The launches of delta, keys, queries and, with the prior's gradients, the epilogue."""
         kind = (grad_out.stride(), grad_out.data_ptr() % 16, log_sum, prior)
         if kind not in self._backward:
             self._backward[kind] = self._of_gradients(grad_out.stride(), log_sum, prior)

@@ -50,7 +50,7 @@ def pair_product(a, b, QUICK: tl.constexpr, FAST: tl.constexpr):
 @triton.jit
 @no_type_check
 def gradient_product(a, b, QUICK: tl.constexpr, FAST: tl.constexpr):
-    """The same where a may be rounded as b: not to float16, whose range is too small."""
+    """`pair_product` where a may be rounded as b: not to float16, whose range is too small."""
     return pair_product(a.to(b.dtype) if b.dtype == tl.bfloat16 else a, b, QUICK=QUICK, FAST=FAST)
 
 
@@ -270,7 +270,7 @@ def pair_gradients(
 @triton.jit
 @no_type_check
 def load_log_sum(log_sum, at, AXIS: tl.constexpr):
-    """As two float32 with an axis more; infinity, which marks a row that takes no part, as infinity and 0."""
+    """The log sum as two float32 with an axis more; infinity and 0 for infinity, which marks a row without a part."""
     number = tl.load(log_sum + at)
     high = number.to(tl.float32)
     low = tl.where(high == float("inf"), 0.0, (number - high.to(tl.float64)).to(tl.float32))

@@ -55,7 +55,7 @@ def load_head(
 @triton.jit
 @no_type_check
 def steady_ratio(mu, sigma2, observed, interval):
-    """Of the steady Kalman gain K of intervals, in float64: `y = K / (1 - K)`, g, the square root in y, and phi.
+    """`y = K / (1 - K)` of the steady Kalman gain K of intervals, g, the square root in y, and phi, in float64.
 
     y is the root of `y^2 + y (c - g) - g = 0`, with g the noise of an interval over that of a reading and
     `c = 1 - exp(-2 mu dt)`. A noise of zero counts as the smallest normal number.
@@ -208,10 +208,8 @@ def epilogue_kernel(
         kept = kept & (kind >= 0)
     totals = tl.zeros([FOLD, SUMS], tl.float32)
     of_phi, of_square, through = (
-        tl.zeros([FOLD], tl.float32),
-        tl.zeros([FOLD], tl.float32),
-        tl.zeros([FOLD], tl.float32),
-    )
+        tl.zeros([FOLD], tl.float32), tl.zeros([FOLD], tl.float32), tl.zeros([FOLD], tl.float32),
+    )  # fmt: skip
     for start in range(0, batch * row_blocks, FOLD):
         row = start + place
         at = ((row // row_blocks * heads + head).to(tl.int64) * row_blocks + row % row_blocks) * SUMS

@@ -114,18 +114,9 @@ def prologue_kernel(
     if kind == 3:
         if EFFECTS:
             store_effects(
-                block,
-                head,
-                of_head,
-                spread,
-                effects,
-                pair_effects,
-                length,
-                distances,
-                FORM=FORM,
-                FOLDS=FOLDS,
-                FAST=FAST,
-            )
+                block, head, of_head, spread, effects, pair_effects, length, distances,
+                FORM=FORM, FOLDS=FOLDS, FAST=FAST,
+            )  # fmt: skip
     elif kind == 2:
         for each_block in range(block * EACH, tl.minimum((block + 1) * EACH, row_length // FOLD)):
             token = each_block * FOLD + n
@@ -282,7 +273,7 @@ def delta_kernel(
 
 
 def phase_strides(phases: torch.Tensor | None) -> tuple[int, int]:
-    """Of `(b, heads or 1, length, modes)` over samples and heads; 0 where all share the phases."""
+    """Strides of `(b, heads or 1, length, modes)` over samples and heads; 0 where all share the phases."""
     if phases is None:
         return 0, 0
     batch, head = (0 if phases.shape[dim] == 1 else phases.stride(dim) for dim in (0, 1))

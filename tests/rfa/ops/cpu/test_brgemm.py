@@ -5,14 +5,13 @@ import ctypes
 import numpy as np
 import pytest
 import torch
-from cover import cover, slow
+from cover import cover
 
-from rfa.ops.cpu import library
+from rfa.ops.cpu import operator
 from rfa.ops.dot_product import decayed_dot_product_attention
 from rfa.ops.positions import checked_positions
 
 from ..problems import PARAMETERS, PRIORS, WEIGHTS, attend, irregular_times, problem, with_gradients
-from .compiled import give_library, python
 
 LENGTH = 300  # three blocks of keys, four of queries, none of them whole at the end
 # Relative to the largest entry, as the Triton kernels in half precision: see tests/ops/triton/fused_problems.py.
@@ -55,10 +54,10 @@ STAND_IN = tuple(ctypes.cast(function, ctypes.c_void_p).value for function in (s
 @pytest.fixture(params=["the stand-in", "the processor's"])
 def products(request, monkeypatch):
     """The products that the kernels take for bfloat16."""
-    monkeypatch.setattr(library, "LEAST_QUERIES", LENGTH - 50)
+    monkeypatch.setattr(operator, "LEAST_QUERIES", LENGTH - 50)
     if request.param == "the stand-in":
-        monkeypatch.setattr(library, "bfloat16_products", lambda: STAND_IN)
-    elif library.bfloat16_products() is None:
+        monkeypatch.setattr(operator, "bfloat16_products", lambda: STAND_IN)
+    elif operator.bfloat16_products() is None:
         pytest.skip("this processor has no instructions for bfloat16")
 
 
@@ -107,16 +106,6 @@ def test_keys_that_are_not_seen(hidden, products):
     assert_near(results(inputs, "cpu", options), inputs, options)
 
 
-def test_states_that_bfloat16_holds_give_the_scores_of_float32(products):
-    """Without rotation small whole numbers are not rounded, so log sums are those of float32 to its last digits."""
-    inputs = made(2)
-    inputs["frequency"] = torch.zeros_like(inputs["frequency"])
-    for name in ("query", "key", "value"):
-        inputs[name] = inputs[name].round()
-    single = {n: x.float() for n, x in inputs.items()}
-    torch.testing.assert_close(attend(inputs, "cpu")[1], attend(single, "cpu")[1], rtol=2e-6, atol=2e-6)
-
-
 def test_equal_states_meet_exactly(products):
     """The norms are those of the rounded states: a key that equals the query has r = 0, whatever its size."""
     inputs = made(3, query=100.0)
@@ -150,24 +139,12 @@ def test_what_is_no_number_stays_with_those_who_see_it(products):
     assert not found[1][..., :200].isnan().any()
 
 
-def test_threads_change_nothing(products):
-    inputs, threads = made(5), torch.get_num_threads()
-    try:
-        both = []
-        for number in (1, 2):
-            torch.set_num_threads(number)
-            both.append(results(inputs, "cpu", {}))
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(x, both[1][name]) for name, x in both[0].items())
-
-
 def test_few_queries_and_other_numbers_are_multiplied_in_float32(monkeypatch):
-    monkeypatch.setattr(library, "bfloat16_products", lambda: pytest.fail("asked for"))
+    monkeypatch.setattr(operator, "bfloat16_products", lambda: pytest.fail("asked for"))
     attend(made(6, keys=300), "cpu")
-    attend(made(6, keys=library.LEAST_QUERIES, dtype=torch.float16), "cpu")
-    attend(made(6, keys=library.LEAST_QUERIES, dtype=torch.float32), "cpu")
-    inputs = made(6, keys=library.LEAST_QUERIES)
+    attend(made(6, keys=operator.LEAST_QUERIES, dtype=torch.float16), "cpu")
+    attend(made(6, keys=operator.LEAST_QUERIES, dtype=torch.float32), "cpu")
+    inputs = made(6, keys=operator.LEAST_QUERIES)
     attend({**inputs, "value": inputs["value"][..., :0]}, "cpu", rotate_values=False)
 
 
@@ -192,12 +169,12 @@ def test_scores_of_dot_products(causal, timed, kind, products):
 
 def test_switching_onednn_off_between_the_passes_changes_nothing():
     """Keys and queries have a large part in common, so scores of other states would be wrong by many bits."""
-    if library.bfloat16_products() is None:
+    if operator.bfloat16_products() is None:
         pytest.skip("this processor has no instructions for bfloat16")
     gradients = []
     for enabled in (True, False):
-        leaves = [x.requires_grad_() for x in made(8, keys=library.LEAST_QUERIES).values() if x.dim() == 4]
-        inputs = {**made(8, keys=library.LEAST_QUERIES), **dict(zip(("query", "key", "value"), leaves, strict=True))}
+        leaves = [x.requires_grad_() for x in made(8, keys=operator.LEAST_QUERIES).values() if x.dim() == 4]
+        inputs = {**made(8, keys=operator.LEAST_QUERIES), **dict(zip(("query", "key", "value"), leaves, strict=True))}
         out = attend({**inputs, "query": inputs["query"] + 30.0, "key": inputs["key"] + 30.0}, "cpu")[0]
         with torch.backends.mkldnn.flags(enabled=enabled):
             gradients.append(torch.autograd.grad(out.float().sum(), leaves))
@@ -206,7 +183,7 @@ def test_switching_onednn_off_between_the_passes_changes_nothing():
 
 
 def works(product):
-    return library.library().rfa_brgemm_works(*(ctypes.cast(each, ctypes.c_void_p) for each in (product, nothing)))
+    return operator.library().rfa_brgemm_works(*(ctypes.cast(each, ctypes.c_void_p) for each in (product, nothing)))
 
 
 def test_a_function_that_does_something_else_is_not_taken():
@@ -214,28 +191,8 @@ def test_a_function_that_does_something_else_is_not_taken():
     assert not works(_PRODUCT(lambda *_: None))
 
 
-@slow  # it imports PyTorch anew
-def test_onednn_may_be_kept_from_the_instructions(tmp_path):
-    """The processor has them, and brgemm throws."""
-    program = "from rfa.ops.cpu.library import bfloat16_products; print(bfloat16_products())"
-    give_library(tmp_path)
-    done = python(program, tmp_path, ONEDNN_MAX_CPU_ISA="AVX512_CORE")
-    assert done.stdout.split()[-1:] == ["None"], done.stderr
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_the_default_dtype_does_not_count(dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        found = library.bfloat16_products.__wrapped__()
-    finally:
-        torch.set_default_dtype(before)
-    assert found == library.bfloat16_products()
-
-
 def test_without_onednn_or_the_instructions_there_are_none(monkeypatch):
     with torch.backends.mkldnn.flags(enabled=False):
-        assert library.find_brgemm() is None
-    monkeypatch.setattr(library, "instruction_sets", lambda: "flags : fpu avx2 avx512f")
-    assert library.find_brgemm() is None
+        assert operator.find_brgemm() is None
+    monkeypatch.setattr(operator, "instruction_sets", lambda: "flags : fpu avx2 avx512f")
+    assert operator.find_brgemm() is None

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from rfa.ops.cpu import build, prebuilt
+from rfa.ops.cpu import build, compiler
 from rfa.ops.cpu.compiler import TARGETS, compile_library, find_compiler
 
 V3 = " ".join(["flags : fpu sse", *TARGETS["x86-64-v3"]])
@@ -33,7 +33,7 @@ def installed(tmp_path, monkeypatch):
     (tmp_path / "package" / "prebuilt").mkdir(parents=True)
     monkeypatch.setenv("RFA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", "no-compiler-of-this-name")
-    monkeypatch.setattr(prebuilt, "instruction_sets", lambda: V4)
+    monkeypatch.setattr(compiler, "instruction_sets", lambda: V4)
     return tmp_path / "package" / "kernels"
 
 
@@ -50,10 +50,10 @@ def installed(tmp_path, monkeypatch):
     ],
 )
 def test_the_widest_registers_that_the_processor_has(installed, monkeypatch, processor, there, chosen):
-    monkeypatch.setattr(prebuilt, "instruction_sets", lambda: processor)
+    monkeypatch.setattr(compiler, "instruction_sets", lambda: processor)
     for target in there:
         (installed.parent / "prebuilt" / f"{target}.so").touch()
-    found = prebuilt.prebuilt_library(installed)
+    found = compiler.prebuilt_library(installed)
     assert (found and found.stem) == chosen
 
 
@@ -75,7 +75,7 @@ def test_prebuilt_kernels_that_do_not_load_are_compiled(installed):
 def test_a_library_for_a_wheel_takes_the_openmp_of_pytorch(tmp_path):
     """It names no runtime of its own, which a machine without a compiler may lack, and runs on threads."""
     (tmp_path / "threads.cpp").write_text(THREADS)
-    target = next(name for name, sets in TARGETS.items() if set(prebuilt.instruction_sets().split()).issuperset(sets))
+    target = next(name for name, sets in TARGETS.items() if set(compiler.instruction_sets().split()).issuperset(sets))
     content = compile_library(find_compiler(), tmp_path, tmp_path, target)
     assert b"libgomp.so" not in content
     assert torch.get_num_threads()  # PyTorch is loaded

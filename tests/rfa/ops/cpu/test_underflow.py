@@ -44,22 +44,6 @@ def test_rows_far_below_the_bound_and_their_neighbours(weight, prior, timed):
         assert_same(found[:, :, near].double(), expected[:, :, near], "cpu", 1e-4)
 
 
-def test_masked_near_keys_leave_only_far_ones():
-    """What takes part lies 1e4 standard deviations off: residuals of 1e8 under the exponential weight."""
-    inputs = problem(2, batch=1, keys=LENGTH, modes=4, dtype=torch.float32)
-    mask = torch.ones(1, LENGTH, dtype=torch.bool)
-    mask[:, 20:] = False
-    inputs["key"][:, :, :20] += 1e4
-    inputs["decay"].zero_()
-    options = {"weight": "exponential", "key_mask": mask, "causal": False}
-    output, log_precision = attend(inputs, "cpu", **options)
-    expected, expected_log = attend({n: x.double() for n, x in inputs.items()}, "reference", **options)
-    dense, _ = attend(inputs, "reference", **options)
-    assert float(expected_log.max()) < -1e5
-    torch.testing.assert_close(log_precision.double(), expected_log, rtol=1e-5, atol=0)
-    assert (output - expected).abs().max() <= 4 * (dense - expected).abs().max() + 1e-5
-
-
 @cover(1, prior=PRIORS, timed=[False, True])
 def test_the_far_rows_leave_their_neighbours_bit_for_bit(timed, prior):
     """Causality to the last bit: a query's own outlier is nobody else's business, in the same block either."""

@@ -64,10 +64,6 @@ class Launch(NamedTuple):
         """Equal for launches that run the same machine code."""
         return repr((self.function.__module__, self.function.__name__, *self[1:]))
 
-    def constant(self, name: str) -> Any:
-        """The value of an argument that is known when it is compiled."""
-        return self.constants[(list(self.signature).index(name),)]
-
 
 class _Operators(TorchDispatchMode):
     """Runs the body of a registered operator of `rfa`, which fake tensors would leave out."""
