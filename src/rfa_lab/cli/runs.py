@@ -39,9 +39,10 @@ def demo(
 ) -> None:
     """Train RFA, RoPE, ALiBi and SC-RFA for a few minutes and compare them beyond the training length.
 
-    The figure has the models that are finished, also when the demo is stopped. `rfa report` reads the same folder.
+    The figure has the models that are finished, also when the demo is stopped. `rfa report` reads the same folder, and
+    `rfa generate` and `rfa evaluate` its runs, such as rfa-demo/runs/rfa-seed0.
     """
-    from rfa_lab.recipes.demo import run_demo
+    from rfa_lab.recipes import run_demo
 
     check_out(out)
     if resume and overwrite:
@@ -51,7 +52,7 @@ def demo(
             out,
             overwrite=overwrite,
             resume=resume,
-            progress=lambda stage, *far: bar(stage_words(stage), *far),
+            progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
         )
     console.print(comparison_table(results))
     say(f"results: {out / 'results'}\nfigure:  {out / 'figure.png'}")

@@ -11,11 +11,18 @@ from rfa.checks import require
 from rfa.files import OUTPUT
 from rfa.progress import Progress
 
-from .documents import Document, file_document, fingerprint
-from .gutenberg import LISTS, PREFIX, gutenberg_splits
-from .hub import HUB_DATASETS, hub_splits
-from .python_code import CODE, code_splits
-from .splits import SPLITS, Splits, by_author, by_file, by_position, check_split
+from .documents import (
+    SPLITS,
+    Document,
+    Splits,
+    by_author,
+    by_file,
+    by_position,
+    check_split,
+    file_document,
+    fingerprint,
+)
+from .sources import CODE, HUB_DATASETS, LISTS, PREFIX, code_splits, gutenberg_splits, hub_splits
 
 SUFFIXES = (".txt", ".md", ".py", ".text", ".tokens", ".raw")
 LOCAL_CORPORA = "`stdlib` or the path of a file or folder of UTF-8 text"
@@ -62,11 +69,10 @@ def load_corpus(spec: str, split_by: str = "file", progress: Progress | None = N
 
     Args:
         spec: `stdlib` (the `.py` text of the running Python's standard library), `code:python` (its packages too, see
-            `rfa_lab.data.python_code`),
-            `gutenberg:novels` (see `rfa_lab.data.gutenberg`), `wikitext-103` or `babylm-2025` (from the Hugging
-            Face hub), a file, or a folder of UTF-8 text; reports and models in it are left out. A folder that holds
-            `train/`, `valid/` and `test/` is split so, a list of Project Gutenberg's books as the list says, code by
-            package; any other by `split_by`.
+            `code_splits`), `gutenberg:novels` (see `gutenberg_splits`), `wikitext-103` or `babylm-2025` (from the
+            Hugging Face hub), a file, or a folder of UTF-8 text; reports and models in it are left out. A folder that
+            holds `train/`, `valid/` and `test/` is split so, a list of Project Gutenberg's books as the list says, code
+            by package; any other by `split_by`.
         split_by: `file`: about 90/5/5 by the hash of each file's relative path; fewer than three files are
             cut 90/5/5 by position, at ends of lines. `author`: by the part of the file name before the first
             `_`, whole authors to one split, by hash; `author:test=Name,Name;valid=Name` names the held-out

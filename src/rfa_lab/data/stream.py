@@ -23,8 +23,7 @@ from rfa.files import cache_folder, cached_file
 from rfa.progress import Progress
 
 from .corpora import load_corpus
-from .documents import Document, fingerprint, text_fragments
-from .splits import SPLITS
+from .documents import SPLITS, Document, fingerprint, text_fragments
 from .tokenization import load_tokenizer
 
 BATCH_BYTES = 1 << 22  # size of the text that is tokenised at once; it may be larger by one fragment

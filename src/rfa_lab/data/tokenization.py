@@ -16,7 +16,7 @@ from rfa.files import cache_folder, cached_file
 from rfa.progress import Progress
 
 from .documents import Document, fingerprint, text_fragments
-from .hub import hub_files
+from .sources import hub_files
 
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # 256 bytes and the end of text

@@ -19,7 +19,7 @@ from rfa_lab.data import document_of_token, fingerprint, load_corpus, load_docum
 from rfa_lab.training import RunFolder, TrainingSpec
 
 from .attention_maps import MAP_LENGTHS, attention_maps, middle_window
-from .perplexity import LossByDocument, LossByPosition, check_protocol, perplexities, windows
+from .perplexity import LossByDocument, check_protocol, perplexities, windows
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,6 @@ def full_evaluation(
     *,
     lengths: Sequence[int],
     protocols: Mapping[str, int | None],
-    by_position: bool = False,
     attention: Path | None = None,
     progress: StageProgress | None = None,
 ) -> dict[str, Any]:
@@ -143,16 +142,14 @@ def full_evaluation(
         folder: a run folder.
         lengths: context lengths in tokens.
         protocols: the number of tokens that each protocol scores, spread evenly over the text; None for all.
-        by_position: also compute the loss at each position of the longest length, under `blocks`.
         attention: file to which the maps of `attention_maps` are written (`.npz`), for a window of 8 training lengths;
             None for no maps.
-        progress: called with the stage ("text", a protocol or "by_position"), the amount done and the total.
+        progress: called with the stage ("text" or a protocol), the amount done and the total.
 
     Returns:
         A dictionary with
         - `evaluations`, by protocol: `rows` as from `perplexities`, and `books`: for each test document and length the
           summed loss and the number of scored targets, which add up to those of the row;
-        - `by_position`: the `loss` at each position, its `stderr` over windows, and the number of these;
         - `attention`, the name of the file of maps, and `attention_summary`;
         - `fingerprint` of the text, and `environment`.
         An entry that was not asked for is None.
@@ -172,39 +169,24 @@ def full_evaluation(
         return partial(progress, Stage(stage)) if progress else None
 
     inputs = load_evaluation_input(folder, None, progress_of("text"))
-    spec, stream, longest = inputs.spec, inputs.stream, lengths[-1]
     for protocol in protocols:
         inputs.check(protocol, lengths)
-    window = None if attention is None else middle_window(len(stream), MAP_LENGTHS * spec.length)
+    stream, train_length = inputs.stream, inputs.spec.length
+    window = None if attention is None else middle_window(len(stream), MAP_LENGTHS * train_length)
     model = inputs.model()
-
-    positions = LossByPosition(longest)
     evaluations = {}
     for protocol, scored in protocols.items():
         books = inputs.by_document()
-
-        def observe(length: int, tokens: Any, losses: Any, protocol: str = protocol, books: Any = books) -> None:
-            books(length, tokens, losses)
-            if protocol == "blocks" and by_position:
-                positions(length, tokens, losses)
-
-        given: dict[str, Any] = {"scored": scored, "observe": observe, "progress": progress_of(protocol)}
+        given: dict[str, Any] = {"scored": scored, "observe": books, "progress": progress_of(protocol)}
         rows = perplexities(model, stream, lengths, protocol, **given)
         evaluations[protocol] = {"rows": rows, "books": books.totals()}
-    if by_position and "blocks" not in protocols:
-        perplexities(model, stream, [longest], observe=positions, progress=progress_of("by_position"))
-
-    summary = by_positions = None
+    summary = None
     if attention is not None and window is not None:
-        maps, summary = attention_maps(model, stream[window], spec.length)
+        maps, summary = attention_maps(model, stream[window], train_length)
         summary["start"] = window.start
-        write_maps(attention, maps)
-    if by_position:
-        errors = {"windows": positions.windows, "stderr": positions.errors()}
-        by_positions = {"protocol": "blocks", "length": longest, "loss": positions.means(), **errors}
+        write_whole(attention, partial(_write_maps, maps))
     return {
         "evaluations": evaluations,
-        "by_position": by_positions,
         "attention": None if attention is None else attention.name,
         "attention_summary": summary,
         "fingerprint": inputs.fingerprint,
@@ -212,14 +194,9 @@ def full_evaluation(
     }
 
 
-def write_maps(path: Path, maps: Mapping[str, np.ndarray]) -> None:
-    """Write maps of attention as an `.npz` file, whole."""
-
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:  # NumPy would add a suffix to a name
-            np.savez_compressed(file, **dict[str, Any](maps))
-
-    write_whole(path, write)
+def _write_maps(maps: Mapping[str, np.ndarray], path: Path) -> None:
+    with path.open("wb") as file:  # NumPy would add a suffix to a name
+        np.savez_compressed(file, **dict[str, Any](maps))
 
 
 COLDEST = 1e-6  # logits divided by a smaller temperature could overflow in float32

@@ -1,4 +1,4 @@
-"""Perplexity of a model over context lengths by a named protocol, and its losses by document and by position.
+"""Perplexity of a model over context lengths by a named protocol, and its losses by document.
 
 A protocol says which tokens are scored, and with how much context, as a list of windows. `blocks` is the paper's
 (appendix F). `matched` and `strided` are additions of this library.
@@ -176,36 +176,6 @@ class LossByDocument:
             for index, name in enumerate(self.names)
             if any(targets[index] for _, targets in self._totals.values())
         }
-
-
-class LossByPosition:
-    """Mean losses by position in the window: an `observe` of `perplexities` under `blocks`.
-
-    Args:
-        length: the observed context length in tokens; losses of other lengths are ignored.
-    """
-
-    def __init__(self, length: int):
-        self.length = length
-        self._sum, self._squares, self.windows = np.zeros(max(length - 1, 0)), np.zeros(max(length - 1, 0)), 0
-
-    def __call__(self, length: int, tokens: np.ndarray, losses: np.ndarray) -> None:
-        """Add the losses of windows, `(windows, targets)`."""
-        if length == self.length:
-            self._sum += losses.sum(0)
-            self._squares += np.square(losses).sum(0)
-            self.windows += len(losses)
-
-    def means(self) -> list[float]:
-        """Mean losses of the positions 1 .. length - 1, in nats."""
-        return (self._sum / self.windows).tolist()
-
-    def errors(self) -> list[float] | None:
-        """Standard errors of the means over windows; None for a single window."""
-        if self.windows < 2:
-            return None
-        variance = np.maximum(self._squares / self.windows - np.square(self._sum / self.windows), 0.0)
-        return np.sqrt(variance / (self.windows - 1)).tolist()
 
 
 Observe = Callable[[int, np.ndarray, np.ndarray], None]

@@ -1,4 +1,4 @@
-"""The figures of a record: curves over length, training and position, differences, heads, maps of attention.
+"""The figures of a record: curves over length and training, differences, heads, maps of attention.
 
 A panel has at most six lines. A model that fails does not set the scale: its line leaves the panel.
 """
@@ -8,7 +8,7 @@ from rfa.checks import needs
 needs("matplotlib")
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +33,6 @@ _MOST_LINES = 6
 _ALWAYS = ("rfa", *BASELINES, "m2-sc-rfa")
 _WITH_HEADS = ("rfa", "m1-rfa", "m2-sc-rfa", "m3-sc-rfa")  # labels whose heads have figures
 _FAILS = 1.4  # a perplexity so many times the median of its panel does not set the scale
-_FIRST = 8  # earlier positions have few tokens each, and are left out
 _FAINTEST = 1e-5  # lowest weight of the colour scale; weights spread evenly over 128 blocks are 8e-3
 
 
@@ -76,9 +75,6 @@ def record_figures(record: Record, maps: Mapping[str, Path]) -> list[Drawing]:
             words = f"{over_length} by damping b, protocol {protocol}. {band}"
             add(f"damping-{protocol}", words, length_figure, record, protocol, swept)
     add("training", f"Validation perplexity over training. {band}{shown}", training_figure, main)
-    if not record.values("position").empty:
-        words = f"Loss over the position in the longest window, in bins of equal factors. {band}{shown}"
-        add("position", words, position_figure, main)
     for label in labels:
         if label in _WITH_HEADS and not head_parameter(record, label, "key_noise").empty:
             words = f"Parameters of each head over training: {label}, its first seed."
@@ -167,18 +163,6 @@ def training_figure(record: Record) -> Figure:
     _tokens_axis(axes)
     axes.set_ylabel("validation perplexity")
     plain_numbers(axes)
-    return _legend_below(figure, axes)
-
-
-@styled
-def position_figure(record: Record) -> Figure:
-    """Loss over the position in the longest window, means of two bins from one position to its double."""
-    values = record.values("position")
-    values = values.loc[:, [x for x in values if x >= _FIRST]]
-    bins = np.floor(2 * np.log2(values.columns.to_numpy())) / 2
-    figure, axes = _band_figure(record, values.T.groupby(2.0**bins).mean().T)
-    lengths_axis(axes, [2**power for power in range(3, round(math.log2(max(values))) + 1, 2)], _train_length(record))
-    axes.set(xlabel="position (tokens); dotted: training length", ylabel="loss (nats)")
     return _legend_below(figure, axes)
 
 
@@ -352,24 +336,17 @@ def attention_figure(
 
 
 @styled
-def demo_figure(
-    curves: Mapping[str, Sequence[tuple[int, float]]], rows: Mapping[str, Mapping[int, float]], trained: int
-) -> Figure:
-    """Validation perplexity over training, and perplexity over context length (the paper's training figure).
-
-    Each model has a curve of `(tokens seen, validation perplexity)`, and its perplexities by context length.
-    """
-    figure, (over_training, over_length) = plt.subplots(1, 2, figsize=(PAGE, 2.6))
-    styles = looks(list(curves))
-    for name, points in curves.items():
-        over_training.plot(*zip(*points, strict=True), label=name, **styles[name])
-    for name, of in rows.items():
-        over_length.plot(list(of), list(of.values()), label=name, **styles[name])
-    _tokens_axis(over_training)
-    over_training.set_ylabel("validation perplexity")
-    lengths_axis(over_length, sorted({length for of in rows.values() for length in of}), trained)
-    over_length.set_ylabel("test perplexity")
-    for axes in (over_training, over_length):
+def demo_figure(record: Record) -> Figure:
+    """Validation perplexity over training, and perplexity over context length (the paper's training figure)."""
+    figure, panels = plt.subplots(1, 2, figsize=(PAGE, 2.6))
+    for axes, measure in zip(panels, ("validation", "loss blocks"), strict=True):
+        values = np.exp(record.values(measure)).droplevel("seed")
+        for label, look in looks(record.labels()).items():
+            axes.plot(values.loc[label].dropna(), label=label, **look)
         plain_numbers(axes)
-    over_length.legend()
+    _tokens_axis(panels[0])
+    panels[0].set_ylabel("validation perplexity")
+    lengths_axis(panels[1], [int(length) for length in values], _train_length(record))
+    panels[1].set_ylabel("test perplexity")
+    panels[1].legend()
     return figure

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rfa_lab.data import load_corpus, load_documents, text_document
-from rfa_lab.data.splits import by_author, by_file, by_position
+from rfa_lab.data.documents import by_author, by_file, by_position
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 import pytest
 
-from rfa_lab.data import gutenberg, is_path, load_corpus, load_documents
+from rfa_lab.data import is_path, load_corpus, load_documents
+from rfa_lab.data import sources as gutenberg
 
 BOOK = """\ufeffThe Project Gutenberg eBook of {title}
 

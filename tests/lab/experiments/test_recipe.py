@@ -47,7 +47,7 @@ def test_a_recipe(tmp_path):
     assert [run.spec.model.get("damping") for run in read.runs] == [None, None, 0.5]
     assert (read.name, read.title, read.keep_models) == ("tiny", "A tiny recipe", False)
     assert read.evaluation.lengths == [8, 16]
-    assert read.asked_of(read.runs[0])["protocols"] == {"blocks": 300, "matched": None}
+    assert read.evaluation_of(read.runs[0])["protocols"] == {"blocks": 300, "matched": None}
     read = load_recipe(write_recipe(tmp_path, runs=[{"presets": ["b1-rope", "b2-alibi"], "seeds": [1, 0]}]))
     names = ["b1-rope-seed1", "b2-alibi-seed1", "b1-rope-seed0", "b2-alibi-seed0"]  # seeds come in turns
     assert [run.name for run in read.runs] == names
@@ -56,13 +56,13 @@ def test_a_recipe(tmp_path):
 def test_attention_maps_are_of_a_presets_first_run(tmp_path):
     wanted = {**recipe()["evaluation"], "attention": ["m2-sc-rfa"]}
     read = load_recipe(write_recipe(tmp_path, evaluation=wanted))
-    assert [read.asked_of(run)["attention"] for run in read.runs] == [False, True, False]
+    assert [read.evaluation_of(run)["attention"] for run in read.runs] == [False, True, False]
     # finished runs stay so when variants are put before them and seeds behind
     variant = {"presets": ["m2-sc-rfa"], "seeds": [0], "model": {"damping": 0.5}, "label": "b=0.5"}
     first, more = ({"presets": ["m2-sc-rfa"], "seeds": [seed]} for seed in (1, 0))
     for runs in ([first], [variant, first], [variant, first, more]):
         read = load_recipe(write_recipe(tmp_path, runs=runs, evaluation=wanted))
-        assert [run.name for run in read.runs if read.asked_of(run)["attention"]] == ["m2-sc-rfa-seed1"]
+        assert [run.name for run in read.runs if read.evaluation_of(run)["attention"]] == ["m2-sc-rfa-seed1"]
     (fault,) = faults(write_recipe(tmp_path, runs=[variant], evaluation=wanted))
     assert "attention: got 'm2-sc-rfa', expected presets of the runs, those without a label" in fault
 
@@ -95,7 +95,6 @@ def test_all_faults_of_keys_and_types_at_once(tmp_path):
         tmp_path,
         colour="red",
         keep_models="perhaps",
-        train_tokens=0,
         training={**TRAINING, "epoch": 3, "seed": 4, "learning_rate": "fast", "accumulate": True},
         runs=[
             {"presets": ["b1-rope", "b9-new", "b1-rope"], "seeds": [0, 2**32, True], "colour": "red"},
@@ -107,27 +106,26 @@ def test_all_faults_of_keys_and_types_at_once(tmp_path):
     )
     wanted = [
         "recipe: colour: unknown key, expected some of name, title",
-        "recipe: keep_models: got 'perhaps', expected true or false",
-        "recipe: train_tokens: got 0",
+        "recipe: keep_models: got 'perhaps', expected a valid boolean",
         "training: seed: unknown key",
         "training: epoch: unknown key",
-        "training: learning_rate: got 'fast', expected a number",
-        "training: accumulate: got True, expected a whole number",
+        "training: learning_rate: got 'fast', expected a valid number",
+        "training: accumulate: got True, expected a valid integer",
         "runs[0]: colour: unknown key, expected some of presets, seeds",
         "runs[0].presets[1]: got 'b9-new', expected one of ",
         "runs[0].seeds[1]: got 4294967296",
-        "runs[0].seeds[2]: got True, expected a whole number",
+        "runs[0].seeds[2]: got True, expected a valid integer",
         "runs[1]: presets: got [], expected at least one",
         "runs[1]: seeds: got 0 twice in [0, 0]",
         "runs[1]: label: got 'a/b', expected letters, digits",
-        "runs[1].model[3]: [key]: got 3, expected text",
+        "runs[1].model[3]: [key]: got 3, expected a valid string",
         "runs[1]: max_steps: got 'x'",
         "runs[2]: presets: missing",
-        "runs[2]: one_group: got 'yes', expected true or false",
-        "runs[3]: got 'b1-rope', expected a mapping",
+        "runs[2]: one_group: got 'yes', expected a valid boolean",
+        "runs[3]: got 'b1-rope', expected a valid dictionary",
         "evaluation: colour: unknown key",
         "evaluation.lengths[1]: got 1",
-        "evaluation.lengths[2]: got 'x', expected a whole number",
+        "evaluation.lengths[2]: got 'x', expected a valid integer",
         "evaluation.protocols.guess: [key]: got 'guess', expected one of blocks",
         "evaluation.attention[0]: got []",
     ]
@@ -159,7 +157,7 @@ def test_faults_of_what_does_not_fit_together(tmp_path):
     for rates, said in (
         ([], "got [], expected at least one"),
         ([1e-3, 1e-3], "got 0.001 twice in [0.001, 0.001], expected each once"),
-        (1e-3, "got 0.001, expected a list"),
+        (1e-3, "got 0.001, expected a valid list"),
     ):
         assert faults(write_recipe(tmp_path, rates=rates, training=training)) == [f"recipe: rates: {said}"]
         assert faults(write_recipe(tmp_path, runs=[{**RUN, "rates": rates}])) == [f"runs[0]: rates: {said}"]
@@ -174,7 +172,7 @@ def test_faults_of_what_does_not_fit_together(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "recipe: got None, expected a mapping"),
+        ("", "recipe: got None, expected a valid dictionary"),
         ("- 1", "recipe: got [1]"),
         ("a: [", "no YAML"),
         ("name: a\nname: b", "stands twice"),
@@ -182,7 +180,7 @@ def test_faults_of_what_does_not_fit_together(tmp_path):
         (ALIASES + "title: *a9", "no YAML: line 5: got 125,479, expected at most 100,000 characters with all aliases"),
         ("name: !!int abc", "no YAML: "),
         ("name: !!map [a]", "no YAML: line 1: expected a mapping"),
-        ("training: []", "training: got [], expected a mapping"),
+        ("training: []", "training: got [], expected a valid dictionary"),
     ],
 )
 def test_no_recipe(tmp_path, text, said):

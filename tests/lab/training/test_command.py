@@ -24,7 +24,7 @@ SMALL = ["--tokenizer", "bytes", "--length", "16", "--batch-size", "4", "--set",
 @slow
 def test_ctrl_c(corpus, tmp_path):
     """A real SIGINT to a real process."""
-    arguments = [sys.executable, "-m", "rfa_lab.cli", "train", "--data", corpus, *SMALL, "--max-steps", "100000"]
+    arguments = [sys.executable, "-m", "rfa_lab", "train", "--data", corpus, *SMALL, "--max-steps", "100000"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [*arguments, "--log-steps", "1", "--out", "run"],

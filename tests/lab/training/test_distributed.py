@@ -20,7 +20,7 @@ from training.runs import messages, tiny_spec, weights
 
 SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=4"]
 STEPS = ["--max-steps", "8", "--eval-steps", "4", "--valid-tokens", "80"]  # 5 blocks, no whole number of batches
-LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rfa_lab.cli"]
+LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rfa_lab"]
 
 
 def start(folder, *arguments):
