@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 LIBRARY = ["auto_classes", "files", "checks", "progress", "environment"]
 LIBRARY += ["dynamics", "ops", "nn", "appendix", "models", "parallel", "estimation", "forecasting", "integrations"]
 LIBRARY += ["cli"]
-LAB = ["style", "data", "training", "record", "evaluation", "export", "report", "recipes", "bench", "cli", "__main__"]
+LAB = ["data", "training", "record", "evaluation", "export", "report", "recipes", "bench", "cli", "__main__"]
 ORDER = {"rfa": LIBRARY, "rfa_lab": LAB}  # the lab imports all of the library, the library nothing of the lab
 LONGEST_FILE = 500
 

@@ -39,8 +39,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+ -]{0,249}")  # it becomes part of
 PROTOCOLS = ("blocks", "matched", "strided")
 PLANNED = "recipe.json"  # of a recipe's folder: its name, title, and the names of all runs
 _MAX_STEPS = 16  # at most so many steps of each head's parameters
-_NOT_STORED = ("transformers_version", "rfa_version", "architectures", "dtype", "chunk_size_feed_forward")
-_NOT_STORED += ("id2label", "label2id")  # of a model's configuration
+# Of a model's configuration:
+_NOT_STORED = {"transformers_version", "rfa_version", "architectures", "dtype", "chunk_size_feed_forward"}
+_NOT_STORED |= {"id2label", "label2id"}
 
 
 class Record(NamedTuple):
@@ -92,14 +93,14 @@ def run_settings(
 ) -> dict[str, Any]:
     """The settings of a finished run: from its specification, its run.json, and the evaluation that was asked for."""
     result = record["result"]
-    names = ("valid_perplexity", "tokens", "tokens_per_second", "parameters", "best_step")
+    names = ("valid_perplexity", "tokens", "tokens_per_second", "parameters")
     return {
         "recipe": recipe,
         "train_length": spec.length,
         "learning_rate": spec.learning_rate,
         "spec": spec.to_dict(),
         "evaluation": dict(asked),
-        "training": {name: result[name] for name in names if name in result} | {"steps": record["steps"]},
+        "training": {name: result[name] for name in names} | {"steps": record["steps"]},
         "config": {name: value for name, value in record["config"].items() if name not in _NOT_STORED},
         "environment": record["environment"],
         "resumed": record.get("resumed", []),

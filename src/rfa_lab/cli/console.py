@@ -13,11 +13,6 @@ from rich.text import Text
 from rfa.cli.app import errors
 from rfa.progress import Stage
 
-_STAGES = {
-    "text": "reading text",
-    "by_position": "by position",
-}
-
 
 def _table(title: str, rows: Sequence[Mapping[str, str]], left: Sequence[str] = ()) -> Table:
     """A table of texts. Its columns are the keys of the rows, aligned to the right but for those named in `left`."""
@@ -58,16 +53,12 @@ def comparison_table(results: pd.DataFrame) -> Table:
 
 def states_table(title: str, states: Sequence[Any]) -> Table:
     """A table of the runs of a recipe (`rfa_lab.recipes.RunState`): progress, tokens, and the time left if known."""
-    rows = [
-        {
-            "run": each.run.name,
-            "state": each.state
-            + (f" at step {each.step:,} of {each.steps or '?'}" if each.state == "half done" else ""),
-            "tokens": "?" if each.tokens is None else f"{each.tokens:,}",
-            "time left": _duration(each.seconds),
-        }
-        for each in states
-    ]
+    rows = []
+    for each in states:
+        at = f" at step {each.step:,} of {each.steps or '?'}" if each.state == "half done" else ""
+        tokens = "?" if each.tokens is None else f"{each.tokens:,}"
+        left = _duration(each.seconds)
+        rows.append({"run": each.run.name, "state": each.state + at, "tokens": tokens, "time left": left})
     table = _table(title, rows, ("run", "state"))
     known = [each.seconds for each in states if each.seconds is not None]
     sized = [each.tokens for each in states if each.tokens is not None]
@@ -93,7 +84,7 @@ def metrics_words(metrics: Mapping[str, float]) -> str:
 
 def stage_words(stage: Stage) -> str:
     """A stage of a long call in words, with its run and the latest metrics if it has them."""
-    words = _STAGES.get(stage.name, stage.name) + metrics_words(stage.metrics or {})
+    words = ("reading text" if stage.name == "text" else stage.name) + metrics_words(stage.metrics or {})
     return f"{stage.run}: {words}" if stage.run else words
 
 

@@ -24,7 +24,7 @@ from .console import (
 DataOption = Annotated[
     str,
     typer.Option(
-        help="Text: stdlib, code:python, gutenberg:novels, wikitext-103, babylm-2025, or a file or folder in UTF-8.",
+        help="Text: stdlib, code:python, wikitext-103, babylm-2025, or a file or folder in UTF-8.",
         metavar="D",
     ),
 ]
@@ -113,8 +113,7 @@ def train(
             record = training.train(spec, out, overwrite=overwrite, **bars)
     if not speaks:
         return
-    result = record["result"]
-    speed = result["tokens_per_second"]  # None where nothing was measured, as in a run resumed after its last step
+    result, speed = record["result"], record["result"]["tokens_per_second"]  # None of a run with no step left
     say(
         f"{out}: validation perplexity {result['valid_perplexity']:.2f} after {record['steps']} steps, "
         f"{result['tokens']:,} tokens, {'?' if speed is None else f'{speed:,.0f}'} tokens/s"

@@ -2,10 +2,9 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -19,11 +18,10 @@ from rfa_lab.data import document_of_token, fingerprint, load_corpus, load_docum
 from rfa_lab.training import RunFolder, TrainingSpec
 
 from .attention_maps import MAP_LENGTHS, attention_maps, middle_window
-from .perplexity import LossByDocument, check_protocol, perplexities, windows
+from .perplexity import LossByDocument, check_protocol, check_scored, check_windows, perplexities
 
 
-@dataclass(frozen=True)
-class EvaluationInput:
+class EvaluationInput(NamedTuple):
     """A run and a text, ready for evaluation: the names, the fingerprint and the token ids of its documents."""
 
     folder: RunFolder
@@ -34,11 +32,6 @@ class EvaluationInput:
     names: tuple[str, ...]
     fingerprint: str
     stream: np.ndarray
-
-    def check(self, protocol: str, lengths: Sequence[int], max_tokens: int | None = None) -> None:
-        """Raise `ValueError` if the protocol or a length does not fit the text."""
-        for length in lengths:
-            windows(protocol, len(self.stream[:max_tokens]), length, list(lengths))
 
     def model(self) -> RFAForCausalLM:
         """The run's model in evaluation mode, on the GPU if there is one."""
@@ -107,8 +100,8 @@ def evaluate(
         check_range("max_tokens", max_tokens, 2, sys.maxsize)
     inputs = load_evaluation_input(run, data, data_progress)
     spec, stream = inputs.spec, inputs.stream[:max_tokens]
-    lengths = sorted(set(lengths)) if lengths else [spec.length * factor for factor in FACTORS]
-    inputs.check(protocol, lengths, max_tokens)
+    lengths = sorted(set(lengths or [spec.length * factor for factor in FACTORS]))
+    check_windows([protocol], len(stream), lengths)
     model, books = inputs.model(), inputs.by_document()
     return {
         "run": str(inputs.folder.path),
@@ -150,28 +143,22 @@ def full_evaluation(
         A dictionary with
         - `evaluations`, by protocol: `rows` as from `perplexities`, and `books`: for each test document and length the
           summed loss and the number of scored targets, which add up to those of the row;
-        - `attention`, the name of the file of maps, and `attention_summary`;
+        - `attention`, the name of the file of maps, and `attention_summary`, both None without maps;
         - `fingerprint` of the text, and `environment`.
-        An entry that was not asked for is None.
 
     Raises:
         ValueError: for a folder that is no run, a changed test split, or a length that does not fit the text.
     """
     lengths = sorted(set(lengths))
-    if not lengths:
-        raise ValueError("lengths: got none, expected at least one")
     for protocol, scored in protocols.items():
-        check_protocol(protocol)
-        if scored is not None and scored < lengths[-1]:
-            raise ValueError(f"{protocol}: got {scored} tokens to score, expected at least {lengths[-1]}, the longest")
+        check_scored(protocol, lengths, scored)
 
     def progress_of(stage: str) -> Progress | None:
         return partial(progress, Stage(stage)) if progress else None
 
     inputs = load_evaluation_input(folder, None, progress_of("text"))
-    for protocol in protocols:
-        inputs.check(protocol, lengths)
     stream, train_length = inputs.stream, inputs.spec.length
+    check_windows(protocols, len(stream), lengths)
     window = None if attention is None else middle_window(len(stream), MAP_LENGTHS * train_length)
     model = inputs.model()
     evaluations = {}

@@ -6,6 +6,7 @@ A protocol says which tokens are scored, and with how much context, as a list of
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -35,6 +36,21 @@ class Window(NamedTuple):
 def check_protocol(protocol: str) -> None:
     """Raise `ValueError` for an unknown protocol."""
     require(protocol in PROTOCOLS, "protocol", protocol, f"one of {', '.join(PROTOCOLS)}")
+
+
+def check_scored(protocol: str, lengths: Sequence[int], scored: int | None) -> None:
+    """Raise `ValueError` for an unknown protocol, no lengths, or fewer scored tokens than the longest length."""
+    check_protocol(protocol)
+    require(bool(lengths), "lengths", list(lengths), "at least one")
+    longest = f"at least {max(lengths)}, the longest context length"
+    require(scored is None or scored >= max(lengths), f"scored ({protocol})", scored, longest)
+
+
+def check_windows(protocols: Iterable[str], tokens: int, lengths: Sequence[int]) -> None:
+    """Raise `ValueError` if a protocol or a length does not fit a stream of so many tokens."""
+    for protocol in protocols:
+        for length in lengths:
+            windows(protocol, tokens, length, list(lengths))
 
 
 def windows(protocol: str, tokens: int, length: int, lengths: list[int]) -> Iterator[Window]:
@@ -119,29 +135,16 @@ def batches(
     stream: np.ndarray, chosen: Iterable[Window], tokens: int, device: torch.device
 ) -> Iterator[tuple[Int64[Tensor, "batch length"], int]]:
     """Batches of about `tokens` tokens: consecutive windows of one length and number of targets, and that number."""
-    group: list[Window] = []
-    for window in chosen:
-        differs = group and (window.targets, _length(window)) != (group[0].targets, _length(group[0]))
-        if group and (differs or (len(group) + 1) * _length(window) > tokens):
-            yield _stack(stream, group, device), group[0].targets
-            group = []
-        group.append(window)
-    if group:
-        yield _stack(stream, group, device), group[0].targets
+    for (targets, length), group in groupby(chosen, lambda window: (window.targets, window.stop - window.start)):
+        same, size = list(group), max(1, tokens // length)
+        for first in range(0, len(same), size):
+            rows = [stream[window.start : window.stop] for window in same[first : first + size]]
+            yield torch.from_numpy(np.stack(rows).astype(np.int64)).to(device), targets
 
 
 def batch_tokens(device: torch.device) -> int:
     """Number of tokens in a batch that keeps a device busy."""
     return 4096 if device.type == "cpu" else 32_768
-
-
-def _length(window: Window) -> int:
-    return window.stop - window.start
-
-
-def _stack(stream: np.ndarray, group: list[Window], device: torch.device) -> Tensor:
-    rows = np.stack([stream[window.start : window.stop] for window in group]).astype(np.int64)
-    return torch.from_numpy(rows).to(device)
 
 
 class LossByDocument:
@@ -213,10 +216,7 @@ def perplexities(
     """
     tokens = len(stream)
     lengths = sorted(set(lengths))
-    if not lengths:
-        raise ValueError("lengths: got none, expected at least one")
-    if scored is not None and scored < lengths[-1]:
-        raise ValueError(f"scored: got {scored}, expected at least {lengths[-1]}, the longest context length")
+    check_scored(protocol, lengths, scored)
     chosen = {length: list(windows(protocol, tokens, length, lengths)) for length in lengths}
     if scored is not None:
         chosen = {length: spread(chosen[length], tokens, lengths[-1], scored) for length in lengths}

@@ -2,14 +2,12 @@
 
 from .plan import RunState, states
 from .recipe import Recipe, RecipeError, load_recipe
-from .runs import Outcome, Runs, run_demo, run_recipe
+from .runs import run_demo, run_recipe
 
 __all__ = [
-    "Outcome",
     "Recipe",
     "RecipeError",
     "RunState",
-    "Runs",
     "load_recipe",
     "run_demo",
     "run_recipe",

@@ -324,13 +324,6 @@ class Recipe(Section):
             raise ValueError(f"attention: got {other[0]!r}, expected presets of the runs, those without a label")
         return plan
 
-    @classmethod
-    def with_data(cls, given: Any, data: str) -> Any:
-        """With another corpus, file or folder, whose path is relative to the working folder."""
-        training = given.get("training") if isinstance(given, dict) else None
-        path = str(Path(data).resolve()) if is_path(data) else data
-        return {**given, "training": {**training, "data": path}} if isinstance(training, dict) else given
-
     def evaluation_of(self, run: PlannedRun) -> dict[str, Any]:
         """The evaluation that the recipe asks of a run, in the form in which the result records it."""
         preset = run.spec.preset
@@ -360,7 +353,7 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
 
     Args:
         path: of a YAML file, as in `recipes/`.
-        data: a corpus, file or folder that replaces the recipe's.
+        data: a corpus, or a file or folder from the working folder, that replaces the recipe's.
 
     Raises:
         RecipeError: with all faults of the recipe.
@@ -368,8 +361,10 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
     """
     path = Path(path)
     given = read_yaml(path)
+    if data is not None and isinstance(given, dict) and isinstance(given.get("training"), dict):
+        given["training"]["data"] = str(Path(data).resolve()) if is_path(data) else data
     try:
-        recipe = Recipe.model_validate(given if data is None else Recipe.with_data(given, data))
+        recipe = Recipe.model_validate(given)
     except ValidationError as error:
         raise RecipeError(path, fault_lines(error, _KEYS)) from None
     recipe._path = path

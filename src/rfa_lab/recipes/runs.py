@@ -26,12 +26,12 @@ import torch
 from rfa.checks import require
 from rfa.environment import environment
 from rfa.files import held, write_text_whole
+from rfa.forecasting.figure import save
 from rfa.progress import Stage, StageProgress
 from rfa_lab import evaluation
 from rfa_lab.data import prepare
 from rfa_lab.record import PLANNED, measurements, read_record, read_rows, run_rows, run_settings, write_rows
 from rfa_lab.report.figures import demo_figure
-from rfa_lab.style import save
 from rfa_lab.training import TRAINED_ON, RunFolder, Stopped, resume, train
 from rfa_lab.training.callbacks import Diverged, read_metrics
 
@@ -244,7 +244,7 @@ def _comparable(spec: Mapping[str, Any], rates: Sequence[float]) -> dict[str, An
     Another checkout can have its data in other folders: a check of the text's fingerprint tells texts apart.
     """
     tokenizer = "gpt2" if spec["tokenizer"].startswith("gpt2:") else spec["tokenizer"]
-    named = {**spec, "data": Path(spec["data"]).name.removeprefix("gutenberg:"), "tokenizer": tokenizer}
+    named = {**spec, "data": Path(spec["data"]).name, "tokenizer": tokenizer}
     return named | ({"learning_rate": "chosen"} if spec.get("learning_rate") in possible_rates(rates) else {})
 
 

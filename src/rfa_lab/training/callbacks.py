@@ -102,8 +102,9 @@ class MetricsLogger(TrainerCallback):
             for head, value in enumerate(heads)
             if value is not None
         }
-        for name, value in (figures | by_head).items() if self._board is not None else ():
-            self._board.add_scalar(name, value, state.global_step)
+        if self._board is not None:
+            for name, value in (figures | by_head).items():
+                self._board.add_scalar(name, value, state.global_step)
 
     def on_prediction_step(self, args, state, control, **kwargs):
         """Report the progress of a validation."""
