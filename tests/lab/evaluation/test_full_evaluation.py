@@ -68,17 +68,14 @@ def test_everything(books, tmp_path):
     assert (evaluated["fingerprint"], evaluated["environment"]) == (result["fingerprint"], result["environment"])
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_bad_input_before_any_work(books, monkeypatch):
+    monkeypatch.setattr(RunFolder, "load_model", lambda *_: pytest.fail("too late"))
+    for given, message in (
         ({"lengths": []}, r"lengths: got \[\], expected at least one"),
         ({"lengths": [1]}, "lengths: got 1, expected at least 2"),
         ({"protocols": {"blocks": None, "sliding": None}}, "protocol: got 'sliding'"),
         ({"protocols": {"blocks": 31}}, r"scored \(blocks\): got 31, expected at least 32"),
         ({"lengths": [32, 4096]}, "got 4096 for a text of"),
-    ],
-)
-def test_bad_input_before_any_work(books, given, message, monkeypatch):
-    monkeypatch.setattr(RunFolder, "load_model", lambda *_: pytest.fail("too late"))
-    with pytest.raises(ValueError, match=message):
-        full_evaluation(books[1], **{"lengths": [32], "protocols": {"blocks": None}, **given})
+    ):
+        with pytest.raises(ValueError, match=message):
+            full_evaluation(books[1], **{"lengths": [32], "protocols": {"blocks": None}, **given})

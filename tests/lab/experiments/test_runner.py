@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 from cover import slow
 from training.runs import MODEL, command, contents, ctrl_c, messages, once
 
@@ -84,16 +83,6 @@ def test_what_is_done_is_skipped(tmp_path, out, evaluated):
         run_recipe(planned, out, only=["b2"])
 
 
-def test_models_are_kept_where_the_recipe_says_so(tmp_path, out, evaluated):
-    run_recipe(load_recipe(write_recipe(tmp_path, keep_models=True)), out, only=[NAMES[0]])
-    folder = RunFolder(out / "runs" / NAMES[0])
-    assert folder.load_model() is not None
-    run_recipe(load_recipe(write_recipe(tmp_path)), out, only=[NAMES[0]])  # no longer: also of a run that is done
-    assert not folder.model.exists()
-    assert not folder.checkpoints.exists()
-    assert folder.metrics.is_file()
-
-
 def test_stopped_and_gone_on(tmp_path, out, evaluated):
     planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
     with pytest.raises(Stopped):
@@ -110,17 +99,6 @@ def test_stopped_and_gone_on(tmp_path, out, evaluated):
     assert rows.values("robustness layer 0 head 0").columns.tolist() == [1, 2, 3, 4]
 
 
-def test_a_text_that_changed_between_runs(tmp_path, out, evaluated):
-    planned = load_recipe(write_recipe(tmp_path))
-    run_recipe(planned, out, only=[NAMES[0]])
-    text = min((tmp_path / "corpus").rglob("*.txt"))
-    text.write_text(text.read_text() + "and so on")
-    before = contents(out)
-    with pytest.raises(ValueError, match=f"data: {NAMES[0]} was made on another text than .*corpus holds now"):
-        run_recipe(planned, out)
-    assert contents(out) == before
-
-
 def test_a_claim_and_a_dead_one(tmp_path, out, evaluated):
     planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
     with claimed_elsewhere(out, NAMES[0]):
@@ -135,8 +113,6 @@ def test_a_claim_and_a_dead_one(tmp_path, out, evaluated):
     [
         (None, "is damaged or no record"),
         ({"training": {**recipe()["training"], "max_steps": 5}}, "is of another spec"),
-        ({"evaluation": {"lengths": [16, 8], "protocols": {"blocks": 300, "matched": 64}}}, "is of another evaluation"),
-        ({"name": "huge"}, "the folder of the recipe tiny"),
     ],
 )
 def test_a_damaged_or_foreign_result(tmp_path, out, evaluated, changes, said):
@@ -150,15 +126,6 @@ def test_a_damaged_or_foreign_result(tmp_path, out, evaluated, changes, said):
             look(planned, out)
         assert "\n" not in str(raised.value)
     assert contents(out) == before
-
-
-def test_a_foreign_run_folder(tmp_path, out, evaluated):
-    planned = load_recipe(write_recipe(tmp_path))
-    with pytest.raises(Stopped):
-        run_recipe(planned, out, progress=at(f"{NAMES[0]}: training", 2, ctrl_c))
-    other = load_recipe(write_recipe(tmp_path, training={**recipe()["training"], "max_steps": 5}))
-    with pytest.raises(ValueError, match="another run than"):
-        run_recipe(other, out)
 
 
 def test_another_checkout_goes_on(tmp_path, out, evaluated):
@@ -313,13 +280,6 @@ def test_one_failure_does_not_stop_the_others(tmp_path, out, evaluated, monkeypa
     monkeypatch.delenv("RFA_DEBUG")
     monkeypatch.setattr(making, "train", whole)
     assert command(monkeypatch, capsys, "experiment", path, "--out", out)[0] == 0
-
-
-def test_a_device_that_is_lost_stops_all(tmp_path, out, evaluated, monkeypatch):
-    fail_rope(monkeypatch, torch.AcceleratorError("an illegal memory access was encountered"))
-    with pytest.raises(torch.AcceleratorError, match="illegal"):
-        run_recipe(load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS)), out)
-    assert evaluated == []
 
 
 @slow
