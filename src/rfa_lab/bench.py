@@ -31,8 +31,6 @@ from rfa.ops.backends import BACKENDS
 from rfa.ops.certified import allowed
 from rfa.ops.problem import certificate_missing
 
-__all__ = ["WHAT", "Case", "cases", "run", "summary_line"]
-
 WHAT = ("operator", "decode")
 LENGTHS = {"operator": (512, 2048, 8192), "decode": (8192,)}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -120,7 +118,7 @@ class CaseInputs:
             state.requires_grad_()
 
     @property
-    def wanted(self) -> list[Tensor]:
+    def differentiated(self) -> list[Tensor]:
         """The tensors whose gradients are computed: the states and the numbers of the layer's dynamics."""
         return [*self.states, *dynamics_of(self.layer)]
 
@@ -130,7 +128,7 @@ class CaseInputs:
 
     def gradients(self) -> tuple[Tensor, ...]:
         """One call and its backward pass."""
-        return torch.autograd.grad(self.estimate(), self.wanted, self.grad)
+        return torch.autograd.grad(self.estimate(), self.differentiated, self.grad)
 
     def with_all_keys(self) -> "CaseInputs":
         """The same problem without certified windows."""
@@ -353,7 +351,7 @@ class FilterRun:
         return estimates
 
     def cache_bytes(self) -> int:
-        """Of the keys, the values and the norms that the cache holds."""
+        """The bytes of the keys, the values and the norms that the cache holds."""
         held = self.cache.layer(0)
         return sum(state.nbytes for state in (held.keys, held.values, held.key_norms) if state is not None)
 

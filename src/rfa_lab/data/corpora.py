@@ -19,7 +19,6 @@ from .documents import (
     by_position,
     check_split,
     file_document,
-    fingerprint,
 )
 from .sources import CODE, HUB_DATASETS, code_splits, hub_splits
 
@@ -47,10 +46,6 @@ class Corpus:
         """The documents of a split. Raises `ValueError` for another split."""
         require(split in self.splits, "split", split, f"one of {', '.join(self.splits)}")
         return self.splits[split]
-
-    def fingerprint(self, split: str) -> str:
-        """The sha256 of a split's raw bytes, document by document. Raises `ValueError` for another split."""
-        return fingerprint(self.documents(split))
 
 
 def is_path(spec: str) -> bool:

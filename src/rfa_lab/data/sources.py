@@ -107,8 +107,8 @@ _HELD_OUT = {  # whole packages, which come with rfa and its tests
 _NO_PACKAGES = {"pip", "beartype", "mypyc", "fontTools", "rfa", "rfa_lab"}  # copies, tables, and what this belongs to
 _NOT_STDLIB = {"site-packages", "dist-packages", "test"}
 _NO_FOLDERS = {"_vendor", "site-packages", "__pycache__", "idlelib", "lib2to3", "encodings"}
-_LEAST, _MOST = 500, 150_000  # bytes of a file: shorter ones only import, longer ones are generated
-_DIGITS = 0.15  # the largest share of digits; a file with more is a table of data
+_MIN_BYTES, _MAX_BYTES = 500, 150_000  # bytes of a file: shorter ones only import, longer ones are generated
+_MAX_DIGIT_SHARE = 0.15  # the largest share of digits; a file with more is a table of data
 
 
 @lru_cache(maxsize=1)  # ten seconds; a run asks several times
@@ -144,10 +144,10 @@ def _documents(root: Path, base: Path, prefix: str, seen: set[bytes]) -> Iterato
         parts = path.relative_to(base)
         if path.suffix != ".py" or not path.is_file() or not _NO_FOLDERS.isdisjoint(parts.parts):
             continue
-        if not _LEAST <= path.stat().st_size <= _MOST:
+        if not _MIN_BYTES <= path.stat().st_size <= _MAX_BYTES:
             continue
         raw = path.read_bytes()
-        if not raw.isascii() or sum(map(raw.count, b"0123456789")) > _DIGITS * len(raw):
+        if not raw.isascii() or sum(map(raw.count, b"0123456789")) > _MAX_DIGIT_SHARE * len(raw):
             continue
         digest = hashlib.sha256(re.sub(rb"\s+", b" ", raw)).digest()
         if digest not in seen:

@@ -230,5 +230,5 @@ def prepare(
                 progress(before + done, sum(sizes.values()))
 
         streams[split] = token_stream(corpus.documents(split), loaded, cache_dir, report)
-    fingerprints = {split: corpus.fingerprint(split) for split in splits}
+    fingerprints = {split: fingerprint(corpus.documents(split)) for split in splits}
     return PreparedData(corpus.name, corpus.split_note, fingerprints, loaded, streams)

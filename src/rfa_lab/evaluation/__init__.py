@@ -2,11 +2,10 @@
 
 from .attention_maps import MAP_LENGTHS, attention_maps
 from .evaluate import evaluate, full_evaluation, generate
-from .perplexity import PROTOCOLS, LossByDocument, Window, perplexities, windows
+from .perplexity import LossByDocument, Window, perplexities, windows
 
 __all__ = [
     "MAP_LENGTHS",
-    "PROTOCOLS",
     "LossByDocument",
     "Window",
     "attention_maps",

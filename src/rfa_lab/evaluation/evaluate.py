@@ -63,9 +63,6 @@ def load_evaluation_input(
     return EvaluationInput(folder, record, spec, weights, tokenizer, names, content, stream)
 
 
-FACTORS = (1, 2, 4, 8)  # default context lengths, in training lengths
-
-
 def evaluate(
     run: str | Path,
     *,
@@ -100,7 +97,7 @@ def evaluate(
         check_range("max_tokens", max_tokens, 2, sys.maxsize)
     inputs = load_evaluation_input(run, data, data_progress)
     spec, stream = inputs.spec, inputs.stream[:max_tokens]
-    lengths = sorted(set(lengths or [spec.length * factor for factor in FACTORS]))
+    lengths = sorted(set(lengths or [spec.length * factor for factor in (1, 2, 4, 8)]))
     check_windows([protocol], len(stream), lengths)
     model, books = inputs.model(), inputs.by_document()
     return {

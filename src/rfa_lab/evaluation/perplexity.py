@@ -7,7 +7,7 @@ A protocol says which tokens are scored, and with how much context, as a list of
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +19,9 @@ from rfa.checks import require
 from rfa.models import RFAForCausalLM
 from rfa.progress import Progress
 from rfa_lab.data import evenly_spaced
+from rfa_lab.record import PROTOCOLS
 
 LOGITS_HELD = 2**25  # maximum number of logits in memory: 128 MB in float32
-Protocol = Literal["blocks", "matched", "strided"]
-PROTOCOLS: tuple[str, ...] = get_args(Protocol)
 
 
 class Window(NamedTuple):
@@ -76,7 +75,9 @@ def windows(protocol: str, tokens: int, length: int, lengths: list[int]) -> Iter
     longest = max(lengths) if protocol == "matched" else length
     if tokens < longest:
         raise ValueError(f"lengths: got {longest} for a text of {tokens} tokens, expected at most {tokens}")
-    return {"blocks": _blocks, "matched": _matched, "strided": _strided}[protocol](tokens, length, lengths)
+    return {"blocks": _block_windows, "matched": _matched_windows, "strided": _strided_windows}[protocol](
+        tokens, length, lengths
+    )
 
 
 def spread(every: list[Window], tokens: int, segment: int, scored: int) -> list[Window]:
@@ -92,18 +93,18 @@ def spread(every: list[Window], tokens: int, segment: int, scored: int) -> list[
     return [window for window in every if (window.stop - 1) // segment in chosen]
 
 
-def _blocks(tokens: int, length: int, _: list[int]) -> Iterator[Window]:
+def _block_windows(tokens: int, length: int, _: list[int]) -> Iterator[Window]:
     for start in range(0, tokens - length + 1, length):
         yield Window(start, start + length, length - 1)
 
 
-def _matched(tokens: int, length: int, lengths: list[int]) -> Iterator[Window]:
+def _matched_windows(tokens: int, length: int, lengths: list[int]) -> Iterator[Window]:
     targets = max(1, min(lengths) // 2)
     for stop in range(max(lengths), tokens + 1, targets):
         yield Window(stop - length, stop, targets)
 
 
-def _strided(tokens: int, length: int, _: list[int]) -> Iterator[Window]:
+def _strided_windows(tokens: int, length: int, _: list[int]) -> Iterator[Window]:
     yield Window(0, length, length - 1)
     stride, scored = max(1, length // 2), length
     while scored < tokens:

@@ -45,7 +45,7 @@ def states(recipe: Recipe, out: str | Path, only: Sequence[str] = ()) -> list[Ru
     """
     runs = Runs(recipe, Path(out))
     results, units = runs.results(), dict[str, PlannedRun]()
-    for run in runs.selected(only):
+    for run in runs.runs_named(only):
         trials = [
             trial for trial, _ in runs.needed_trials(run) if run.name not in results or runs.record(trial) is not None
         ]
@@ -59,7 +59,7 @@ def _run_state(runs: Runs, run: PlannedRun, results: Mapping[str, Any]) -> RunSt
         training = results[run.name]["training"]
         return RunState(run, "done", training["steps"], training["steps"], training["tokens"], 0.0)
     record, state, step = runs.record(run), "to do", 0
-    tried = run.trial and runs.finished(run) is not None
+    tried = run.trial and runs.result_of(run) is not None
     if record is not None and (tried or DIVERGED in record):
         return RunState(run, "done" if tried else "diverged", record["steps"], steps, tokens, 0.0)
     if record is not None and not runs.is_lost(run, record):

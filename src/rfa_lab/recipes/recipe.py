@@ -30,7 +30,7 @@ from pydantic import (
 
 from rfa.models import PRESETS
 from rfa_lab.data import is_path
-from rfa_lab.evaluation import PROTOCOLS
+from rfa_lab.record import PROTOCOLS
 from rfa_lab.training import TrainingSpec
 
 
@@ -155,9 +155,9 @@ def one_of(names: Collection[str]) -> AfterValidator:
     """Validates text as one of some names."""
 
     def check(name: str) -> str:
-        if name not in names:
-            raise ValueError(f"got {name!r:.80}, expected one of {', '.join(names)}")
-        return name
+        if name in names:
+            return name
+        raise ValueError(f"got {name!r:.80}, expected one of {', '.join(names)}")
 
     return AfterValidator(check)
 
@@ -331,7 +331,7 @@ class Recipe(Section):
         attention = first is not None and run.name == first.name and preset in self.evaluation.attention
         return {**self.evaluation.model_dump(), "attention": attention}
 
-    def resolved(self, run: PlannedRun) -> TrainingSpec:
+    def spec_of(self, run: PlannedRun) -> TrainingSpec:
         """The specification of a run with absolute paths."""
         folder, spec = self.path.resolve().parent, run.spec
         form, _, vocabulary = spec.tokenizer.partition(":")

@@ -54,7 +54,7 @@ class Runs:
         """The path of a run's result."""
         return self.out / "results" / f"{run.name}.parquet"
 
-    def finished(self, run: PlannedRun) -> Mapping[str, Any] | None:
+    def result_of(self, run: PlannedRun) -> Mapping[str, Any] | None:
         """The settings of a finished run, or the run.json of a finished trial; None where it is still to do.
 
         Raises `ValueError` for a damaged file, or one of other settings.
@@ -86,7 +86,7 @@ class Runs:
         if not folder.record.exists():
             return None
         record = folder.read()
-        if _comparable(record["spec"], rates) != _comparable(self.recipe.resolved(run).to_dict(), rates):
+        if _comparable(record["spec"], rates) != _comparable(self.recipe.spec_of(run).to_dict(), rates):
             expected = "expected a new folder for --out"
             raise ValueError(f"run: {folder.path} is another run than {self.recipe.path} names, {expected}")
         return record
@@ -99,7 +99,7 @@ class Runs:
     def needed_trials(self, run: PlannedRun) -> list[tuple[PlannedRun, Mapping[str, Any] | None]]:
         """The trials that a run needs, as far as is known, and the record of each that is finished."""
         trials = self.trials[run.name]
-        records = {rate: record for rate, trial in trials.items() if (record := self.finished(trial)) is not None}
+        records = {rate: record for rate, trial in trials.items() if (record := self.result_of(trial)) is not None}
         losses = {rate: trial_loss(record) or 0.0 for rate, record in records.items()}
         return [(trials[rate], records.get(rate)) for rate in needed_rates(tuple(trials), run.rates, losses)]
 
@@ -114,9 +114,9 @@ class Runs:
     def results(self) -> dict[str, Mapping[str, Any]]:
         """The settings of all finished runs by name. Raises `ValueError` for a folder of another recipe."""
         self.check_folder()
-        return {run.name: found for run in self.recipe.runs if (found := self.finished(run)) is not None}
+        return {run.name: found for run in self.recipe.runs if (found := self.result_of(run)) is not None}
 
-    def selected(self, only: Sequence[str]) -> list[PlannedRun]:
+    def runs_named(self, only: Sequence[str]) -> list[PlannedRun]:
         """The runs that are named in `only`, or all if it is empty. `*` in a name matches any text.
 
         Raises `ValueError` for a name that matches no run.
@@ -139,7 +139,7 @@ class Runs:
 
         Raises `ValueError` if a run that was begun, by its result or its record, has another text.
         """
-        spec, plan = self.recipe.resolved(waiting[0]), self.recipe.evaluation
+        spec, plan = self.recipe.spec_of(waiting[0]), self.recipe.evaluation
         text = prepare(spec.data, spec.tokenizer, spec.split_by, progress=partial(report, Stage("text")))
         read = text.fingerprint_of(*TRAINED_ON), text.fingerprints["test"]
         for name, made in begun.items():
@@ -209,7 +209,7 @@ class Runs:
         for run in self.recipe.runs:
             if self.trials[run.name] != self.trials[chosen.name]:
                 continue
-            made = self.finished(run) or self.record(run)
+            made = self.result_of(run) or self.record(run)
             if made is not None and (found := made["spec"]["learning_rate"]) != rate:
                 raise ValueError(
                     f"rates: got {run.name} in {self.out} with {found:g}, but the trials of its model choose {rate:g}; "
@@ -222,7 +222,7 @@ class Runs:
         def training(step: int, steps: int, metrics: dict[str, float]) -> None:
             report(Stage("training", run.name, metrics), step, steps)
 
-        folder, spec = self.folder(run), self.recipe.resolved(run)
+        folder, spec = self.folder(run), self.recipe.spec_of(run)
         bars: dict[str, Any] = {"progress": training, "data_progress": partial(report, Stage("text", run.name))}
         if begun is None or self.is_lost(run, begun):
             return train(spec, folder.path, overwrite=begun is not None, **bars)
@@ -307,7 +307,7 @@ def run_recipe(
             "device (CUDA_VISIBLE_DEVICES=0, 1, ...): the processes share the recipe"
         )
     runs = Runs(recipe, Path(out))
-    chosen, results = runs.selected(only), runs.results()
+    chosen, results = runs.runs_named(only), runs.results()
     waiting = [run for run in chosen if run.name not in results]
     begun = {name: found for run in waiting for name, found in runs.begun_records(run).items()}
     if waiting and not other_version:
@@ -356,7 +356,7 @@ def _make_waiting(
                 states.append("done")
         made, elsewhere = "done" in states, "trials are made elsewhere" in states
         waiting = [run for run, state in zip(waiting, states, strict=True) if state != "done"]
-        waiting = [run for run in waiting if runs.finished(run) is None]
+        waiting = [run for run in waiting if runs.result_of(run) is None]
         going = made or elsewhere
         if elsewhere and not made:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -371,7 +371,7 @@ def _advance(
 
     While it waits for another process it holds no lock, so no two processes wait for each other.
     """
-    if runs.finished(run) is None:
+    if runs.result_of(run) is None:
         while needed := [trial for trial, record in runs.needed_trials(run) if record is None]:
             if not all([_claim(runs, trial, report) for trial in needed]):
                 return "trials are made elsewhere"
@@ -381,7 +381,7 @@ def _advance(
 def _claim(runs: Runs, run: PlannedRun, report: StageProgress) -> bool:
     """Make a run unless another process makes it. Whether it is finished."""
     with held(runs.out / ".claims" / f"{run.name}.lock") as mine:
-        if mine and runs.finished(run) is None:
+        if mine and runs.result_of(run) is None:
             runs.make(run, report)
         return mine
 

@@ -30,11 +30,11 @@ from rfa_lab.record import Record
 from .statistics import differences, over_seeds, seed_noise
 from .tables import BASELINES
 
-_MOST_LINES = 6
-_ALWAYS = ("rfa", *BASELINES, "m2-sc-rfa")
+_MAX_LINES = 6
+_MAIN_LABELS = ("rfa", *BASELINES, "m2-sc-rfa")
 _WITH_HEADS = ("rfa", "m1-rfa", "m2-sc-rfa", "m3-sc-rfa")  # labels whose heads have figures
-_FAILS = 1.4  # a perplexity so many times the median of its panel does not set the scale
-_FAINTEST = 1e-5  # lowest weight of the colour scale; weights spread evenly over 128 blocks are 8e-3
+_MAX_OVER_MEDIAN = 1.4  # a perplexity so many times the median of its panel does not set the scale
+_MIN_SHOWN_WEIGHT = 1e-5  # lowest weight of the colour scale; weights spread evenly over 128 blocks are 8e-3
 
 
 class Drawing(NamedTuple):
@@ -86,14 +86,18 @@ def record_figures(record: Record, maps: Mapping[str, Path]) -> list[Drawing]:
     return drawings
 
 
-def main_labels(record: Record, most: int = _MOST_LINES) -> list[str]:
+def main_labels(record: Record, most: int = _MAX_LINES) -> list[str]:
     """The labels of figures of lines: the default, the baselines and m2, then those with most seeds and the lowest
     validation perplexity. The test split has no part in the choice.
     """
 
     def rank(label: str) -> tuple[bool, int, float]:
         runs = record.of(label)
-        return label not in _ALWAYS, -len(runs), float(np.mean([run["training"]["valid_perplexity"] for run in runs]))
+        return (
+            label not in _MAIN_LABELS,
+            -len(runs),
+            float(np.mean([run["training"]["valid_perplexity"] for run in runs])),
+        )
 
     chosen = sorted(record.labels(), key=rank)[:most]
     return [label for label in record.labels() if label in chosen]
@@ -113,7 +117,7 @@ def _band_figure(record: Record, values: pd.DataFrame, styles: Mapping[str, Any]
         axes.fill_between(mean.index, mean - half, mean + half, color=look["color"], alpha=0.15, linewidth=0)
     means = means.loc[list(styles)]
     last = means.ffill(axis=1).iloc[:, -1]
-    high = min(float(means.max(axis=None)), _FAILS * float(last.median()))
+    high = min(float(means.max(axis=None)), _MAX_OVER_MEDIAN * float(last.median()))
     low = float(means.min(axis=None))
     if low < high:
         axes.set_ylim(low / 1.02, high * 1.02)
@@ -150,7 +154,7 @@ def training_figure(record: Record) -> Figure:
     values = np.exp(record.values("validation"))
     figure, axes = _band_figure(record, values)
     late = over_seeds(values.loc[:, [x for x in values if x >= max(values) / 2]])[0]
-    highest = min(float(late.max(axis=None)) * 1.02, _FAILS * float(late.median(axis=None)))
+    highest = min(float(late.max(axis=None)) * 1.02, _MAX_OVER_MEDIAN * float(late.median(axis=None)))
     axes.set_ylim(float(late.min(axis=None)) / 1.02, highest)
     _tokens_axis(axes)
     axes.set_ylabel("validation perplexity")
@@ -304,9 +308,9 @@ def attention_figure(
         for axes in row[len(maps) :]:
             axes.set_visible(False)
         for head, (axes, weights) in enumerate(zip(row, maps, strict=False)):
-            drawn = np.ma.array(np.clip(weights, _FAINTEST, None), mask=after)
+            drawn = np.ma.array(np.clip(weights, _MIN_SHOWN_WEIGHT, None), mask=after)
             image = axes.imshow(
-                drawn, cmap=scale, norm=LogNorm(_FAINTEST, 1), extent=(0, end, end, 0), interpolation="nearest"
+                drawn, cmap=scale, norm=LogNorm(_MIN_SHOWN_WEIGHT, 1), extent=(0, end, end, 0), interpolation="nearest"
             )
             if train_length is not None:
                 axes.plot((0, end - train_length), (train_length, end), color="white", linestyle=":", linewidth=0.9)
@@ -342,7 +346,7 @@ def demo_figure(record: Record) -> Figure:
 
 MARKERS = "osD^vPX*"
 LINES = ("-", "--", "-.", ":")  # each for eight colours
-_ROUND = ((1,), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
+_ROUND_STEPS = ((1,), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
 
 
 def shades(count: int) -> list[tuple[float, ...]]:
@@ -378,7 +382,7 @@ def plain_numbers(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
     low, high = axes.get_ylim()
     decades = 10.0 ** np.arange(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in _ROUND:
+    for steps in _ROUND_STEPS:
         ticks = np.outer(decades, steps).ravel()
         ticks = ticks[(low <= ticks) & (ticks <= high)]
         if len(ticks) >= 4:

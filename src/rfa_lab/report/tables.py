@@ -19,7 +19,7 @@ BASELINES = ("b1-rope", "b2-alibi")
 _PAPERS_TEXT = {"table1": "wikitext-103", "table2": "wikitext-103-damping", "table3": "babylm-2025-strict"}
 _M2, _M3 = ("m2-sc-rfa", "sc-rfa"), "m3-sc-rfa"  # the paper's sweep of the damping has m3 at b = 5
 _SIZES = {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "layer_norm_eps", "backend"}
-_LEAST_SWEEP = 3  # values of b; m2 and m3 alone are no sweep
+_MIN_SWEEP = 3  # values of b; m2 and m3 alone are no sweep
 
 
 _MINUS, _DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
@@ -72,7 +72,7 @@ def damping_by_label(record: Record) -> dict[str, float]:
     """The damping of each label of a sweep, smallest first; empty where there are fewer than three values of b."""
     found = {label: damping_of(record.of(label)[0]) for label in record.labels()}
     swept = {label: b for label, b in found.items() if b is not None}
-    return dict(sorted(swept.items(), key=lambda item: item[1])) if len(set(swept.values())) >= _LEAST_SWEEP else {}
+    return dict(sorted(swept.items(), key=lambda item: item[1])) if len(set(swept.values())) >= _MIN_SWEEP else {}
 
 
 def _number(value: float, digits: int = 2, signed: bool = False) -> str:

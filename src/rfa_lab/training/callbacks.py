@@ -22,7 +22,7 @@ from .run_folder import RunFolder
 
 REPEATED = 1.0  # seconds; a second signal within them is the same one, passed on by a launcher
 _log = logging.getLogger(__name__)
-_LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")
+_LOGGED_VALUES = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
 
 class Diverged(ValueError):
@@ -78,7 +78,7 @@ class MetricsLogger(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Write a line of `metrics.jsonl` and TensorBoard's scalars."""
-        figures = {name: logs[name] for name in _LOGGED if name in (logs or {})}
+        figures = {name: logs[name] for name in _LOGGED_VALUES if name in (logs or {})}
         if not figures or not state.is_world_process_zero:
             return
         if not all(math.isfinite(value) for value in figures.values()):

@@ -87,7 +87,7 @@ def train(
     }
     if overwrite and run.path.exists():  # the old run must not be lost if a kernel cannot be compiled here
         choose_backend(spec.model_config(vocab_size=2).attention.backend, arguments.device)
-    with _shared(run, arguments):
+    with _locked_run(run, arguments):
         if arguments.process_index == 0:
             run.check_free(overwrite)
             _write_new_run(run, record, data)
@@ -123,7 +123,7 @@ def resume(
         data = prepare(spec.data, tokenizer, spec.split_by, splits=TRAINED_ON, progress=data_progress)
     if data.fingerprint != record["data"]["fingerprint"]:
         raise ValueError(f"data: {spec.data} has changed since run {run.path} was started, expected the same text")
-    with _shared(run, arguments):
+    with _locked_run(run, arguments):
         if arguments.process_index == 0:
             if run.read() != record:
                 raise ValueError(f"run: {run.path} was changed by another process while its text was read")
@@ -168,7 +168,7 @@ def _arguments(run: RunFolder, spec: TrainingSpec) -> TrainingArguments:
 
 
 @contextmanager
-def _shared(run: RunFolder, arguments: TrainingArguments) -> Iterator[None]:
+def _locked_run(run: RunFolder, arguments: TrainingArguments) -> Iterator[None]:
     """The processes of one launch share the run. The first of them holds the lock against other launches.
 
     An error of a full disk says which checkpoint is kept.

@@ -34,7 +34,7 @@ def test_the_best_rate_serves_all_runs_of_a_model(tmp_path, out, evaluated):
     assert outcome.done == ("b1-rope-seed0", "b1-rope-seed1", "b1-rope-quarter-seed1")
     losses = {}
     for rate, name in zip(RATES, TRIALS, strict=True):  # by hand: a third of the steps, the first seed
-        spec = TrainingSpec(**{**planned.resolved(planned.runs[0]).to_dict(), "learning_rate": rate, "max_steps": 4})
+        spec = TrainingSpec(**{**planned.spec_of(planned.runs[0]).to_dict(), "learning_rate": rate, "max_steps": 4})
         losses[rate] = train(spec, tmp_path / name)["result"]["valid_loss"]
     best = min(losses, key=losses.__getitem__)
     assert len(set(losses.values())) == 3

@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import pytest
-from training.runs import MODEL, command
+from training.runs import MODEL
 
-from rfa.models import PRESETS
-from rfa.models.presets import PLAIN_NAMES
 from rfa_lab.recipes import RecipeError, load_recipe
 
 from .recipes import NAMES, TRAINING, recipe, write_recipe
@@ -65,12 +63,12 @@ def test_paths_are_meant_from_the_recipe(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     read = load_recipe(path)
-    spec = read.resolved(read.runs[0])
+    spec = read.spec_of(read.runs[0])
     assert (spec.data, spec.tokenizer) == (str(tmp_path / "corpus"), f"gpt2:{tmp_path / 'words'}")
     assert read.runs[0].spec.data == "corpus"  # in results, so that they may move
     for data, meant in (("other", str(tmp_path / "elsewhere" / "other")), ("stdlib", "stdlib")):
         given = load_recipe(path, data=data)
-        assert given.resolved(given.runs[0]).data == meant
+        assert given.spec_of(given.runs[0]).data == meant
 
 
 def test_an_entry_has_options_of_its_own(tmp_path):
@@ -170,25 +168,8 @@ def test_no_recipe(tmp_path):
         assert any(said in line for line in faults(path)), text
 
 
-def test_the_command_says_all_of_it(tmp_path, monkeypatch, capsys):
-    path = write_recipe(tmp_path, colour="red", runs=[{"presets": ["b9-new"], "seeds": [0]}])
-    status, out, err = command(monkeypatch, capsys, "experiment", path, "--out", tmp_path / "out")
-    assert (status, out) == (2, "")
-    starts = [f"rfa: {path}: runs[0].presets[0]: got 'b9-new'", f"rfa: {path}: recipe: colour: "]
-    assert all(line.startswith(start) for line, start in zip(err.splitlines(), starts, strict=True))
-    assert not (tmp_path / "out").exists()
-
-
 def test_shipped_recipes():
     for path in SHIPPED.glob("*.yaml"):
         read = load_recipe(path)
         assert read.name == path.stem
         assert {run.spec.length for run in read.runs} == {min(read.evaluation.lengths)}
-
-
-def test_the_small_record_has_every_preset():
-    runs = load_recipe(SHIPPED / "novels-small.yaml").runs
-    later = {"x5-content-clock", "x6-content-dynamics", "x7-gated-roper", "c8-fox-clock", "forget-gate"}
-    later |= {"rfa"}  # there as x2 without the innovation step
-    assert {run.spec.preset for run in runs} == set(PRESETS) - set(PLAIN_NAMES) - later  # in other records
-    assert {run.spec.max_steps * run.spec.batch_size * run.spec.length for run in runs} == {4_096_000}

@@ -172,14 +172,6 @@ def test_a_recipe(refused, marker, tmp_path):
     refused("experiment", "recipe.yaml", "--out", "out", says="recipe.yaml: no YAML: could not determine a constructor")
 
 
-def test_what_an_older_version_saved_still_loads(stopped):
-    assert without_digests(stopped.path) == 3  # of the tokenizer and two checkpoints
-    assert resume(stopped.path)["finished"]
-    assert without_digests(stopped.path) == 3  # of new checkpoints and the model
-    assert stopped.load_model().num_parameters() == stopped.read()["result"]["parameters"]
-    assert stopped.load_tokenizer().eos_token_id == 256
-
-
 @pytest.mark.parametrize("lost", some(["optimizer.pt", "model.safetensors", "trainer_state.json"], 1))
 def test_an_incomplete_newest_checkpoint_is_passed_over(stopped, lost):
     (stopped.checkpoints / "checkpoint-5" / lost).unlink()

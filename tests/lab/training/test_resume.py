@@ -138,5 +138,3 @@ def test_other_processes_than_began_are_refused(stopped):
     with pytest.raises(ValueError, match="processes: got 1, expected 2"):
         resume(stopped.path)
     assert contents(stopped.path) == before
-    stopped.write({name: value for name, value in record.items() if name != "processes"})  # of an earlier version
-    assert resume(stopped.path)["finished"]
