@@ -46,9 +46,8 @@ def experiment(
     if dry_run:
         console.print(states_table(planned.title, states(planned, out, only or ())))
         return
-    again = ["rfa", "experiment", str(recipe), "--out", str(out)]
-    again += [*(["--data", data] if data is not None else []), *(["--only", *only] if only else [])]
-    again += [*(["--other-version"] if other_version else [])]
+    again = ["rfa", "experiment", str(recipe), "--out", str(out), *(["--data", data] if data is not None else [])]
+    again += [*(["--only", *only] if only else []), *["--other-version"] * other_version]
     hint = f"go on with: {shlex.join(again)}"
     with _all_faults(), stoppable(hint), interruptible(hint), progress_bars() as bar:
         outcome = run_recipe(

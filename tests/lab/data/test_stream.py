@@ -1,12 +1,8 @@
 """Token streams against the ids of whole texts, blocks of them, and corpora that are prepared."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
-from cover import slow
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,27 +31,6 @@ def test_text_without_spaces_has_the_ids_of_the_whole(tmp_path, monkeypatch, tex
     tokenizer = load_tokenizer("bpe:300", [text_document("t", f"{text} {text}")], tmp_path)
     ids = token_stream([text_document("d", 40 * text), text_document("e", "")], tokenizer, tmp_path)
     np.testing.assert_array_equal(ids, [*tokenizer.encode(40 * text), *2 * [tokenizer.eos_token_id]])
-
-
-@slow
-def test_memory_does_not_grow_with_a_text_without_spaces(tmp_path):
-    """2 MB of it; as one word they take some 300 MB, and 30 MB gigabytes."""
-    program = """
-import resource, sys
-from rfa_lab.data import Document, load_tokenizer, stream, text_document, token_stream
-stream.BATCH_BYTES = 1 << 18
-for name, text in (("bytes", b"xy"), ("bpe:300", b"x1")):
-    document = Document("d", 1 << 21, lambda: (text * (1 << 15) for _ in range(1 << 5)))
-    tokenizer = load_tokenizer(name, [text_document("t", "x1 x1 x1")], sys.argv[1])
-    token_stream([text_document("w", "some words")], tokenizer, sys.argv[1])
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    token_stream([document], tokenizer, sys.argv[1])
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (1 if sys.platform == "darwin" else 1024))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert max(map(int, done.stdout.split())) < 150 * 2**20  # a batch takes some 50 MB
 
 
 def test_a_tokenizer_set_to_truncate_loses_nothing(tmp_path):

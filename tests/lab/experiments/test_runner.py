@@ -2,13 +2,11 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cover import slow
 from training.runs import MODEL, command, contents, ctrl_c, messages, once
 
 from rfa.progress import Stage
@@ -280,17 +278,3 @@ def test_one_failure_does_not_stop_the_others(tmp_path, out, evaluated, monkeypa
     monkeypatch.delenv("RFA_DEBUG")
     monkeypatch.setattr(making, "train", whole)
     assert command(monkeypatch, capsys, "experiment", path, "--out", out)[0] == 0
-
-
-@slow
-def test_two_processes_make_what_one_makes(tmp_path, out):
-    """At once, on one folder: each run is made once, and is that of one process."""
-    path = write_recipe(tmp_path, runs=[{"presets": ["b1-rope", "m2-sc-rfa"], "seeds": [0, 1]}])
-    arguments = [sys.executable, "-m", "rfa_lab", "experiment", path, "--out"]
-    both = [subprocess.Popen([*arguments, out], stdout=subprocess.DEVNULL) for _ in range(2)]
-    assert [each.wait() for each in both] == [0, 0]
-    assert len(run_recipe(load_recipe(path), tmp_path / "alone").done) == 4
-    found, alone = (read_record(folder)[0] for folder in (out, tmp_path / "alone"))
-    assert len(found.settings) == 4
-    for measure in ("loss blocks", "loss matched"):
-        assert found.values(measure).equals(alone.values(measure))
