@@ -6,28 +6,31 @@ TORCH  := torch==2.13.0
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+KERNELS := $(VENV)/.compiled
 OLDEST := .venv-oldest
 
 # Bytecode is kept beside the modules: each of the tests' processes would compile hundreds of them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup wheel demo gpu test test-all test-oldest lint typecheck clean
+.PHONY: help setup wheel demo gpu test test-all test-oldest lint typecheck checks clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP)  ## make .venv with everything that the other targets need (once; again when pyproject.toml changes)
+setup: $(STAMP) $(KERNELS)  ## make .venv with everything that the other targets need (once; again when pyproject.toml changes)
 
-# torch comes first and alone: the build that pip's configuration offers (CPU, CUDA) stays when the rest is installed.
+# PyTorch is the build that pip's configuration offers (CPU, CUDA).
 # Python compiles a module when it is first imported; to compile all of them takes longer than to install them.
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "setup: $(PYTHON) is missing or older than 3.11; choose another: make setup PYTHON=..." >&2; exit 1; }
 	@echo "setup: installing $(TORCH) and the package into $(VENV) with $$($(PYTHON) --version); a few minutes, once"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --no-compile $(TORCH)
-	@$(BIN)/python -m pip install -qq --no-compile --editable '.[dev]'
+	@$(BIN)/python -m pip install -qq --no-compile $(TORCH) --editable '.[dev]'
+	@touch $@
+
+$(KERNELS): $(STAMP) $(wildcard src/rfa/ops/cpu/kernels/*)
 	@$(BIN)/rfa doctor >/dev/null  # compiles the kernels, for which the first test or run would wait
 	@touch $@
 
@@ -41,10 +44,10 @@ demo: setup  ## train four small models, print perplexity over context length, d
 gpu: setup  ## on a machine with a GPU: values, speed and training steps, nine and a half minutes (LIMIT, TINY)
 	@$(BIN)/python benchmarks/gpu.py $(if $(LIMIT),--limit $(LIMIT)) $(if $(TINY),--tiny)
 
-test: lint typecheck  ## lint, typecheck, then the tests of every change: four minutes of processor time
+test: checks  ## lint, typecheck, then the tests of every change: four minutes of processor time
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-all: lint typecheck  ## the same with every test and every combination of options, as a release runs it
+test-all: checks  ## the same with every test and every combination of options, as a release runs it
 	@RFA_TESTS=all $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # One thread: what darts loads has an OpenMP of its own, and two of them wait for each other.
@@ -57,11 +60,14 @@ test-oldest:  ## the tests with the oldest versions of packaging/oldest.txt, in 
 	@OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest tests/rfa tests/lab tests/test_cli.py tests/test_import.py \
 		--ignore tests/rfa/ops/triton --ignore tests/lab/test_bench.py
 
-lint: setup  ## ruff: rules and format
+checks: $(STAMP)  # types are checked on one core while the other compiles the kernels
+	@$(MAKE) --no-print-directory -j2 $(KERNELS) typecheck lint
+
+lint: $(STAMP)  ## ruff: rules and format
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-typecheck: setup  ## mypy on src/
+typecheck: $(STAMP)  ## mypy on src/
 	@$(BIN)/mypy
 
 clean:  ## remove caches and built files; runs, results and .venv stay

@@ -241,7 +241,7 @@ class SetFit(ParameterSearch):
         return found.values, readings
 
     def predictions(self, values: Any, readings: Readings) -> Predicted:
-        """Of each row."""
+        """The mean and the covariance of each row."""
         problem = ReadingsTable.of(self.model, readings).problem(values)
         return predict(problem, self.scale, FILTERS[self.filter_name], self.size)
 
@@ -283,7 +283,7 @@ class Draw:
         return cls(times, values, given, held)
 
     def readings(self, model: StructuralModel) -> Readings:
-        """Of one sensor, or of x and y in turns."""
+        """The readings of one sensor, or of x and y in turns."""
         size, info = self.values.shape[1], ReadingInfo()
         if size == 2:
             observation = np.tile(np.eye(4)[[0, 2]], (len(self.times), 1))
@@ -294,7 +294,7 @@ class Draw:
 
 
 def score(draw: Draw, found: Predicted) -> dict[str, float]:
-    """Of the rows held out: mean distance, log density by N and with tails, and the share within the 90 % region."""
+    """Scores of rows held out: mean distance, log density by N and with tails, and the share in the 90 % region."""
     held, m = draw.held, draw.values.shape[1]
     distance = found.distance(draw.values)[held]
     logarithm = np.linalg.slogdet(found.variance[held])[1]
@@ -352,7 +352,7 @@ def to_best(error: pd.DataFrame) -> pd.DataFrame:
 
 
 def tables(lines: list[dict]) -> dict[str, pd.DataFrame]:
-    """Of each filter, of `rfa` beside each other one by Wilcoxon's signed-rank test over sets, and all errors."""
+    """Tables of each filter, of `rfa` beside each other by Wilcoxon's signed-rank test over sets, and all errors."""
     found = means(lines)
     error, tails, coverage = found["error"], found["tails"], found["coverage"]
     ratio = to_best(error)

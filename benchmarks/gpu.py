@@ -376,7 +376,7 @@ def side_by_side(stages: list[list[str]], tiny: bool, end: float) -> list[tuple[
 
 
 def arguments(stage: list[str], tiny: bool) -> list[str]:
-    """Of Python, for a stage."""
+    """The arguments of Python for a stage."""
     if stage != ["tests"]:
         return [__file__, "--stage", *stage]
     few = ["-k", "repeatable"] if tiny else ["-n", "12"]

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
 from rfa.dynamics import decay_kernel, partitioned_frequencies, rope_frequencies, rotation, spectral_decay
-from rfa_lab.style import COLOURS, COLUMN, PAGE, save, shades, styled
+from rfa.forecasting.figure import COLOURS, COLUMN, PAGE, save, styled
+from rfa_lab.report.figures import shades
 
 _TO_FRAME, _FROM_FRAME, _FRAME = COLOURS[0], COLOURS[3], COLOURS[2]
 

@@ -155,48 +155,39 @@ def test_a_file_may_stand_after_the_columns_of_the_time(rfa, tmp_path):
 DATES = [(f"2024-01-{1 + k // 24:02} {k % 24:02}:00", a, b) for k, a, b in GOOD]
 
 
-@pytest.mark.parametrize(
-    ("rows", "changes", "says"),
-    [
-        ([(0, 1, 2), (0, 2, 2)], {}, "--duplicates mean, first or last"),
-        (GOOD[:3], {}, "values: got \"3 readings in 'a'\", expected at least 4"),
-        ([(k, k % 3, 1) for k in range(9)], {"--positive": []}, "positive: got \"0 in row 2 of 'a'\", expected values"),
-        ([(k, 1 - k % 3, 1) for k in range(9)], {"--counts": []}, "counts: got \"-1 in row 4 of 'a'\", expected value"),
-        ([(k, k, 1 if k < 3 else "") for k in range(9)], {"--values": ["a", "b"]}, "in 'b'\", expected at least 4; --"),
-        (GOOD, {"--horizon": ["1e300"]}, "horizon: got '1e300, 1e+300 steps of 1', expected at most 100000; --step"),
-        (GOOD, {"--components": ["level", "level"]}, "components: got 'level level', expected each component once"),
-        (GOOD, {"--date-format": ["DD.MM.YYYY"]}, "date-format: got 'DD.MM.YYYY', expected a format of dates"),
-        (GOOD, {"--horizon": ["0.5"]}, "horizon: got '0.5', expected at least one step, 1"),
-        (GOOD, {"--step": ["1e-9"]}, "expected at most 100000"),
-        (DATES, {"--horizon": ["5h"], "--components": ["season:7D"]}, "at most the span of the series, 39 h"),
-        (GOOD, {"--components": ["season:40"]}, "components: got 'season:40'"),
-        (GOOD, {"--components": ["level", "trend"]}, "model: got"),
-        (GOOD, {"--out": ["mine"]}, "out: mine has other files, thesis.tex"),
-        (GOOD, {"--out": ["x.csv"]}, "out: x.csv is a file"),
-        (GOOD, {"--angle": ["360"], "--values": ["a", "b"], "--counts": []}, "angle: got '--angle with --positive or"),
-        ([(k, 100 * k, 1) for k in range(9)], {"--angle": ["360"]}, "angle: got \"0 to 800 in 'a'\", expected values"),
-        (GOOD, {"--angle": ["0"]}, "angle: got 0.0, expected a whole turn, such as 360"),
-    ],
-)
-def test_each_fault_is_one_line_and_nothing_is_written(rfa, write, tmp_path, rows, changes, says):
-    write(rows)
+FAULTS = [
+    ([(0, 1, 2), (0, 2, 2)], {}, "--duplicates mean, first or last"),
+    (GOOD[:3], {}, "values: got \"3 readings in 'a'\", expected at least 4"),
+    ([(k, k, 1 if k < 3 else "") for k in range(9)], {"--values": ["a", "b"]}, "in 'b'\", expected at least 4; --"),
+    (GOOD, {"--horizon": ["1e300"]}, "horizon: got '1e300, 1e+300 steps of 1', expected at most 100000; --step"),
+    (GOOD, {"--components": ["level", "level"]}, "components: got 'level level', expected each component once"),
+    (DATES, {"--horizon": ["5h"], "--components": ["season:7D"]}, "at most the span of the series, 39 h"),
+    (GOOD, {"--components": ["level", "trend"]}, "model: got"),
+    (GOOD, {"--out": ["mine"]}, "out: mine has other files, thesis.tex"),
+    (GOOD, {"--out": ["x.csv"]}, "out: x.csv is a file"),
+    (GOOD, {"--angle": ["360"], "--values": ["a", "b"], "--counts": []}, "angle: got '--angle with --positive or"),
+    ([(k, 100 * k, 1) for k in range(9)], {"--angle": ["360"]}, "angle: got \"0 to 800 in 'a'\", expected values"),
+]
+
+
+def test_each_fault_is_one_line_and_nothing_is_written(rfa, write, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("precious")
-    options = {"--time": ["t"], "--values": ["a"], "--horizon": ["3"], "--out": ["o"], **changes}
-    before = contents(tmp_path)
-    arguments = [word for name, given in options.items() for word in (name, *given)]
-    status, out, err = rfa("forecast", "x.csv", *arguments)
-    assert (status, out, len(messages(err))) == (2, "", 1), err
-    assert says in err
-    assert contents(tmp_path) == before
+    for rows, changes, says in FAULTS:
+        write(rows)
+        options = {"--time": ["t"], "--values": ["a"], "--horizon": ["3"], "--out": ["o"], **changes}
+        before = contents(tmp_path)
+        arguments = [word for name, given in options.items() for word in (name, *given)]
+        status, out, err = rfa("forecast", "x.csv", *arguments)
+        assert (status, out, len(messages(err))) == (2, "", 1), err
+        assert says in err
+        assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    ("mean", "width", "shown"), [(10.0, 2.0, "10"), (1e9 + 12.25, 4.0, "1000000012.2"), (0.0, 1.0, "0")]
-)
-def test_a_band_on_a_high_level_is_shown(mean, width, shown):
+def test_a_band_on_a_high_level_is_shown():
     """A meter's total: its last digits are the forecast."""
-    assert f"{mean:.{_digits(mean, width)}g}" == shown
+    for mean, width, shown in ((10.0, 2.0, "10"), (1e9 + 12.25, 4.0, "1000000012.2"), (0.0, 1.0, "0")):
+        assert f"{mean:.{_digits(mean, width)}g}" == shown
 
 
 # Many series in one long file
@@ -242,21 +233,17 @@ def test_many_series(rfa, shops, tmp_path):
     assert rfa("forecast", shops, *PANEL, "--horizon", "1w", "--overwrite")[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_bad_arguments_of_many_series(rfa, shops, tmp_path):
+    for arguments, said in (
         (["--horizon", "0"], "h: got 0"),
         (["--horizon", "7", "--angle", "360"], "angle: got 360.0, expected nothing: it is not for many series"),
         (["--horizon", "7", "--id", "store"], "id: got 'store', expected one of the columns 'shop', 'day', 'sold'"),
         (["--horizon", "7", "--time", "shop"], "time: got 'b', expected a date such as 2024-03-31"),
         (["--horizon", "7", "--values", "day"], "values: got '2024-01-01', expected a number"),
         (["--horizon", "7", "--values", "sold", "day"], "values: got ['sold', 'day'], expected one column with --id"),
-        (["--horizon", "7", "--encoding", "utf-99"], "file: "),
-    ],
-)
-def test_bad_arguments_of_many_series(rfa, shops, tmp_path, arguments, said):
-    kept = {name: value for name, value in zip(PANEL[::2], PANEL[1::2], strict=True) if name not in arguments}
-    status, _, err = rfa("forecast", shops, *(x for pair in kept.items() for x in pair), *arguments)
-    assert (status, len(messages(err))) == (2, 1)
-    assert said in messages(err)[0]
-    assert not (tmp_path / "o" / "forecast.csv").exists()
+    ):
+        kept = {name: value for name, value in zip(PANEL[::2], PANEL[1::2], strict=True) if name not in arguments}
+        status, _, err = rfa("forecast", shops, *(x for pair in kept.items() for x in pair), *arguments)
+        assert (status, len(messages(err))) == (2, 1)
+        assert said in messages(err)[0]
+        assert not (tmp_path / "o" / "forecast.csv").exists()

@@ -37,13 +37,11 @@ def test_a_page_is_that_of_its_notebook(run, name):
     assert figures == {path.name for path in folder.iterdir()} == {*re.findall(rf"\(({name}-\d+\.png)\)", page)}
 
 
-@pytest.mark.parametrize("name", notebooks.NAMES)
-def test_a_notebook_is_stored_without_what_it_prints(name):
-    content = json.loads((notebooks.NOTEBOOKS / f"{name}.ipynb").read_text("utf-8"))
-    assert len(content["cells"]) < 40
-    code = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
-    assert max(len(cell["source"]) for cell in code) <= 32
-    assert [cell for cell in code if cell["outputs"] or cell["execution_count"] is not None] == []
+def test_a_notebook_is_stored_without_what_it_prints():
+    for name in notebooks.NAMES:
+        content = json.loads((notebooks.NOTEBOOKS / f"{name}.ipynb").read_text("utf-8"))
+        code = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
+        assert [cell for cell in code if cell["outputs"] or cell["execution_count"] is not None] == [], name
 
 
 def test_a_cell_prints_its_last_value_as_jupyter_does():

@@ -2,7 +2,7 @@
 
 from rfa.checks import needs
 
-needs("transformers", "jinja2")
+needs("transformers")
 
 import html
 import json
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from huggingface_hub import EvalResult, ModelCardData
-from jinja2 import Environment
 from transformers import PreTrainedTokenizerFast
 
 from rfa.checks import require
@@ -23,19 +22,16 @@ from rfa.models.saved_files import quiet_transformers
 from rfa_lab.training import RunFolder
 
 _TEST_SPLIT = " (test split)"  # ends the name of a text that is a run's own test split
-_SAME = ("preset", "seed", "train_length", "parameters")  # of a run and of an evaluation that is its own
+_SAME_RUN = ("preset", "seed", "train_length", "parameters")  # of a run and of an evaluation that is its own
 _MARKUP = re.compile(r"[\\`*\[\]!|~#]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.", re.IGNORECASE)  # the last two begin links
-_CARD = """---
-{{ card_data }}
----
-# {{ title }}
+_CARD = """# {title}
 
 A language model whose attention is a robust filter. `rfa export` wrote this card from the run's own record and results.
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer  # after: pip install robust-filter-attention
 
-folder = {{ literal }}  # this folder, or its name on the Hub
+folder = {literal}  # this folder, or its name on the Hub
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained(folder)
 ```
@@ -44,22 +40,16 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 
 | | |
 | --- | --- |
-{% for name, value in facts.items() %}
-| {{ name }} | {{ value }} |
-{% endfor %}
+{facts}
 
-{% if rows %}
-| text | protocol | context length | scored tokens | loss (nats) | perplexity |
-| --- | --- | ---: | ---: | ---: | ---: |
-{% for row in rows %}
-| {{ row | join(" | ") }} |
-{% endfor %}
-{% else %}
-Not evaluated: `rfa evaluate RUN --json FILE` measures it, and `rfa export --results FILE` shows it.
-{% endif %}
+{results}
 
 The licence of the weights and of the text, and the language, are not in the run's record: add them.
 """
+_RESULTS = """| text | protocol | context length | scored tokens | loss (nats) | perplexity |
+| --- | --- | ---: | ---: | ---: | ---: |
+"""
+_NO_RESULTS = "Not evaluated: `rfa evaluate RUN --json FILE` measures it, and `rfa export --results FILE` shows it."
 
 
 def export_run(
@@ -130,7 +120,7 @@ def _evaluations(file: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
         raise ValueError(
             f"results: {file} cannot be read ({error}), expected what `rfa evaluate --json` wrote"
         ) from error
-    for name in _SAME:
+    for name in _SAME_RUN:
         same = given.get(name) == about[name]
         require(same, "results", f"{file} of {name} {given.get(name)!r}", f"{about[name]!r}, the run's")
     return rows
@@ -138,31 +128,24 @@ def _evaluations(file: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
 
 def model_card(name: str, record: dict[str, Any], weights: str, parameters: int, rows: Sequence[dict[str, Any]]) -> str:
     """The text of README.md. Each number in it is from the run's record or from a result."""
-    spec, config, environment, made = (
-        record["spec"],
-        record["config"],
-        record["environment"],
-        record.get("result") or {},
-    )
-    perplexity = made.get("valid_perplexity")
+    spec, config, environment = record["spec"], record["config"], record["environment"]
+    result = record.get("result") or {}
+    sizes = ("num_hidden_layers", "num_attention_heads", "hidden_size")
     facts = {
         "model": f"{spec['preset']} ({describe(spec['preset'])})",
-        "fields that differ from the preset": ", ".join(f"{field} = {value}" for field, value in spec["model"].items())
-        or "none",
+        "fields that differ from the preset": ", ".join(f"{key} = {value}" for key, value in spec["model"].items()),
         "parameters": f"{parameters:,}",
-        "layers, heads, hidden size": ", ".join(
-            str(config[name]) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
-        ),
+        "layers, heads, hidden size": ", ".join(str(config[size]) for size in sizes),
         "tokenizer": f"{spec['tokenizer'].partition(':')[0]}, {config['vocab_size']} tokens",
         "training length": f"{spec['length']} tokens",
         "text": f"{Path(record['data']['corpus']).name}, split by {record['data'].get('split', spec['split_by'])}",
         "fingerprint of the text": record["data"]["fingerprint"],
         "run": "finished" if record["finished"] else f"not finished: the weights are those of {weights}",
         "optimiser steps": f"{record['steps']:,}",
-        "tokens seen": made.get("tokens"),
+        "tokens seen": result.get("tokens"),
         "peak learning rate, seed": f"{spec['learning_rate']:g}, {spec['seed']}",
         "precision": "bfloat16 autocast" if spec["bf16"] else "float32",
-        "validation perplexity": None if perplexity is None else f"{perplexity:.2f}",
+        "validation perplexity": f"{result['valid_perplexity']:.2f}" if result else None,
         "machine": f"{environment.get('device')}; {environment.get('machine')}",
         **{key: environment.get(key) for key in ("rfa", "commit", "python", "torch", "transformers", "tokenizers")},
     }
@@ -181,22 +164,12 @@ def model_card(name: str, record: dict[str, Any], weights: str, parameters: int,
     named: dict[str, Any] = {"model_name": _on_one_line(name), "eval_results": results} if results else {}
     tags = ["rfa", "robust-filter-attention", spec["preset"]]
     data = ModelCardData(library_name="transformers", pipeline_tag="text-generation", tags=tags, **named)
-    cells = [
-        (
-            _markdown_text(row["text"]),
-            _markdown_text(row["protocol"]),
-            row["length"],
-            row["targets"],
-            f"{row['loss']:.4f}",
-            f"{row['perplexity']:.2f}",
-        )
-        for row in rows
-    ]
-    told = {key: _markdown_text(value) for key, value in facts.items() if value is not None}
-    written = Environment(trim_blocks=True, lstrip_blocks=True).from_string(_CARD)
-    return written.render(
-        card_data=data.to_yaml(), literal=repr(name), title=_markdown_text(name), facts=told, rows=cells
-    )
+    digits = {"text": "", "protocol": "", "length": "", "targets": "", "loss": ".4f", "perplexity": ".2f"}
+    told = "\n".join(f"| {key} | {_markdown_text(value)} |" for key, value in facts.items() if value)
+    cells = ([_markdown_text(format(row[key], form)) for key, form in digits.items()] for row in rows)
+    table = _RESULTS + "\n".join(f"| {' | '.join(row)} |" for row in cells) if rows else _NO_RESULTS
+    body = _CARD.format(title=_markdown_text(name), literal=repr(name), facts=told, results=table)
+    return f"---\n{data.to_yaml()}\n---\n{body}"
 
 
 def _on_one_line(value: object) -> str:

@@ -11,7 +11,6 @@
 | --- | --- | --- |
 | `loss P`, `stderr P`, `targets P` | context length | mean loss in nats by protocol P, its error, scored tokens |
 | `loss P of BOOK`, `targets P of BOOK` | context length | the same of one document, the sum of losses |
-| `position`, `position stderr` | position in the window, from 1 | mean loss in nats |
 | `validation` | tokens seen | validation loss in nats |
 | `PARAMETER layer L head H` | training step | the value of a parameter of a head |
 | `maps kept`, `maps mean_lag`, `maps beyond_training` | head | of the last layer's attention |
@@ -23,7 +22,7 @@ needs("pandas", "pyarrow")
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +38,10 @@ _NAMES = ("run", "label", "preset", "measure", "settings")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+ -]{0,249}")  # it becomes part of file names and of tables
 PROTOCOLS = ("blocks", "matched", "strided")
 PLANNED = "recipe.json"  # of a recipe's folder: its name, title, and the names of all runs
+_MAX_STEPS = 16  # at most so many steps of each head's parameters
+# Of a model's configuration:
+_NOT_STORED = {"transformers_version", "rfa_version", "architectures", "dtype", "chunk_size_feed_forward"}
+_NOT_STORED |= {"id2label", "label2id"}
 
 
 class Record(NamedTuple):
@@ -83,6 +86,51 @@ class Record(NamedTuple):
         """The protocols by which any run was evaluated."""
         measures = set(self.rows["measure"].unique())
         return [name for name in PROTOCOLS if f"loss {name}" in measures]
+
+
+def run_settings(
+    recipe: str, spec: Any, record: Mapping[str, Any], asked: Mapping[str, Any], evaluated: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The settings of a finished run: from its specification, its run.json, and the evaluation that was asked for."""
+    result = record["result"]
+    names = ("valid_perplexity", "tokens", "tokens_per_second", "parameters")
+    return {
+        "recipe": recipe,
+        "train_length": spec.length,
+        "learning_rate": spec.learning_rate,
+        "spec": spec.to_dict(),
+        "evaluation": dict(asked),
+        "training": {name: result[name] for name in names} | {"steps": record["steps"]},
+        "config": {name: value for name, value in record["config"].items() if name not in _NOT_STORED},
+        "environment": record["environment"],
+        "resumed": record.get("resumed", []),
+        "data": {**record["data"], "corpus": Path(record["data"]["corpus"]).name},
+        "fingerprint": evaluated["fingerprint"],
+    }
+
+
+def measurements(
+    evaluated: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[Any, float | None]]:
+    """All that `full_evaluation` and `metrics.jsonl` say of a run, by measure and x."""
+    found: dict[str, dict[Any, float | None]] = {}
+    for protocol, of in evaluated["evaluations"].items():
+        for name in ("loss", "stderr", "targets"):
+            found[f"{name} {protocol}"] = {row["length"]: row[name] for row in of["rows"]}
+        for book, sums in of["books"].items():
+            found[f"loss {protocol} of {book}"] = {int(length): loss for length, (loss, _) in sums.items()}
+            found[f"targets {protocol} of {book}"] = {int(length): count for length, (_, count) in sums.items()}
+    found["validation"] = {line["tokens"]: line["valid_loss"] for line in lines if "valid_loss" in line}
+    logged = [line for line in lines if line.get("dynamics")]
+    for index in np.unique(np.linspace(0, len(logged) - 1, _MAX_STEPS).round().astype(int)) if logged else ():
+        line = logged[index]
+        for layer, parameters in line["dynamics"].items():
+            for name, heads in parameters.items():
+                for head, value in enumerate(heads):
+                    found.setdefault(f"{name} layer {layer} head {head}", {})[line["step"]] = value
+    for name in ("kept", "mean_lag", "beyond_training") if evaluated["attention_summary"] else ():
+        found[f"maps {name}"] = {k: head[name] for k, head in enumerate(evaluated["attention_summary"]["heads"])}
+    return found
 
 
 def run_rows(

@@ -27,7 +27,7 @@ def doctor() -> None:
         "devices": ", ".join(devices),
         "backends": ", ".join(available_backends()),
         "kernels": _kernels(),
-        "certified windows": _certified(),
+        "certified windows": _certified_windows(),
         "cache": cache_folder(),
     }
     for name, value in found.items():
@@ -46,7 +46,7 @@ def doctor() -> None:
     console.print(presets)
 
 
-def _certified() -> str:
+def _certified_windows() -> str:
     """What certified="auto" does on this machine, in words."""
     import torch
 

@@ -13,63 +13,59 @@ from rich.text import Text
 from rfa.cli.app import errors
 from rfa.progress import Stage
 
-_STAGES = {
-    "text": "reading text",
-    "by_position": "by position",
-}
+
+def _table(title: str, rows: Sequence[Mapping[str, str]], left: Sequence[str] = ()) -> Table:
+    """A table of texts. Its columns are the keys of the rows, aligned to the right but for those named in `left`."""
+    table = Table(title=Text(title))
+    for column in rows[0] if rows else ():
+        table.add_column(column, justify="left" if column in left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row.values()))
+    return table
 
 
 def evaluation_table(result: Mapping[str, Any]) -> Table:
     """A table of the rows of `rfa_lab.evaluation.evaluate`."""
-    protocol = result["rows"][0]["protocol"]
     unfinished = "" if result["finished"] else f", not finished: {result['weights']}"
-    of = f"{result['preset']} ({result['run']}{unfinished})"
-    table = Table(title=Text(f"{of} on {result['data']}, protocol {protocol}"))
-    for column in ("length", "targets", "loss (nats)", "standard error", "perplexity"):
-        table.add_column(column, justify="right")
-    for row in result["rows"]:
-        stderr = "" if row["stderr"] is None else f"{row['stderr']:.4f}"
-        table.add_row(
-            str(row["length"]), f"{row['targets']:,}", f"{row['loss']:.4f}", stderr, f"{row['perplexity']:.2f}"
-        )
-    return table
+    rows = [
+        {
+            "length": str(row["length"]),
+            "targets": f"{row['targets']:,}",
+            "loss (nats)": f"{row['loss']:.4f}",
+            "standard error": "" if row["stderr"] is None else f"{row['stderr']:.4f}",
+            "perplexity": f"{row['perplexity']:.2f}",
+        }
+        for row in result["rows"]
+    ]
+    protocol = result["rows"][0]["protocol"]
+    return _table(f"{result['preset']} ({result['run']}{unfinished}) on {result['data']}, protocol {protocol}", rows)
 
 
 def comparison_table(results: pd.DataFrame) -> Table:
     """A table of the demo: perplexity by model and context length, with parameters and training speed."""
-    table = Table(title=f"test perplexity by context length (trained on {results.columns[1]} tokens)")
-    for column in results:
-        table.add_column(str(column), justify="left" if column == "model" else "right")
     digits = {"parameters": 0, "tokens/s": 0}
-    for row in results.to_dict("records"):
-        numbers = (
-            "?" if pd.isna(value) else f"{value:,.{digits.get(str(name), 2)}f}"  # no speed of a resumed run
-            for name, value in row.items()
-            if name != "model"
-        )
-        table.add_row(row["model"], *numbers)
-    return table
+    cells = pd.DataFrame({str(name): column for name, column in results.items()})
+    for name in cells.columns[1:]:  # no speed of a resumed run
+        cells[name] = ["?" if pd.isna(each) else f"{each:,.{digits.get(name, 2)}f}" for each in cells[name]]
+    title = f"test perplexity by context length (trained on {results.columns[1]} tokens)"
+    return _table(title, cells.to_dict("records"), ("model",))
 
 
 def states_table(title: str, states: Sequence[Any]) -> Table:
     """A table of the runs of a recipe (`rfa_lab.recipes.RunState`): progress, tokens, and the time left if known."""
-    table = Table(title=Text(title))
-    for column in ("run", "state", "tokens", "time left"):
-        table.add_column(column, justify="left" if column in ("run", "state") else "right", overflow="fold")
-    for state in states:
-        at = f" at step {state.step:,} of {state.steps or '?'}" if state.state == "half done" else ""
-        tokens = "?" if state.tokens is None else f"{state.tokens:,}"
-        table.add_row(Text(state.run.name), state.state + at, tokens, _duration(state.seconds))
-    known = [state.seconds for state in states if state.seconds is not None]
-    sized = [state.tokens for state in states if state.tokens is not None]
-    more = " and more" if len(sized) < len(states) else ""
-    size = f"{sum(sized):,}{more} tokens" if sized else "tokens not known yet"
-    unknown = " and more" if len(known) < len(states) and any(known) else ""
-    done = sum(state.state == "done" for state in states)
-    table.caption = Text(
-        f"{done} of {len(states)} runs done; {size}"
-        + (f"; left to train: {_duration(sum(known))}{unknown}, evaluation apart" if any(known) else "")
-    )
+    rows = []
+    for each in states:
+        at = f" at step {each.step:,} of {each.steps or '?'}" if each.state == "half done" else ""
+        tokens = "?" if each.tokens is None else f"{each.tokens:,}"
+        left = _duration(each.seconds)
+        rows.append({"run": each.run.name, "state": each.state + at, "tokens": tokens, "time left": left})
+    table = _table(title, rows, ("run", "state"))
+    known = [each.seconds for each in states if each.seconds is not None]
+    sized = [each.tokens for each in states if each.tokens is not None]
+    size = f"{sum(sized):,}{' and more' * (len(sized) < len(states))} tokens" if sized else "tokens not known yet"
+    left = f"; left to train: {_duration(sum(known))}{' and more' * (len(known) < len(states))}, evaluation apart"
+    done = sum(each.state == "done" for each in states)
+    table.caption = Text(f"{done} of {len(states)} runs done; {size}{left if any(known) else ''}")
     return table
 
 
@@ -88,7 +84,7 @@ def metrics_words(metrics: Mapping[str, float]) -> str:
 
 def stage_words(stage: Stage) -> str:
     """A stage of a long call in words, with its run and the latest metrics if it has them."""
-    words = _STAGES.get(stage.name, stage.name) + metrics_words(stage.metrics or {})
+    words = ("reading text" if stage.name == "text" else stage.name) + metrics_words(stage.metrics or {})
     return f"{stage.run}: {words}" if stage.run else words
 
 

@@ -46,9 +46,8 @@ def experiment(
     if dry_run:
         console.print(states_table(planned.title, states(planned, out, only or ())))
         return
-    again = ["rfa", "experiment", str(recipe), "--out", str(out)]
-    again += [*(["--data", data] if data is not None else []), *(["--only", *only] if only else [])]
-    again += [*(["--other-version"] if other_version else [])]
+    again = ["rfa", "experiment", str(recipe), "--out", str(out), *(["--data", data] if data is not None else [])]
+    again += [*(["--only", *only] if only else []), *["--other-version"] * other_version]
     hint = f"go on with: {shlex.join(again)}"
     with _all_faults(), stoppable(hint), interruptible(hint), progress_bars() as bar:
         outcome = run_recipe(
@@ -57,15 +56,13 @@ def experiment(
             only=only or (),
             other_version=other_version,
             progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
-            failure=_failed,
+            failure=lambda name, reason: errors.print(one_line(f"rfa: {name} failed: {reason}")),
         )
-    made = out / "results"
-    say(f"{len(outcome.done)} runs done: {made}")
+    say(f"{len(outcome.done)} runs done: {out / 'results'}")
     for name in outcome.claimed:
         say(f"{name}: another process is making this run")
     if outcome.failed:
-        names = ", ".join(outcome.failed)
-        say(f"{len(outcome.failed)} runs failed: {names}")
+        say(f"{len(outcome.failed)} runs failed: {', '.join(outcome.failed)}")
         raise typer.Exit(1)
 
 
@@ -94,10 +91,6 @@ def report(
     say(f"page: {written.page}")
     if any(name.endswith(".parquet") for name in written.missing):
         raise typer.Exit(1)
-
-
-def _failed(name: str, reason: str) -> None:
-    errors.print(one_line(f"rfa: {name} failed: {reason}"))
 
 
 @contextmanager

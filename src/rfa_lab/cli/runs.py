@@ -24,7 +24,7 @@ from .console import (
 DataOption = Annotated[
     str,
     typer.Option(
-        help="Text: stdlib, code:python, gutenberg:novels, wikitext-103, babylm-2025, or a file or folder in UTF-8.",
+        help="Text: stdlib, code:python, wikitext-103, babylm-2025, or a file or folder in UTF-8.",
         metavar="D",
     ),
 ]
@@ -39,9 +39,10 @@ def demo(
 ) -> None:
     """Train RFA, RoPE, ALiBi and SC-RFA for a few minutes and compare them beyond the training length.
 
-    The figure has the models that are finished, also when the demo is stopped. `rfa report` reads the same folder.
+    The figure has the models that are finished, also when the demo is stopped. `rfa report` reads the same folder, and
+    `rfa generate` and `rfa evaluate` its runs, such as rfa-demo/runs/rfa-seed0.
     """
-    from rfa_lab.recipes.demo import run_demo
+    from rfa_lab.recipes import run_demo
 
     check_out(out)
     if resume and overwrite:
@@ -51,7 +52,7 @@ def demo(
             out,
             overwrite=overwrite,
             resume=resume,
-            progress=lambda stage, *far: bar(stage_words(stage), *far),
+            progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
         )
     console.print(comparison_table(results))
     say(f"results: {out / 'results'}\nfigure:  {out / 'figure.png'}")
@@ -112,8 +113,7 @@ def train(
             record = training.train(spec, out, overwrite=overwrite, **bars)
     if not speaks:
         return
-    result = record["result"]
-    speed = result["tokens_per_second"]  # None where nothing was measured, as in a run resumed after its last step
+    result, speed = record["result"], record["result"]["tokens_per_second"]  # None of a run with no step left
     say(
         f"{out}: validation perplexity {result['valid_perplexity']:.2f} after {record['steps']} steps, "
         f"{result['tokens']:,} tokens, {'?' if speed is None else f'{speed:,.0f}'} tokens/s"

@@ -5,8 +5,7 @@ from rfa.checks import needs
 needs("transformers")
 
 from .corpora import Corpus, is_path, load_corpus, load_documents
-from .documents import Document, check_text, fingerprint, text_document
-from .splits import check_split
+from .documents import Document, check_split, check_text, fingerprint, text_document
 from .stream import PreparedData, TokenBlocks, document_of_token, evenly_spaced, prepare, token_stream
 from .tokenization import check_tokenizer, load_tokenizer
 

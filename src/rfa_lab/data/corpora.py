@@ -9,22 +9,22 @@ from pathlib import Path
 
 from rfa.checks import require
 from rfa.files import OUTPUT
-from rfa.progress import Progress
 
-from .documents import Document, file_document, fingerprint
-from .gutenberg import LISTS, PREFIX, gutenberg_splits
-from .hub import HUB_DATASETS, hub_splits
-from .python_code import CODE, code_splits
-from .splits import SPLITS, Splits, by_author, by_file, by_position, check_split
+from .documents import (
+    SPLITS,
+    Document,
+    Splits,
+    by_author,
+    by_file,
+    by_position,
+    check_split,
+    file_document,
+)
+from .sources import CODE, HUB_DATASETS, code_splits, hub_splits
 
 SUFFIXES = (".txt", ".md", ".py", ".text", ".tokens", ".raw")
 LOCAL_CORPORA = "`stdlib` or the path of a file or folder of UTF-8 text"
-NAMED_CORPORA = (
-    "stdlib",
-    CODE,
-    *(PREFIX + name for name in LISTS),
-    *HUB_DATASETS,
-)  # these names win over a file or folder of the same name
+NAMED_CORPORA = ("stdlib", CODE, *HUB_DATASETS)  # these names win over a file or folder of the same name
 _NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 
 
@@ -47,46 +47,51 @@ class Corpus:
         require(split in self.splits, "split", split, f"one of {', '.join(self.splits)}")
         return self.splits[split]
 
-    def fingerprint(self, split: str) -> str:
-        """The sha256 of a split's raw bytes, document by document. Raises `ValueError` for another split."""
-        return fingerprint(self.documents(split))
-
 
 def is_path(spec: str) -> bool:
     """Whether a corpus is named by the path of a file or folder. A known name and empty text are no paths."""
-    return bool(spec) and spec not in NAMED_CORPORA and not spec.startswith(PREFIX)
+    return bool(spec) and spec not in NAMED_CORPORA
 
 
-def load_corpus(spec: str, split_by: str = "file", progress: Progress | None = None) -> Corpus:
+def load_corpus(spec: str, split_by: str = "file") -> Corpus:
     """Return the corpus that `spec` names.
 
     Args:
         spec: `stdlib` (the `.py` text of the running Python's standard library), `code:python` (its packages too, see
-            `rfa_lab.data.python_code`),
-            `gutenberg:novels` (see `rfa_lab.data.gutenberg`), `wikitext-103` or `babylm-2025` (from the Hugging
-            Face hub), a file, or a folder of UTF-8 text; reports and models in it are left out. A folder that holds
-            `train/`, `valid/` and `test/` is split so, a list of Project Gutenberg's books as the list says, code by
-            package; any other by `split_by`.
+            `code_splits`), `wikitext-103` or `babylm-2025` (from the Hugging Face hub), a file, or a folder of UTF-8
+            text; reports and models in it are left out. A folder that holds `train/`, `valid/` and `test/` is split so,
+            code by package; any other by `split_by`.
         split_by: `file`: about 90/5/5 by the hash of each file's relative path; fewer than three files are
             cut 90/5/5 by position, at ends of lines. `author`: by the part of the file name before the first
             `_`, whole authors to one split, by hash; `author:test=Name,Name;valid=Name` names the held-out
             authors.
-        progress: called with the books that are there and the books in all, while `gutenberg:LIST` is fetched.
 
     Returns:
         The corpus; its documents are read only when asked for.
 
     Raises:
-        ValueError: unknown corpus or split, no text there, an empty split, unknown author, no access to the hub or
-            to Project Gutenberg.
-        OSError: a folder that cannot be read, a cache that cannot be written.
+        ValueError: unknown corpus or split, no text there, an empty split, unknown author, no access to the hub.
+        OSError: a folder that cannot be read.
     """
-    splits, note = _split(spec, split_by, progress)
-    for split in SPLITS:
-        if not splits.get(split):
-            raise ValueError(
-                f"data: got {spec!r} with no text in split {split!r}, expected text in {', '.join(SPLITS)}"
-            )
+    check_split(split_by)
+    kind, _, assignment = split_by.partition(":")
+    given = spec in HUB_DATASETS or (is_path(spec) and (Path(spec) / "train").is_dir())
+    if kind == "author" and (given or spec in ("stdlib", CODE)):
+        raise ValueError(f"split_by: got {split_by!r} for {spec!r}, which has no authors to split by; expected file")
+    if spec in HUB_DATASETS:
+        splits, note = _hub_splits(spec)
+    elif spec == CODE:
+        splits, note = code_splits(), "by package"
+    elif given:
+        splits, note = _folder_splits(Path(spec)), "as the folder gives them"
+    elif kind == "author":
+        splits, note = by_author(_local_documents(spec), assignment), f"by author, {assignment or 'by hash'}"
+    elif len(documents := _local_documents(spec)) < len(SPLITS):
+        splits, note = by_position(documents), "by position, 90/5/5"
+    else:
+        splits, note = by_file(documents), "by file, by hash, 90/5/5"
+    empty = [split for split in SPLITS if not splits.get(split)]
+    require(not empty, "data", f"{spec} without text in {', '.join(empty)}", f"text in {', '.join(SPLITS)}")
     return Corpus(spec, splits, note)
 
 
@@ -103,42 +108,9 @@ def load_documents(spec: str) -> tuple[Document, ...]:
     if spec in HUB_DATASETS:
         splits = hub_splits(HUB_DATASETS[spec], LOCAL_CORPORA)
         return tuple(document for documents in splits.values() for document in documents)
-    if spec.startswith(PREFIX):
-        return _in_order(gutenberg_splits(spec))
     if spec == CODE:
-        return _in_order(code_splits())
+        return tuple(sorted((each for part in code_splits().values() for each in part), key=lambda each: each.name))
     return _local_documents(spec)
-
-
-def _in_order(splits: Splits) -> tuple[Document, ...]:
-    """Return the documents of all splits in the order of their names."""
-    return tuple(sorted((each for part in splits.values() for each in part), key=lambda document: document.name))
-
-
-def _split(spec: str, split_by: str, progress: Progress | None) -> tuple[Splits, str]:
-    """Return the splits, and how they were made."""
-    check_split(split_by)
-    kind, _, assignment = split_by.partition(":")
-    given = spec in HUB_DATASETS or (is_path(spec) and (Path(spec) / "train").is_dir())
-    if kind == "author" and (given or spec in ("stdlib", CODE)):
-        raise ValueError(f"split_by: got {split_by!r} for {spec!r}, which has no authors to split by; expected file")
-    if spec in HUB_DATASETS:
-        return _hub_splits(spec)
-    if spec == CODE:
-        return code_splits(), "by package"
-    if spec.startswith(PREFIX):
-        splits = gutenberg_splits(spec, progress)
-        if kind == "author":
-            return by_author(_in_order(splits), assignment), f"by author, {assignment or 'by hash'}"
-        return splits, "as the list gives them"
-    if given:
-        return _folder_splits(Path(spec)), "as the folder gives them"
-    documents = _local_documents(spec)
-    if kind == "author":
-        return by_author(documents, assignment), f"by author, {assignment or 'by hash'}"
-    if len(documents) < len(SPLITS):
-        return by_position(documents), "by position, 90/5/5"
-    return by_file(documents), "by file, by hash, 90/5/5"
 
 
 def _hub_splits(spec: str) -> tuple[Splits, str]:
@@ -153,11 +125,8 @@ def _hub_splits(spec: str) -> tuple[Splits, str]:
 def _folder_splits(folder: Path) -> Splits:
     """The documents of `train/`, `valid/` and `test/`; `ValueError` where one is missing or holds no text."""
     missing = [split for split in SPLITS if not (folder / split).is_dir()]
-    if missing:
-        raise ValueError(
-            f"data: got {str(folder)!r} with train/ but without {'/ and '.join(missing)}/, "
-            "expected all of train/, valid/, test/ or none"
-        )
+    expected = "all of train/, valid/, test/ or none"
+    require(not missing, "data", f"{folder} with train/ but without {'/ and '.join(missing)}/", expected)
     return {split: _local_documents(str(folder / split)) for split in SPLITS}
 
 

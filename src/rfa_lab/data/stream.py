@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,8 +22,7 @@ from rfa.files import cache_folder, cached_file
 from rfa.progress import Progress
 
 from .corpora import load_corpus
-from .documents import Document, fingerprint, text_fragments
-from .splits import SPLITS
+from .documents import SPLITS, Document, fingerprint, text_fragments
 from .tokenization import load_tokenizer
 
 BATCH_BYTES = 1 << 22  # size of the text that is tokenised at once; it may be larger by one fragment
@@ -65,13 +63,13 @@ def token_stream(
     report = progress or (lambda done, total: None)
 
     def write(file: BinaryIO) -> None:
-        ids = _encode(documents, backend, end, lambda done: report(done, total))
-        _write_npy(file, (np.asarray(part, dtype) for part in ids), dtype)
+        for ids in _encode(documents, backend, end, lambda done: report(done, total)):
+            file.write(np.asarray(ids, dtype).data)
 
     key = hashlib.sha256(f"{fingerprint(documents)} {end} {backend.to_str()}".encode())
-    path = cached_file(cache_folder(cache_dir) / "tokens" / f"{key.hexdigest()}.npy", write)
+    path = cached_file(cache_folder(cache_dir) / "tokens" / f"{key.hexdigest()}.{dtype.name}", write)
     report(total, total)
-    return np.load(path, mmap_mode="r")
+    return np.memmap(path, dtype, mode="r")
 
 
 def document_of_token(stream: np.ndarray, end: int) -> np.ndarray:
@@ -124,20 +122,6 @@ def _batches(work: Iterable[tuple[str, bool]]) -> Iterator[tuple[list[tuple[str,
             batch, size = [], 0
     if batch:
         yield batch, size
-
-
-def _write_npy(file: BinaryIO, parts: Iterator[np.ndarray], dtype: np.dtype) -> None:
-    """Write arrays one after the other as one array in NumPy's format. The length is known only at the end."""
-    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (0,)}
-    np.lib.format.write_array_header_1_0(file, header)
-    start = file.tell()
-    for part in parts:
-        file.write(part.data)
-    length = (file.tell() - start) // dtype.itemsize
-    file.seek(0)
-    np.lib.format.write_array_header_1_0(file, header | {"shape": (length,)})  # NumPy pads it to the same size
-    if file.tell() != start:
-        raise RuntimeError(f"NumPy's header of {file.tell()} bytes does not fit into {start}")
 
 
 class TokenBlocks(Dataset[dict[str, Tensor]]):
@@ -226,28 +210,25 @@ def prepare(
         splits: the splits to prepare, of `train`, `valid` and `test`.
         cache_dir: default as in `cache_folder`.
         progress: called with the bytes done so far and their total over all these splits. Before that it is called in
-            the same way for the training split, while a tokenizer is trained, and for the books of `gutenberg:LIST`.
+            the same way for the training split, while a tokenizer is trained.
 
     Raises:
         ValueError: for a corpus, tokenizer or split that is unknown, cannot be loaded or is not UTF-8 text.
         OSError: if the cache cannot be written.
     """
-    corpus = load_corpus(data, split_by, progress)
+    corpus = load_corpus(data, split_by)
     loaded = tokenizer
     if isinstance(loaded, str):
         loaded = load_tokenizer(loaded, corpus.documents("train"), cache_dir, progress)
     sizes = {split: sum(document.size for document in corpus.documents(split)) for split in splits}
-    total = sum(sizes.values())
-    before = 0
     streams: dict[str, np.memmap] = {}
     for split in splits:
-        part = partial(_report_part, progress, before, total) if progress else None
-        streams[split] = token_stream(corpus.documents(split), loaded, cache_dir, part)
-        before += sizes[split]
-    fingerprints = {split: corpus.fingerprint(split) for split in splits}
+        before = sum(sizes[other] for other in streams)
+
+        def report(done: int, _: int, before: int = before) -> None:
+            if progress is not None:
+                progress(before + done, sum(sizes.values()))
+
+        streams[split] = token_stream(corpus.documents(split), loaded, cache_dir, report)
+    fingerprints = {split: fingerprint(corpus.documents(split)) for split in splits}
     return PreparedData(corpus.name, corpus.split_note, fingerprints, loaded, streams)
-
-
-def _report_part(progress: Progress, before: int, total: int, done: int, _: int) -> None:
-    """Report the progress of one split as part of the whole."""
-    progress(before + done, total)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -16,7 +17,7 @@ from rfa.files import cache_folder, cached_file
 from rfa.progress import Progress
 
 from .documents import Document, fingerprint, text_fragments
-from .hub import hub_files
+from .sources import hub_files
 
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # 256 bytes and the end of text
@@ -116,19 +117,14 @@ def _train_tokenizer(
         raise ValueError(f"tokenizer: got bpe:{size} without text to train on, expected training documents")
     recipe = f"{fingerprint(documents)} {size} {TRAINING_BYTES}"
     path = cache / "tokenizers" / f"{hashlib.sha256(recipe.encode()).hexdigest()}.json"
-    cached_file(path, lambda file: file.write(_train(size, documents, progress).to_str().encode()))
-    return Tokenizer.from_file(str(path))
 
+    def train(file: BinaryIO) -> None:
+        alphabet, tokenizer = pre_tokenizers.ByteLevel.alphabet(), _byte_level(models.BPE())
+        trainer = trainers.BpeTrainer(vocab_size=size - 1, initial_alphabet=alphabet, show_progress=False)
+        tokenizer.train_from_iterator(_sample(documents, progress), trainer)  # the end of text comes last
+        file.write(tokenizer.to_str().encode())
 
-def _train(size: int, documents: Sequence[Document], progress: Progress | None) -> Tokenizer:
-    trainer = trainers.BpeTrainer(
-        vocab_size=size - 1,  # the end of text comes last
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer = _byte_level(models.BPE())
-    tokenizer.train_from_iterator(_sample(documents, progress), trainer)
-    return tokenizer
+    return Tokenizer.from_file(str(cached_file(path, train)))
 
 
 def _sample(documents: Sequence[Document], progress: Progress | None = None) -> Iterator[str]:

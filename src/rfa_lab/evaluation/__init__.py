@@ -2,13 +2,11 @@
 
 from .attention_maps import MAP_LENGTHS, attention_maps
 from .evaluate import evaluate, full_evaluation, generate
-from .perplexity import PROTOCOLS, LossByDocument, LossByPosition, Window, perplexities, windows
+from .perplexity import LossByDocument, Window, perplexities, windows
 
 __all__ = [
     "MAP_LENGTHS",
-    "PROTOCOLS",
     "LossByDocument",
-    "LossByPosition",
     "Window",
     "attention_maps",
     "evaluate",

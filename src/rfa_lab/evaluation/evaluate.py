@@ -2,10 +2,9 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -19,11 +18,10 @@ from rfa_lab.data import document_of_token, fingerprint, load_corpus, load_docum
 from rfa_lab.training import RunFolder, TrainingSpec
 
 from .attention_maps import MAP_LENGTHS, attention_maps, middle_window
-from .perplexity import LossByDocument, LossByPosition, check_protocol, perplexities, windows
+from .perplexity import LossByDocument, check_protocol, check_scored, check_windows, perplexities
 
 
-@dataclass(frozen=True)
-class EvaluationInput:
+class EvaluationInput(NamedTuple):
     """A run and a text, ready for evaluation: the names, the fingerprint and the token ids of its documents."""
 
     folder: RunFolder
@@ -34,11 +32,6 @@ class EvaluationInput:
     names: tuple[str, ...]
     fingerprint: str
     stream: np.ndarray
-
-    def check(self, protocol: str, lengths: Sequence[int], max_tokens: int | None = None) -> None:
-        """Raise `ValueError` if the protocol or a length does not fit the text."""
-        for length in lengths:
-            windows(protocol, len(self.stream[:max_tokens]), length, list(lengths))
 
     def model(self) -> RFAForCausalLM:
         """The run's model in evaluation mode, on the GPU if there is one."""
@@ -68,9 +61,6 @@ def load_evaluation_input(
     stream = token_stream(documents, tokenizer, None, data_progress)
     names = tuple(document.name for document in documents)
     return EvaluationInput(folder, record, spec, weights, tokenizer, names, content, stream)
-
-
-FACTORS = (1, 2, 4, 8)  # default context lengths, in training lengths
 
 
 def evaluate(
@@ -107,8 +97,8 @@ def evaluate(
         check_range("max_tokens", max_tokens, 2, sys.maxsize)
     inputs = load_evaluation_input(run, data, data_progress)
     spec, stream = inputs.spec, inputs.stream[:max_tokens]
-    lengths = sorted(set(lengths)) if lengths else [spec.length * factor for factor in FACTORS]
-    inputs.check(protocol, lengths, max_tokens)
+    lengths = sorted(set(lengths or [spec.length * factor for factor in (1, 2, 4, 8)]))
+    check_windows([protocol], len(stream), lengths)
     model, books = inputs.model(), inputs.by_document()
     return {
         "run": str(inputs.folder.path),
@@ -133,7 +123,6 @@ def full_evaluation(
     *,
     lengths: Sequence[int],
     protocols: Mapping[str, int | None],
-    by_position: bool = False,
     attention: Path | None = None,
     progress: StageProgress | None = None,
 ) -> dict[str, Any]:
@@ -143,68 +132,45 @@ def full_evaluation(
         folder: a run folder.
         lengths: context lengths in tokens.
         protocols: the number of tokens that each protocol scores, spread evenly over the text; None for all.
-        by_position: also compute the loss at each position of the longest length, under `blocks`.
         attention: file to which the maps of `attention_maps` are written (`.npz`), for a window of 8 training lengths;
             None for no maps.
-        progress: called with the stage ("text", a protocol or "by_position"), the amount done and the total.
+        progress: called with the stage ("text" or a protocol), the amount done and the total.
 
     Returns:
         A dictionary with
         - `evaluations`, by protocol: `rows` as from `perplexities`, and `books`: for each test document and length the
           summed loss and the number of scored targets, which add up to those of the row;
-        - `by_position`: the `loss` at each position, its `stderr` over windows, and the number of these;
-        - `attention`, the name of the file of maps, and `attention_summary`;
+        - `attention`, the name of the file of maps, and `attention_summary`, both None without maps;
         - `fingerprint` of the text, and `environment`.
-        An entry that was not asked for is None.
 
     Raises:
         ValueError: for a folder that is no run, a changed test split, or a length that does not fit the text.
     """
     lengths = sorted(set(lengths))
-    if not lengths:
-        raise ValueError("lengths: got none, expected at least one")
     for protocol, scored in protocols.items():
-        check_protocol(protocol)
-        if scored is not None and scored < lengths[-1]:
-            raise ValueError(f"{protocol}: got {scored} tokens to score, expected at least {lengths[-1]}, the longest")
+        check_scored(protocol, lengths, scored)
 
     def progress_of(stage: str) -> Progress | None:
         return partial(progress, Stage(stage)) if progress else None
 
     inputs = load_evaluation_input(folder, None, progress_of("text"))
-    spec, stream, longest = inputs.spec, inputs.stream, lengths[-1]
-    for protocol in protocols:
-        inputs.check(protocol, lengths)
-    window = None if attention is None else middle_window(len(stream), MAP_LENGTHS * spec.length)
+    stream, train_length = inputs.stream, inputs.spec.length
+    check_windows(protocols, len(stream), lengths)
+    window = None if attention is None else middle_window(len(stream), MAP_LENGTHS * train_length)
     model = inputs.model()
-
-    positions = LossByPosition(longest)
     evaluations = {}
     for protocol, scored in protocols.items():
         books = inputs.by_document()
-
-        def observe(length: int, tokens: Any, losses: Any, protocol: str = protocol, books: Any = books) -> None:
-            books(length, tokens, losses)
-            if protocol == "blocks" and by_position:
-                positions(length, tokens, losses)
-
-        given: dict[str, Any] = {"scored": scored, "observe": observe, "progress": progress_of(protocol)}
+        given: dict[str, Any] = {"scored": scored, "observe": books, "progress": progress_of(protocol)}
         rows = perplexities(model, stream, lengths, protocol, **given)
         evaluations[protocol] = {"rows": rows, "books": books.totals()}
-    if by_position and "blocks" not in protocols:
-        perplexities(model, stream, [longest], observe=positions, progress=progress_of("by_position"))
-
-    summary = by_positions = None
+    summary = None
     if attention is not None and window is not None:
-        maps, summary = attention_maps(model, stream[window], spec.length)
+        maps, summary = attention_maps(model, stream[window], train_length)
         summary["start"] = window.start
-        write_maps(attention, maps)
-    if by_position:
-        errors = {"windows": positions.windows, "stderr": positions.errors()}
-        by_positions = {"protocol": "blocks", "length": longest, "loss": positions.means(), **errors}
+        write_whole(attention, partial(_write_maps, maps))
     return {
         "evaluations": evaluations,
-        "by_position": by_positions,
         "attention": None if attention is None else attention.name,
         "attention_summary": summary,
         "fingerprint": inputs.fingerprint,
@@ -212,14 +178,9 @@ def full_evaluation(
     }
 
 
-def write_maps(path: Path, maps: Mapping[str, np.ndarray]) -> None:
-    """Write maps of attention as an `.npz` file, whole."""
-
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:  # NumPy would add a suffix to a name
-            np.savez_compressed(file, **dict[str, Any](maps))
-
-    write_whole(path, write)
+def _write_maps(maps: Mapping[str, np.ndarray], path: Path) -> None:
+    with path.open("wb") as file:  # NumPy would add a suffix to a name
+        np.savez_compressed(file, **dict[str, Any](maps))
 
 
 COLDEST = 1e-6  # logits divided by a smaller temperature could overflow in float32

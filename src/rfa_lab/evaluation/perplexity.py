@@ -1,4 +1,4 @@
-"""Perplexity of a model over context lengths by a named protocol, and its losses by document and by position.
+"""Perplexity of a model over context lengths by a named protocol, and its losses by document.
 
 A protocol says which tokens are scored, and with how much context, as a list of windows. `blocks` is the paper's
 (appendix F). `matched` and `strided` are additions of this library.
@@ -6,7 +6,8 @@ A protocol says which tokens are scored, and with how much context, as a list of
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +19,9 @@ from rfa.checks import require
 from rfa.models import RFAForCausalLM
 from rfa.progress import Progress
 from rfa_lab.data import evenly_spaced
+from rfa_lab.record import PROTOCOLS
 
 LOGITS_HELD = 2**25  # maximum number of logits in memory: 128 MB in float32
-Protocol = Literal["blocks", "matched", "strided"]
-PROTOCOLS: tuple[str, ...] = get_args(Protocol)
 
 
 class Window(NamedTuple):
@@ -35,6 +35,21 @@ class Window(NamedTuple):
 def check_protocol(protocol: str) -> None:
     """Raise `ValueError` for an unknown protocol."""
     require(protocol in PROTOCOLS, "protocol", protocol, f"one of {', '.join(PROTOCOLS)}")
+
+
+def check_scored(protocol: str, lengths: Sequence[int], scored: int | None) -> None:
+    """Raise `ValueError` for an unknown protocol, no lengths, or fewer scored tokens than the longest length."""
+    check_protocol(protocol)
+    require(bool(lengths), "lengths", list(lengths), "at least one")
+    longest = f"at least {max(lengths)}, the longest context length"
+    require(scored is None or scored >= max(lengths), f"scored ({protocol})", scored, longest)
+
+
+def check_windows(protocols: Iterable[str], tokens: int, lengths: Sequence[int]) -> None:
+    """Raise `ValueError` if a protocol or a length does not fit a stream of so many tokens."""
+    for protocol in protocols:
+        for length in lengths:
+            windows(protocol, tokens, length, list(lengths))
 
 
 def windows(protocol: str, tokens: int, length: int, lengths: list[int]) -> Iterator[Window]:
@@ -60,7 +75,9 @@ def windows(protocol: str, tokens: int, length: int, lengths: list[int]) -> Iter
     longest = max(lengths) if protocol == "matched" else length
     if tokens < longest:
         raise ValueError(f"lengths: got {longest} for a text of {tokens} tokens, expected at most {tokens}")
-    return {"blocks": _blocks, "matched": _matched, "strided": _strided}[protocol](tokens, length, lengths)
+    return {"blocks": _block_windows, "matched": _matched_windows, "strided": _strided_windows}[protocol](
+        tokens, length, lengths
+    )
 
 
 def spread(every: list[Window], tokens: int, segment: int, scored: int) -> list[Window]:
@@ -76,18 +93,18 @@ def spread(every: list[Window], tokens: int, segment: int, scored: int) -> list[
     return [window for window in every if (window.stop - 1) // segment in chosen]
 
 
-def _blocks(tokens: int, length: int, _: list[int]) -> Iterator[Window]:
+def _block_windows(tokens: int, length: int, _: list[int]) -> Iterator[Window]:
     for start in range(0, tokens - length + 1, length):
         yield Window(start, start + length, length - 1)
 
 
-def _matched(tokens: int, length: int, lengths: list[int]) -> Iterator[Window]:
+def _matched_windows(tokens: int, length: int, lengths: list[int]) -> Iterator[Window]:
     targets = max(1, min(lengths) // 2)
     for stop in range(max(lengths), tokens + 1, targets):
         yield Window(stop - length, stop, targets)
 
 
-def _strided(tokens: int, length: int, _: list[int]) -> Iterator[Window]:
+def _strided_windows(tokens: int, length: int, _: list[int]) -> Iterator[Window]:
     yield Window(0, length, length - 1)
     stride, scored = max(1, length // 2), length
     while scored < tokens:
@@ -119,29 +136,16 @@ def batches(
     stream: np.ndarray, chosen: Iterable[Window], tokens: int, device: torch.device
 ) -> Iterator[tuple[Int64[Tensor, "batch length"], int]]:
     """Batches of about `tokens` tokens: consecutive windows of one length and number of targets, and that number."""
-    group: list[Window] = []
-    for window in chosen:
-        differs = group and (window.targets, _length(window)) != (group[0].targets, _length(group[0]))
-        if group and (differs or (len(group) + 1) * _length(window) > tokens):
-            yield _stack(stream, group, device), group[0].targets
-            group = []
-        group.append(window)
-    if group:
-        yield _stack(stream, group, device), group[0].targets
+    for (targets, length), group in groupby(chosen, lambda window: (window.targets, window.stop - window.start)):
+        same, size = list(group), max(1, tokens // length)
+        for first in range(0, len(same), size):
+            rows = [stream[window.start : window.stop] for window in same[first : first + size]]
+            yield torch.from_numpy(np.stack(rows).astype(np.int64)).to(device), targets
 
 
 def batch_tokens(device: torch.device) -> int:
     """Number of tokens in a batch that keeps a device busy."""
     return 4096 if device.type == "cpu" else 32_768
-
-
-def _length(window: Window) -> int:
-    return window.stop - window.start
-
-
-def _stack(stream: np.ndarray, group: list[Window], device: torch.device) -> Tensor:
-    rows = np.stack([stream[window.start : window.stop] for window in group]).astype(np.int64)
-    return torch.from_numpy(rows).to(device)
 
 
 class LossByDocument:
@@ -176,36 +180,6 @@ class LossByDocument:
             for index, name in enumerate(self.names)
             if any(targets[index] for _, targets in self._totals.values())
         }
-
-
-class LossByPosition:
-    """Mean losses by position in the window: an `observe` of `perplexities` under `blocks`.
-
-    Args:
-        length: the observed context length in tokens; losses of other lengths are ignored.
-    """
-
-    def __init__(self, length: int):
-        self.length = length
-        self._sum, self._squares, self.windows = np.zeros(max(length - 1, 0)), np.zeros(max(length - 1, 0)), 0
-
-    def __call__(self, length: int, tokens: np.ndarray, losses: np.ndarray) -> None:
-        """Add the losses of windows, `(windows, targets)`."""
-        if length == self.length:
-            self._sum += losses.sum(0)
-            self._squares += np.square(losses).sum(0)
-            self.windows += len(losses)
-
-    def means(self) -> list[float]:
-        """Mean losses of the positions 1 .. length - 1, in nats."""
-        return (self._sum / self.windows).tolist()
-
-    def errors(self) -> list[float] | None:
-        """Standard errors of the means over windows; None for a single window."""
-        if self.windows < 2:
-            return None
-        variance = np.maximum(self._squares / self.windows - np.square(self._sum / self.windows), 0.0)
-        return np.sqrt(variance / (self.windows - 1)).tolist()
 
 
 Observe = Callable[[int, np.ndarray, np.ndarray], None]
@@ -243,10 +217,7 @@ def perplexities(
     """
     tokens = len(stream)
     lengths = sorted(set(lengths))
-    if not lengths:
-        raise ValueError("lengths: got none, expected at least one")
-    if scored is not None and scored < lengths[-1]:
-        raise ValueError(f"scored: got {scored}, expected at least {lengths[-1]}, the longest context length")
+    check_scored(protocol, lengths, scored)
     chosen = {length: list(windows(protocol, tokens, length, lengths)) for length in lengths}
     if scored is not None:
         chosen = {length: spread(chosen[length], tokens, lengths[-1], scored) for length in lengths}

@@ -1,17 +1,15 @@
 """Recipes: several training runs, their evaluations, and the rows of each run."""
 
 from .plan import RunState, states
-from .reading import RecipeError
-from .recipe import Recipe, load_recipe
-from .runs import Outcome, Runs, run_recipe
+from .recipe import Recipe, RecipeError, load_recipe
+from .runs import run_demo, run_recipe
 
 __all__ = [
-    "Outcome",
     "Recipe",
     "RecipeError",
     "RunState",
-    "Runs",
     "load_recipe",
+    "run_demo",
     "run_recipe",
     "states",
 ]

@@ -1,6 +1,5 @@
 """The state of a recipe: the progress of each run, and the work that is left."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,19 +45,21 @@ def states(recipe: Recipe, out: str | Path, only: Sequence[str] = ()) -> list[Ru
     """
     runs = Runs(recipe, Path(out))
     results, units = runs.results(), dict[str, PlannedRun]()
-    for run in runs.selected(only):
-        trials = [trial for trial, _ in runs.tried(run) if run.name not in results or runs.record(trial) is not None]
+    for run in runs.runs_named(only):
+        trials = [
+            trial for trial, _ in runs.needed_trials(run) if run.name not in results or runs.record(trial) is not None
+        ]
         units |= {unit.name: unit for unit in (*trials, run)}
-    return [_state(runs, unit, results) for unit in units.values()]
+    return [_run_state(runs, unit, results) for unit in units.values()]
 
 
-def _state(runs: Runs, run: PlannedRun, results: Mapping[str, Any]) -> RunState:
-    steps, tokens = _sizes(runs.recipe, run, results)
+def _run_state(runs: Runs, run: PlannedRun, results: Mapping[str, Any]) -> RunState:
+    steps, tokens = _steps_and_tokens(run, results)
     if run.name in results:
         training = results[run.name]["training"]
         return RunState(run, "done", training["steps"], training["steps"], training["tokens"], 0.0)
     record, state, step = runs.record(run), "to do", 0
-    tried = run.trial and runs.finished(run) is not None
+    tried = run.trial and runs.result_of(run) is not None
     if record is not None and (tried or DIVERGED in record):
         return RunState(run, "done" if tried else "diverged", record["steps"], steps, tokens, 0.0)
     if record is not None and not runs.is_lost(run, record):
@@ -67,12 +68,12 @@ def _state(runs: Runs, run: PlannedRun, results: Mapping[str, Any]) -> RunState:
         elif (checkpoint := runs.folder(run).latest_checkpoint()) is not None:
             state, step = "half done", int(checkpoint.name.rpartition("-")[2])
     left = tokens if tokens is None or not steps else tokens * max(steps - step, 0) / steps
-    speed = _speed(runs.recipe, run, results)
+    speed = _mean_speed(runs.recipe, run, results)
     return RunState(run, state, step, steps, tokens, None if left is None or speed is None else left / speed)
 
 
-def _sizes(recipe: Recipe, run: PlannedRun, results: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Number of steps and tokens: from the specification, from a finished run of the same sizes, or about."""
+def _steps_and_tokens(run: PlannedRun, results: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Number of steps and tokens: from the specification, or from a finished run of the same sizes."""
     spec = run.spec
     if spec.max_steps is not None:
         return spec.max_steps, spec.max_steps * spec.accumulate * spec.batch_size * spec.length
@@ -80,14 +81,10 @@ def _sizes(recipe: Recipe, run: PlannedRun, results: Mapping[str, Any]) -> tuple
     for result in results.values():
         if all(result["spec"][name] == getattr(spec, name) for name in sizes):
             return result["training"]["steps"], result["training"]["tokens"]
-    if recipe.train_tokens is not None:
-        at_once = spec.batch_size * spec.length
-        batches = recipe.train_tokens // at_once
-        return math.ceil(spec.epochs * math.ceil(batches / spec.accumulate)), round(spec.epochs * batches * at_once)
     return None, None
 
 
-def _speed(recipe: Recipe, run: PlannedRun, results: Mapping[str, Any]) -> float | None:
+def _mean_speed(recipe: Recipe, run: PlannedRun, results: Mapping[str, Any]) -> float | None:
     """Tokens per second of this model's finished runs, or of all finished runs if the model has none."""
     labels = {each.name: each.label for each in recipe.runs}
     speeds = [(labels[name], made["training"]["tokens_per_second"]) for name, made in results.items()]

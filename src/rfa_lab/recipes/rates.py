@@ -11,8 +11,8 @@ from typing import Any
 from .recipe import PlannedRun, Recipe
 
 _TRIAL_PART = 3  # a trial has one part of so many of the training
-_BEYOND = 2  # rates at most that are tried beyond each end of the list
-_LEAST = 1e-12  # the least rate of a `TrainingSpec`
+_MAX_BEYOND = 2  # rates at most that are tried beyond each end of the list
+_MIN_RATE = 1e-12  # the least rate of a `TrainingSpec`
 DIVERGED = "diverged"  # the entry of run.json that says why a trial has no loss, or a run no result
 _ONLY_EVALUATED = {"window": "flat", "yarn": "rope"}  # they act beyond the training length, and are trained as these
 
@@ -23,10 +23,10 @@ def possible_rates(rates: Sequence[float]) -> tuple[float, ...]:
         return tuple(rates)
     ascending = sorted(rates)
     ends = ((ascending[0], ascending[1]), (ascending[-1], ascending[-2]))
-    beyond = (end * (end / inner) ** power for end, inner in ends for power in range(1, _BEYOND + 1))
+    beyond = (end * (end / inner) ** power for end, inner in ends for power in range(1, _MAX_BEYOND + 1))
     rounded = (float(f"{rate:.6g}") for rate in beyond)  # 0.012, not 0.012000000000000002
     outside = (rate for rate in rounded if rate < ascending[0] or rate > ascending[-1])
-    return (*rates, *(rate for rate in outside if _LEAST <= rate < 1))
+    return (*rates, *(rate for rate in outside if _MIN_RATE <= rate < 1))
 
 
 def needed_rates(possible: Sequence[float], rates: Sequence[float], losses: Mapping[float, float]) -> tuple[float, ...]:
@@ -56,7 +56,7 @@ def trials_by_run(recipe: Recipe) -> dict[str, dict[float, PlannedRun]]:
     """
     models: dict[str, list[PlannedRun]] = {}
     for run in recipe.runs:
-        models.setdefault(_model(run), []).append(run)
+        models.setdefault(_trained_model(run), []).append(run)
     trials: dict[str, dict[float, PlannedRun]] = {}
     for runs in models.values():
         full = max(runs, key=lambda run: run.spec.max_steps or math.inf)
@@ -75,7 +75,7 @@ def _trial(run: PlannedRun, rate: float) -> PlannedRun:
     return replace(run, spec=replace(spec, learning_rate=rate, **budget), trial=True)
 
 
-def _model(run: PlannedRun) -> str:
+def _trained_model(run: PlannedRun) -> str:
     """All on which training depends, but for the seed, the rate and the budget, which the trials set."""
     config = run.spec.model_config(vocab_size=2).to_dict()
     attention = dict(config["attention"])

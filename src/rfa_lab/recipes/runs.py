@@ -1,4 +1,4 @@
-"""The runs of a recipe: trials of learning rates, training, evaluation and the result. Each run is made once.
+"""The runs of a recipe: trials of learning rates, training, evaluation and the result. Each run is made once. The demo.
 
 <out>/runs/<run>/            run folders; records and metrics stay, models stay only if the recipe keeps them
 <out>/runs/<model>-rate-<r>/ the same for trials of learning rates, without models
@@ -19,21 +19,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import pandas as pd
 import torch
 
+from rfa.checks import require
 from rfa.environment import environment
 from rfa.files import held, write_text_whole
+from rfa.forecasting.figure import save
 from rfa.progress import Stage, StageProgress
 from rfa_lab import evaluation
 from rfa_lab.data import prepare
-from rfa_lab.record import PLANNED, read_rows
+from rfa_lab.record import PLANNED, measurements, read_record, read_rows, run_rows, run_settings, write_rows
+from rfa_lab.report.figures import demo_figure
 from rfa_lab.training import TRAINED_ON, RunFolder, Stopped, resume, train
 from rfa_lab.training.callbacks import Diverged, read_metrics
 
 from .rates import DIVERGED, needed_rates, possible_rates, trial_loss, trials_by_run, with_best_rate
-from .reading import RecipeError
-from .recipe import PlannedRun, Recipe
-from .result import measurements, run_settings, versions_of, write_result
+from .recipe import PlannedRun, Recipe, RecipeError, load_recipe
 
 
 class Runs:
@@ -51,7 +54,7 @@ class Runs:
         """The path of a run's result."""
         return self.out / "results" / f"{run.name}.parquet"
 
-    def finished(self, run: PlannedRun) -> Mapping[str, Any] | None:
+    def result_of(self, run: PlannedRun) -> Mapping[str, Any] | None:
         """The settings of a finished run, or the run.json of a finished trial; None where it is still to do.
 
         Raises `ValueError` for a damaged file, or one of other settings.
@@ -63,7 +66,7 @@ class Runs:
         if not path.exists():
             return None
         (found,) = read_rows(path).settings.values()
-        wanted = {"recipe": self.recipe.name, "evaluation": self.recipe.asked_of(run)}
+        wanted = {"recipe": self.recipe.name, "evaluation": self.recipe.evaluation_of(run)}
         wanted["spec"] = _comparable(run.spec.to_dict(), run.rates)
         for name, value in wanted.items():
             given = _comparable(found["spec"], run.rates) if name == "spec" else found.get(name)
@@ -83,41 +86,44 @@ class Runs:
         if not folder.record.exists():
             return None
         record = folder.read()
-        if _comparable(record["spec"], rates) != _comparable(self.recipe.resolved(run).to_dict(), rates):
+        if _comparable(record["spec"], rates) != _comparable(self.recipe.spec_of(run).to_dict(), rates):
             expected = "expected a new folder for --out"
             raise ValueError(f"run: {folder.path} is another run than {self.recipe.path} names, {expected}")
         return record
 
-    def begun(self, run: PlannedRun) -> dict[str, dict[str, Any]]:
+    def begun_records(self, run: PlannedRun) -> dict[str, dict[str, Any]]:
         """The records of a run and of its trials."""
         records = {unit.name: self.record(unit) for unit in (*self.trials[run.name].values(), run)}
         return {name: record for name, record in records.items() if record is not None}
 
-    def tried(self, run: PlannedRun) -> list[tuple[PlannedRun, Mapping[str, Any] | None]]:
+    def needed_trials(self, run: PlannedRun) -> list[tuple[PlannedRun, Mapping[str, Any] | None]]:
         """The trials that a run needs, as far as is known, and the record of each that is finished."""
         trials = self.trials[run.name]
-        records = {rate: record for rate, trial in trials.items() if (record := self.finished(trial)) is not None}
+        records = {rate: record for rate, trial in trials.items() if (record := self.result_of(trial)) is not None}
         losses = {rate: trial_loss(record) or 0.0 for rate, record in records.items()}
         return [(trials[rate], records.get(rate)) for rate in needed_rates(tuple(trials), run.rates, losses)]
 
-    def results(self) -> dict[str, Mapping[str, Any]]:
-        """The settings of all finished runs by name. Raises `ValueError` for a folder of another recipe."""
+    def check_folder(self) -> None:
+        """Raise `ValueError` for the folder of another recipe."""
         planned = self.out / PLANNED
         if planned.is_file() and (name := json.loads(planned.read_text(encoding="utf-8"))["name"]) != self.recipe.name:
             raise ValueError(
                 f"out: got {self.out}, the folder of the recipe {name}, expected one of {self.recipe.name}"
             )
-        return {run.name: found for run in self.recipe.runs if (found := self.finished(run)) is not None}
 
-    def selected(self, only: Sequence[str]) -> list[PlannedRun]:
+    def results(self) -> dict[str, Mapping[str, Any]]:
+        """The settings of all finished runs by name. Raises `ValueError` for a folder of another recipe."""
+        self.check_folder()
+        return {run.name: found for run in self.recipe.runs if (found := self.result_of(run)) is not None}
+
+    def runs_named(self, only: Sequence[str]) -> list[PlannedRun]:
         """The runs that are named in `only`, or all if it is empty. `*` in a name matches any text.
 
         Raises `ValueError` for a name that matches no run.
         """
         names = [run.name for run in self.recipe.runs]
         for pattern in only:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                raise ValueError(f"only: got {pattern!r}, expected some of {', '.join(names)}")
+            require(any(fnmatchcase(name, pattern) for name in names), "only", pattern, f"some of {', '.join(names)}")
         return [run for run in self.recipe.runs if not only or any(fnmatchcase(run.name, each) for each in only)]
 
     def is_lost(self, run: PlannedRun, record: Mapping[str, Any]) -> bool:
@@ -133,7 +139,7 @@ class Runs:
 
         Raises `ValueError` if a run that was begun, by its result or its record, has another text.
         """
-        spec, plan = self.recipe.resolved(waiting[0]), self.recipe.evaluation
+        spec, plan = self.recipe.spec_of(waiting[0]), self.recipe.evaluation
         text = prepare(spec.data, spec.tokenizer, spec.split_by, progress=partial(report, Stage("text")))
         read = text.fingerprint_of(*TRAINED_ON), text.fingerprints["test"]
         for name, made in begun.items():
@@ -141,20 +147,20 @@ class Runs:
                 raise ValueError(
                     f"data: {name} was made on another text than {spec.data} holds now, expected a new --out"
                 )
-        faults = []
-        for split, least in (("train", spec.batch_size), ("valid", 1)):
-            if (blocks := len(text.streams[split]) // spec.length) < least:
-                expected = f"at least {least} of {spec.length} tokens"
-                faults.append(f"training: data: got {blocks} blocks in the {split} split, expected {expected}")
-        tokens = len(text.streams["test"])
-        if max(plan.lengths) > tokens:
-            expected = f"at most the {tokens} tokens of the test split"
-            faults.append(f"evaluation: lengths: got {max(plan.lengths)}, expected {expected}")
-        if plan.attention and (mapped := evaluation.MAP_LENGTHS * spec.length) > tokens:
-            expected = f"at least {mapped} tokens, {evaluation.MAP_LENGTHS} training lengths"
-            faults.append(f"evaluation: attention: got a test split of {tokens} tokens, expected {expected}")
+        mapped = evaluation.MAP_LENGTHS * spec.length if plan.attention else 0
+        needed = {  # the tokens that each split must have, and what for
+            "training: data": ("train", spec.batch_size * spec.length),
+            "training: data, validation": ("valid", spec.length),
+            "evaluation: lengths": ("test", max(plan.lengths)),
+            f"evaluation: attention, {evaluation.MAP_LENGTHS} training lengths": ("test", mapped),
+        }
+        faults = [
+            f"{what}: got {len(text.streams[split])} tokens in the {split} split, expected at least {least}"
+            for what, (split, least) in needed.items()
+            if len(text.streams[split]) < least
+        ]
         if faults:
-            raise RecipeError(self.recipe.path, dict.fromkeys(faults))
+            raise RecipeError(self.recipe.path, faults)
 
     # One run
 
@@ -164,8 +170,9 @@ class Runs:
         A trial has no result; its record has the validation loss. A record keeps that training diverged too: a later
         call says so again, instead of coming to the same step.
         """
-        tried = [] if run.trial else [(trial, record) for trial, record in self.tried(run) if record is not None]
-        losses = {trial.spec.learning_rate: trial_loss(record) or 0.0 for trial, record in tried}
+        trials = () if run.trial else self.needed_trials(run)
+        records = {trial.spec.learning_rate: record for trial, record in trials if record is not None}
+        losses = {rate: trial_loss(record) or 0.0 for rate, record in records.items()}
         if losses:
             run = with_best_rate(run, losses)
             self._check_rate(run)
@@ -180,18 +187,19 @@ class Runs:
             if not run.trial:
                 raise Diverged(said) from error
         if not run.trial:
-            asked = self.recipe.asked_of(run)
+            asked = self.recipe.evaluation_of(run)
             maps = self.path(run).with_suffix(".npz") if asked["attention"] else None
 
             def progress(stage: Stage, done: int, total: int) -> None:
                 report(stage._replace(run=run.name), done, total)
 
             evaluated = evaluation.full_evaluation(folder.path, **{**asked, "attention": maps}, progress=progress)
-            settings = run_settings(self.recipe.name, run, record, asked, evaluated)
+            settings = run_settings(self.recipe.name, run.spec, record, asked, evaluated)
             settings["trials"] = {f"{rate:g}": loss if math.isfinite(loss) else None for rate, loss in losses.items()}
-            settings["versions"] = versions_of(*(made for _, made in tried), record, {"environment": environment()})
+            settings["versions"] = versions_of(*records.values(), record, {"environment": environment()})
             measured = measurements(evaluated, read_metrics(folder))
-            write_result(self.path(run), run, settings, measured)
+            rows = run_rows(run.name, run.label, run.spec.preset, run.spec.seed, settings, measured)
+            write_rows(self.path(run), rows)
         if run.trial or not self.recipe.keep_models:
             delete_weights(folder)
 
@@ -201,7 +209,7 @@ class Runs:
         for run in self.recipe.runs:
             if self.trials[run.name] != self.trials[chosen.name]:
                 continue
-            made = self.finished(run) or self.record(run)
+            made = self.result_of(run) or self.record(run)
             if made is not None and (found := made["spec"]["learning_rate"]) != rate:
                 raise ValueError(
                     f"rates: got {run.name} in {self.out} with {found:g}, but the trials of its model choose {rate:g}; "
@@ -214,7 +222,7 @@ class Runs:
         def training(step: int, steps: int, metrics: dict[str, float]) -> None:
             report(Stage("training", run.name, metrics), step, steps)
 
-        folder, spec = self.folder(run), self.recipe.resolved(run)
+        folder, spec = self.folder(run), self.recipe.spec_of(run)
         bars: dict[str, Any] = {"progress": training, "data_progress": partial(report, Stage("text", run.name))}
         if begun is None or self.is_lost(run, begun):
             return train(spec, folder.path, overwrite=begun is not None, **bars)
@@ -236,7 +244,7 @@ def _comparable(spec: Mapping[str, Any], rates: Sequence[float]) -> dict[str, An
     Another checkout can have its data in other folders: a check of the text's fingerprint tells texts apart.
     """
     tokenizer = "gpt2" if spec["tokenizer"].startswith("gpt2:") else spec["tokenizer"]
-    named = {**spec, "data": Path(spec["data"]).name.removeprefix("gutenberg:"), "tokenizer": tokenizer}
+    named = {**spec, "data": Path(spec["data"]).name, "tokenizer": tokenizer}
     return named | ({"learning_rate": "chosen"} if spec.get("learning_rate") in possible_rates(rates) else {})
 
 
@@ -258,7 +266,7 @@ class Outcome:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-_PAUSE = 2.0  # seconds between looks at runs that other processes make
+_SECONDS_BETWEEN_LOOKS = 2.0  # at runs that other processes make
 
 
 def run_recipe(
@@ -299,14 +307,14 @@ def run_recipe(
             "device (CUDA_VISIBLE_DEVICES=0, 1, ...): the processes share the recipe"
         )
     runs = Runs(recipe, Path(out))
-    chosen, results = runs.selected(only), runs.results()
+    chosen, results = runs.runs_named(only), runs.results()
     waiting = [run for run in chosen if run.name not in results]
-    begun = {name: found for run in waiting for name, found in runs.begun(run).items()}
+    begun = {name: found for run in waiting for name, found in runs.begun_records(run).items()}
     if waiting and not other_version:
         _check_versions({**results, **begun}, runs.out)
     outcome, report = Outcome(), progress or (lambda *_: None)
     for run in chosen:  # a process may have been killed before it deleted them
-        trained = [trial for trial, record in runs.tried(run) if record is not None]
+        trained = [trial for trial, record in runs.needed_trials(run) if record is not None]
         for each in (*trained, *((run,) if run.name in results and not recipe.keep_models else ())):
             delete_weights(runs.folder(each))
     if waiting:
@@ -348,10 +356,10 @@ def _make_waiting(
                 states.append("done")
         made, elsewhere = "done" in states, "trials are made elsewhere" in states
         waiting = [run for run, state in zip(waiting, states, strict=True) if state != "done"]
-        waiting = [run for run in waiting if runs.finished(run) is None]
+        waiting = [run for run in waiting if runs.result_of(run) is None]
         going = made or elsewhere
         if elsewhere and not made:
-            time.sleep(_PAUSE)
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
     report(Stage("runs"), total - len(waiting), total)
     return waiting
 
@@ -363,8 +371,8 @@ def _advance(
 
     While it waits for another process it holds no lock, so no two processes wait for each other.
     """
-    if runs.finished(run) is None:
-        while needed := [trial for trial, record in runs.tried(run) if record is None]:
+    if runs.result_of(run) is None:
+        while needed := [trial for trial, record in runs.needed_trials(run) if record is None]:
             if not all([_claim(runs, trial, report) for trial in needed]):
                 return "trials are made elsewhere"
     return "done" if _claim(runs, run, report) else "claimed"
@@ -373,7 +381,7 @@ def _advance(
 def _claim(runs: Runs, run: PlannedRun, report: StageProgress) -> bool:
     """Make a run unless another process makes it. Whether it is finished."""
     with held(runs.out / ".claims" / f"{run.name}.lock") as mine:
-        if mine and runs.finished(run) is None:
+        if mine and runs.result_of(run) is None:
             runs.make(run, report)
         return mine
 
@@ -387,3 +395,57 @@ def _check_versions(begun: Mapping[str, Mapping[str, Any]], out: Path) -> None:
                 f"out: {name} in {out} was made by rfa {other[0]}, this is {here}; expected the same, a new folder, or "
                 "--other-version: the results say what made them"
             )
+
+
+def versions_of(*made: Mapping[str, Any]) -> list[str]:
+    """The versions and commits of rfa in words, each once, that made results or what run.json tells of."""
+    environments = [one for each in made for one in (each.get("environment", {}), *each.get("resumed", []))]
+    named = [f"{one.get('rfa')}{f' {commit}' if (commit := one.get('commit')) else ''}" for one in environments if one]
+    return list(dict.fromkeys(named))
+
+
+# The demo
+
+DEMO = Path(__file__).with_name("demo.yaml")
+
+
+def run_demo(
+    out: str | Path, *, overwrite: bool = False, resume: bool = False, progress: StageProgress | None = None
+) -> pd.DataFrame:
+    """Make the runs of the recipe `demo.yaml`, and draw `figure.png` of those that are finished, also after Ctrl-C.
+
+    Args:
+        out: the folder of the demo, as of `run_recipe`.
+        overwrite: make the runs again that are there.
+        resume: keep finished runs, and continue a run that was stopped.
+        progress: as for `run_recipe`.
+
+    Returns:
+        A row for each model: its perplexities by context length, `parameters` and `tokens/s`.
+
+    Raises:
+        ValueError: if the folder exists and neither `overwrite` nor `resume` is given, or has other runs or files; or
+            if a run failed.
+        Stopped: on Ctrl-C, after saving.
+    """
+    runs = Runs(load_recipe(DEMO), Path(out))
+    begun = (runs.out / PLANNED).is_file()
+    empty = not runs.out.exists() or (runs.out.is_dir() and not any(runs.out.iterdir()))
+    require(begun or empty, "out", f"{out}, which is no demo's folder", "a new or an empty one")
+    require(empty or overwrite or resume, "out", f"{out}, which exists", "a new folder, --resume or --overwrite")
+    runs.check_folder()
+    for run in runs.recipe.runs if overwrite else ():
+        runs.folder(run).clear()
+        runs.path(run).unlink(missing_ok=True)
+    try:
+        outcome = run_recipe(runs.recipe, runs.out, other_version=resume, progress=progress)
+    finally:
+        if any((runs.out / "results").glob("*.parquet")):
+            record, _ = read_record(runs.out)
+            save(demo_figure(record), runs.out / "figure.png")
+    require(not outcome.failed, "demo", "; ".join(map(": ".join, outcome.failed.items())), "no failed run")
+    results = np.exp(record.values("loss blocks")).droplevel("seed").loc[[run.label for run in runs.recipe.runs]]
+    of_training = {name: record.of(name)[0]["training"] for name in results.index}
+    results = results.rename(columns=int).rename_axis("model").reset_index().rename_axis(columns=None)
+    results["parameters"] = [each["parameters"] for each in of_training.values()]
+    return results.assign(**{"tokens/s": [each["tokens_per_second"] for each in of_training.values()]})

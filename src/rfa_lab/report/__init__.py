@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from rfa.files import OUTPUT, write_text_whole
+from rfa.forecasting.figure import save
 from rfa.progress import Progress
-from rfa_lab.record import Record, read_record, write_rows
-from rfa_lab.style import save
+from rfa_lab.record import Record, read_record
 
 from .figures import Drawing, record_figures
 from .statistics import differences, over_seeds
@@ -54,11 +54,8 @@ def write_report(source: str | Path, out: Path, progress: Progress | None = None
     }
     tables, drawings = record_tables(record), record_figures(record, maps)
     for table in tables:
-        for suffix, text in (
-            ("md", table.markdown()),
-            ("tex", table.latex()),
-            ("csv", table.numbers.to_csv(index=False)),
-        ):
+        texts = {"md": table.markdown(), "tex": table.latex(), "csv": table.numbers.to_csv(index=False)}
+        for suffix, text in texts.items():
             write_text_whole(out / "tables" / f"{table.name}.{suffix}", text)
     figures = []
     for done, drawing in enumerate(drawings):
@@ -73,9 +70,8 @@ def write_report(source: str | Path, out: Path, progress: Progress | None = None
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    name = next(iter(record.settings.values()))["recipe"]
     page = environment.get_template("page.html.jinja").render(
-        title=f"{name}: Robust Filter Attention",
+        title=f"{next(iter(record.settings.values()))['recipe']}: Robust Filter Attention",
         findings=findings(record),
         missing=missing,
         figures=figures,
@@ -118,4 +114,4 @@ def findings(record: Record) -> list[str]:
     return lines
 
 
-__all__ = ["Report", "findings", "read_record", "write_report", "write_rows"]
+__all__ = ["Report", "findings", "write_report"]

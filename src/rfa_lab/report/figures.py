@@ -1,4 +1,4 @@
-"""The figures of a record: curves over length, training and position, differences, heads, maps of attention.
+"""The figures of a record: curves over length and training, differences, heads, maps of attention.
 
 A panel has at most six lines. A model that fails does not set the scale: its line leaves the panel.
 """
@@ -20,21 +20,21 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, FormatStrFormatter, MaxNLocator, NullFormatter, NullLocator
 
+from rfa.checks import require
+from rfa.forecasting.figure import COLOURS, COLUMN, MUTED, PAGE, styled
 from rfa_lab.evaluation import MAP_LENGTHS
 from rfa_lab.record import Record
-from rfa_lab.style import COLOURS, COLUMN, MUTED, PAGE, lengths_axis, looks, plain_numbers, shades, styled
 
 from .statistics import differences, over_seeds, seed_noise
-from .tables import BASELINES, damping_by_label
+from .tables import BASELINES
 
-_MOST_LINES = 6
-_ALWAYS = ("rfa", *BASELINES, "m2-sc-rfa")
+_MAX_LINES = 6
+_MAIN_LABELS = ("rfa", *BASELINES, "m2-sc-rfa")
 _WITH_HEADS = ("rfa", "m1-rfa", "m2-sc-rfa", "m3-sc-rfa")  # labels whose heads have figures
-_FAILS = 1.4  # a perplexity so many times the median of its panel does not set the scale
-_FIRST = 8  # earlier positions have few tokens each, and are left out
-_FAINTEST = 1e-5  # lowest weight of the colour scale; weights spread evenly over 128 blocks are 8e-3
+_MAX_OVER_MEDIAN = 1.4  # a perplexity so many times the median of its panel does not set the scale
+_MIN_SHOWN_WEIGHT = 1e-5  # lowest weight of the colour scale; weights spread evenly over 128 blocks are 8e-3
 
 
 class Drawing(NamedTuple):
@@ -57,14 +57,14 @@ def record_figures(record: Record, maps: Mapping[str, Path]) -> list[Drawing]:
     def add(name: str, caption: str, draw: Callable[..., Figure], *arguments: Any) -> None:
         drawings.append(Drawing(name, caption, partial(draw, *arguments)))
 
-    labels, swept = record.labels(), damping_by_label(record)
+    labels = record.labels()
     main = record.only(main_labels(record))
     count = len(main.labels())
     shown = f" Of {len(labels)} models {count} are drawn; the tables have all." * (count < len(labels))
     band = "Mean over seeds; band: 95 % t interval."
     for protocol in record.protocols():
-        over_length = "Test perplexity over context length"
-        add(f"length-{protocol}", f"{over_length}, protocol {protocol}. {band}{shown}", length_figure, main, protocol)
+        words = f"Test perplexity over context length, protocol {protocol}. {band}{shown}"
+        add(f"length-{protocol}", words, length_figure, main, protocol)
         words = (
             f"Differences of log perplexity to {BASELINES[0]}, protocol {protocol}, at the training length and at the "
             "longest. Dark: 95 % t interval over seeds. Light: bootstrap over books. Open points have one seed. Grey "
@@ -72,13 +72,7 @@ def record_figures(record: Record, maps: Mapping[str, Path]) -> list[Drawing]:
         )
         if BASELINES[0] in labels and len(labels) > 1:
             add(f"differences-{protocol}", words, difference_figure, record, protocol)
-        if swept:
-            words = f"{over_length} by damping b, protocol {protocol}. {band}"
-            add(f"damping-{protocol}", words, length_figure, record, protocol, swept)
     add("training", f"Validation perplexity over training. {band}{shown}", training_figure, main)
-    if not record.values("position").empty:
-        words = f"Loss over the position in the longest window, in bins of equal factors. {band}{shown}"
-        add("position", words, position_figure, main)
     for label in labels:
         if label in _WITH_HEADS and not head_parameter(record, label, "key_noise").empty:
             words = f"Parameters of each head over training: {label}, its first seed."
@@ -92,14 +86,18 @@ def record_figures(record: Record, maps: Mapping[str, Path]) -> list[Drawing]:
     return drawings
 
 
-def main_labels(record: Record, most: int = _MOST_LINES) -> list[str]:
+def main_labels(record: Record, most: int = _MAX_LINES) -> list[str]:
     """The labels of figures of lines: the default, the baselines and m2, then those with most seeds and the lowest
     validation perplexity. The test split has no part in the choice.
     """
 
     def rank(label: str) -> tuple[bool, int, float]:
         runs = record.of(label)
-        return label not in _ALWAYS, -len(runs), float(np.mean([run["training"]["valid_perplexity"] for run in runs]))
+        return (
+            label not in _MAIN_LABELS,
+            -len(runs),
+            float(np.mean([run["training"]["valid_perplexity"] for run in runs])),
+        )
 
     chosen = sorted(record.labels(), key=rank)[:most]
     return [label for label in record.labels() if label in chosen]
@@ -119,17 +117,17 @@ def _band_figure(record: Record, values: pd.DataFrame, styles: Mapping[str, Any]
         axes.fill_between(mean.index, mean - half, mean + half, color=look["color"], alpha=0.15, linewidth=0)
     means = means.loc[list(styles)]
     last = means.ffill(axis=1).iloc[:, -1]
-    high = min(float(means.max(axis=None)), _FAILS * float(last.median()))
+    high = min(float(means.max(axis=None)), _MAX_OVER_MEDIAN * float(last.median()))
     low = float(means.min(axis=None))
     if low < high:
         axes.set_ylim(low / 1.02, high * 1.02)
     return figure, axes
 
 
-def _legend_below(figure: Figure, axes: Axes, columns: int = 2) -> Figure:
+def _legend_below(figure: Figure, axes: Axes) -> Figure:
     handles, labels = axes.get_legend_handles_labels()
-    figure.set_figheight(figure.get_figheight() + 0.15 * math.ceil(len(labels) / columns))
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    figure.set_figheight(figure.get_figheight() + 0.15 * math.ceil(len(labels) / 2))
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return figure
 
 
@@ -139,21 +137,15 @@ def _train_length(record: Record) -> int | None:
 
 
 @styled
-def length_figure(record: Record, protocol: str, swept: Mapping[str, float] | None = None) -> Figure:
-    """Test perplexity over context length; `swept`: by damping coefficient b (the paper's table 2). Dark is small."""
+def length_figure(record: Record, protocol: str) -> Figure:
+    """Test perplexity over context length."""
     values = np.exp(record.values(f"loss {protocol}"))
-    if swept:
-        colours = zip(swept, shades(len(swept)), strict=True)
-        styles = {label: {"color": colour, "marker": "o"} for label, colour in colours}
-    else:
-        styles = looks([label for label in record.labels() if label in values.index.unique("label")])
+    styles = looks([label for label in record.labels() if label in values.index.unique("label")])
     figure, axes = _band_figure(record, values, styles)
-    for b, line in zip((swept or {}).values(), axes.get_lines(), strict=False):
-        line.set_label(f"b = {b:g}")
     lengths_axis(axes, [int(length) for length in values], _train_length(record))
     axes.set_ylabel(f"test perplexity ({protocol})")
     plain_numbers(axes)
-    return _legend_below(figure, axes, 3 if swept else 2)
+    return _legend_below(figure, axes)
 
 
 @styled
@@ -162,23 +154,11 @@ def training_figure(record: Record) -> Figure:
     values = np.exp(record.values("validation"))
     figure, axes = _band_figure(record, values)
     late = over_seeds(values.loc[:, [x for x in values if x >= max(values) / 2]])[0]
-    highest = min(float(late.max(axis=None)) * 1.02, _FAILS * float(late.median(axis=None)))
+    highest = min(float(late.max(axis=None)) * 1.02, _MAX_OVER_MEDIAN * float(late.median(axis=None)))
     axes.set_ylim(float(late.min(axis=None)) / 1.02, highest)
     _tokens_axis(axes)
     axes.set_ylabel("validation perplexity")
     plain_numbers(axes)
-    return _legend_below(figure, axes)
-
-
-@styled
-def position_figure(record: Record) -> Figure:
-    """Loss over the position in the longest window, means of two bins from one position to its double."""
-    values = record.values("position")
-    values = values.loc[:, [x for x in values if x >= _FIRST]]
-    bins = np.floor(2 * np.log2(values.columns.to_numpy())) / 2
-    figure, axes = _band_figure(record, values.T.groupby(2.0**bins).mean().T)
-    lengths_axis(axes, [2**power for power in range(3, round(math.log2(max(values))) + 1, 2)], _train_length(record))
-    axes.set(xlabel="position (tokens); dotted: training length", ylabel="loss (nats)")
     return _legend_below(figure, axes)
 
 
@@ -298,17 +278,11 @@ def read_maps(path: Path) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as arrays:
             found = {name: arrays[name].astype(np.float32) for name in arrays.files}
         weights = found["weights"]
-        fits = (
-            weights.ndim == 3
-            and weights.shape[1] == weights.shape[2]
-            and -0.01 <= weights.min() <= weights.max() <= 1.01
-        )
+        square = weights.ndim == 3 and weights.shape[1] == weights.shape[2]
+        expected = "(heads, blocks, blocks), shares from 0 to 1"
+        require(square and -0.01 <= weights.min() <= weights.max() <= 1.01, "weights", weights.shape, expected)
     except Exception as error:  # zipfile and NumPy have several
         raise ValueError(f"maps: {path} is damaged ({error}), expected maps of attention") from error
-    if not fits:
-        raise ValueError(
-            f"maps: {path} has shape {weights.shape}, expected (heads, blocks, blocks), shares from 0 to 1"
-        )
     return found
 
 
@@ -334,9 +308,9 @@ def attention_figure(
         for axes in row[len(maps) :]:
             axes.set_visible(False)
         for head, (axes, weights) in enumerate(zip(row, maps, strict=False)):
-            drawn = np.ma.array(np.clip(weights, _FAINTEST, None), mask=after)
+            drawn = np.ma.array(np.clip(weights, _MIN_SHOWN_WEIGHT, None), mask=after)
             image = axes.imshow(
-                drawn, cmap=scale, norm=LogNorm(_FAINTEST, 1), extent=(0, end, end, 0), interpolation="nearest"
+                drawn, cmap=scale, norm=LogNorm(_MIN_SHOWN_WEIGHT, 1), extent=(0, end, end, 0), interpolation="nearest"
             )
             if train_length is not None:
                 axes.plot((0, end - train_length), (train_length, end), color="white", linestyle=":", linewidth=0.9)
@@ -352,24 +326,67 @@ def attention_figure(
 
 
 @styled
-def demo_figure(
-    curves: Mapping[str, Sequence[tuple[int, float]]], rows: Mapping[str, Mapping[int, float]], trained: int
-) -> Figure:
-    """Validation perplexity over training, and perplexity over context length (the paper's training figure).
-
-    Each model has a curve of `(tokens seen, validation perplexity)`, and its perplexities by context length.
-    """
-    figure, (over_training, over_length) = plt.subplots(1, 2, figsize=(PAGE, 2.6))
-    styles = looks(list(curves))
-    for name, points in curves.items():
-        over_training.plot(*zip(*points, strict=True), label=name, **styles[name])
-    for name, of in rows.items():
-        over_length.plot(list(of), list(of.values()), label=name, **styles[name])
-    _tokens_axis(over_training)
-    over_training.set_ylabel("validation perplexity")
-    lengths_axis(over_length, sorted({length for of in rows.values() for length in of}), trained)
-    over_length.set_ylabel("test perplexity")
-    for axes in (over_training, over_length):
+def demo_figure(record: Record) -> Figure:
+    """Validation perplexity over training, and perplexity over context length (the paper's training figure)."""
+    figure, panels = plt.subplots(1, 2, figsize=(PAGE, 2.6))
+    for axes, measure in zip(panels, ("validation", "loss blocks"), strict=True):
+        values = np.exp(record.values(measure)).droplevel("seed")
+        for label, look in looks(record.labels()).items():
+            axes.plot(values.loc[label].dropna(), label=label, **look)
         plain_numbers(axes)
-    over_length.legend()
+    _tokens_axis(panels[0])
+    panels[0].set_ylabel("validation perplexity")
+    lengths_axis(panels[1], [int(length) for length in values], _train_length(record))
+    panels[1].set_ylabel("test perplexity")
+    panels[1].legend()
     return figure
+
+
+# Looks of lines, and axes
+
+MARKERS = "osD^vPX*"
+LINES = ("-", "--", "-.", ":")  # each for eight colours
+_ROUND_STEPS = ((1,), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
+
+
+def shades(count: int) -> list[tuple[float, ...]]:
+    """Colours for ordered values, from dark to light. They also differ in grey and for colour-blind readers."""
+    scale = matplotlib.colormaps["viridis"]
+    return [scale(0.92 * index / max(count - 1, 1)) for index in range(count)]
+
+
+def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Colour, marker and line style for values without an order. Only the position of a name decides."""
+    return {
+        name: {"color": COLOURS[k % 8], "marker": MARKERS[(k + k // 8) % 8], "linestyle": LINES[k // 8 % 4]}
+        for k, name in enumerate(names)
+    }
+
+
+def lengths_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = None) -> None:
+    """A logarithmic x-axis with the given context lengths as ticks, and the training length as a dotted line."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [str(length) for length in lengths])
+    axes.xaxis.set_minor_locator(NullLocator())
+    label = "context length (tokens)"
+    if train_length is not None:
+        axes.axvline(train_length, color=MUTED, linestyle=":", linewidth=1, zorder=0)
+        label += "; dotted: training length"
+    axes.set_xlabel(label)
+
+
+def plain_numbers(axes: Axes) -> None:
+    """A logarithmic y-axis with plain numbers, not powers of ten: at least four round ones within the limits."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    low, high = axes.get_ylim()
+    decades = 10.0 ** np.arange(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in _ROUND_STEPS:
+        ticks = np.outer(decades, steps).ravel()
+        ticks = ticks[(low <= ticks) & (ticks <= high)]
+        if len(ticks) >= 4:
+            axes.yaxis.set_major_locator(FixedLocator(ticks.tolist()))
+            return
+    axes.yaxis.set_major_locator(MaxNLocator(6))  # in so short a range a logarithmic axis is nearly linear
+    axes.yaxis.set_minor_locator(NullLocator())

@@ -18,7 +18,7 @@ from rfa_lab.record import Record
 
 LEVEL = 0.95  # of every interval
 _RESAMPLES = 10_000  # of a bootstrap
-_MEASURED = 3  # seeds of a model whose noise is measured
+_MIN_SEEDS = 3  # seeds of a model whose noise is measured
 NORMAL_QUANTILE = float(ndtri((1 + LEVEL) / 2))  # standard deviations in half of an interval of a normal variable
 
 
@@ -61,7 +61,7 @@ def seed_noise(losses: pd.Series) -> float:
     variances = []
     for one, other in itertools.combinations(by_label.index, 2):
         paired = (by_label.loc[one] - by_label.loc[other]).dropna()
-        if len(paired) >= _MEASURED:
+        if len(paired) >= _MIN_SEEDS:
             variances.append(paired.var(ddof=1))
     return NORMAL_QUANTILE * math.sqrt(np.median(variances)) if variances else math.nan
 

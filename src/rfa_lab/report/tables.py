@@ -1,4 +1,4 @@
-"""The tables of a record: perplexity over context length, the paper's own numbers, differences, heads, runs."""
+"""The tables of a record: perplexity over context length, the paper's own numbers, differences, runs."""
 
 import json
 import math
@@ -19,7 +19,7 @@ BASELINES = ("b1-rope", "b2-alibi")
 _PAPERS_TEXT = {"table1": "wikitext-103", "table2": "wikitext-103-damping", "table3": "babylm-2025-strict"}
 _M2, _M3 = ("m2-sc-rfa", "sc-rfa"), "m3-sc-rfa"  # the paper's sweep of the damping has m3 at b = 5
 _SIZES = {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "layer_norm_eps", "backend"}
-_LEAST_SWEEP = 3  # values of b; m2 and m3 alone are no sweep
+_MIN_SWEEP = 3  # values of b; m2 and m3 alone are no sweep
 
 
 _MINUS, _DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
@@ -38,10 +38,8 @@ class Table(NamedTuple):
         """Caption, table and notes as Markdown. The best number of a column is bold."""
         rows = [[*self.text.columns], ["---", *(["---:"] * (self.text.shape[1] - 1))], *self.text.to_numpy().tolist()]
         body = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-        return (
-            "\n\n".join([self.caption, body, *(["\n".join(f"- {note}" for note in self.notes)] * bool(self.notes))])
-            + "\n"
-        )
+        notes = "".join(f"- {note}\n" for note in self.notes)
+        return f"{self.caption}\n\n{body}\n\n{notes}"
 
     def latex(self) -> str:
         """A LaTeX table, which needs the package booktabs."""
@@ -74,7 +72,7 @@ def damping_by_label(record: Record) -> dict[str, float]:
     """The damping of each label of a sweep, smallest first; empty where there are fewer than three values of b."""
     found = {label: damping_of(record.of(label)[0]) for label in record.labels()}
     swept = {label: b for label, b in found.items() if b is not None}
-    return dict(sorted(swept.items(), key=lambda item: item[1])) if len(set(swept.values())) >= _LEAST_SWEEP else {}
+    return dict(sorted(swept.items(), key=lambda item: item[1])) if len(set(swept.values())) >= _MIN_SWEEP else {}
 
 
 def _number(value: float, digits: int = 2, signed: bool = False) -> str:
@@ -109,10 +107,8 @@ def perplexity_table(
     for length in means:
         cells = [_with_half(value, half) for value, half in zip(means[length], halves[length], strict=True)]
         text[f"L = {length:g}"] = _best_in_bold(cells, means[length])
-        numbers[f"L = {length:g}"], numbers[f"L = {length:g} half"] = (
-            means[length].to_numpy(),
-            halves[length].to_numpy(),
-        )
+        numbers[f"L = {length:g}"] = means[length].to_numpy()
+        numbers[f"L = {length:g} half"] = halves[length].to_numpy()
     notes = [setting(record), "Mean ± half of the 95 % t interval over seeds. Bold: the lowest of its column."]
     notes += _noise_note(record, protocol)
     if absent := [label for label in labels if not seeds[label]]:
@@ -179,20 +175,13 @@ def published_table(name: str) -> Table:
 def difference_table(record: Record, protocol: str) -> Table:
     """Differences of mean loss to each baseline on the same seeds and books, with both intervals."""
     lengths = [*record.values(f"loss {protocol}").columns]
-    rows: list[dict[str, Any]] = []
-    numbers: list[dict[str, Any]] = []
+    rows, numbers, fields = list[dict[str, Any]](), list[dict[str, Any]](), ("value", "half", "low", "high", "verdict")
     for baseline in BASELINES:
         for label, of in differences(record, baseline, protocol).items():
             about = {"model": label, "against": baseline, "seeds": str(max(each.seeds for each in of.values()))}
             rows.append(about | {f"L = {length:g}": _difference_cell(of.get(length)) for length in lengths})
-            numbers.append(
-                about
-                | {
-                    f"L = {length:g} {field}": getattr(each, field)
-                    for length, each in of.items()
-                    for field in ("value", "half", "low", "high", "verdict")
-                }
-            )
+            found = {f"L = {x:g} {field}": getattr(each, field) for x, each in of.items() for field in fields}
+            numbers.append(about | found)
     notes = (
         "Nats a token, negative: better than the baseline. Mean ± half of the 95 % t interval over seeds, and the 95 % "
         "bootstrap interval over books, which is too narrow where books or authors are few.",
@@ -222,53 +211,18 @@ def _noise_note(record: Record, protocol: str) -> list[str]:
     return [f"{said}{', '.join(known)}."] if known else []
 
 
-def attention_table(record: Record) -> Table:
-    """What the heads of the last layer weigh: the share beyond the training length, the mean lag, what decay leaves."""
-    parts = []
-    for measure, (words, digits) in {
-        "beyond_training": ("share beyond", 3),
-        "mean_lag": ("mean lag", 0),
-        "kept": ("kept", 3),
-    }.items():
-        values = record.values(f"maps {measure}")
-        text = values.map(lambda value, digits=digits: _DASH if math.isnan(value) else _number(value, digits))
-        text.columns = [f"head {head:g}" for head in values]
-        text.insert(0, "of the weights", words)
-        parts.append((text.reset_index(), values.reset_index()))
-    notes = (
-        "Share beyond: what lies more than one training length before the query. Mean lag in tokens. Kept: what the "
-        "decay leaves of weights that sum to one.",
-    )
-    text, numbers = (pd.concat([part[k] for part in parts], ignore_index=True) for k in (0, 1))
-    caption = "Heads of the last layer, on a window of eight training lengths."
-    return Table("attention", caption, text.astype(str), numbers, notes)
-
-
 def runs_table(record: Record) -> Table:
     """All runs: parameters, tokens, learning rate, speed, and validation perplexity at the end."""
-    rows = []
-    for run in record.runs().itertuples():
-        settings = record.settings[run.run]
-        training = settings["training"]
-        rows.append(
-            {
-                "model": run.label,
-                "seed": run.seed,
-                "parameters": training["parameters"],
-                "tokens": training["tokens"],
-                "rate": settings.get("learning_rate", settings["spec"]["learning_rate"]),
-                "tokens/s": training["tokens_per_second"],
-                "validation perplexity": training["valid_perplexity"],
-            }
-        )
-    numbers = pd.DataFrame(rows)
-    digits = {"parameters": 0, "tokens": 0, "tokens/s": 0, "validation perplexity": 2}
-    text = numbers.copy()
-    for column, places in digits.items():
-        text[column] = [
-            _DASH if value is None or pd.isna(value) else _number(value, places) for value in numbers[column]
-        ]
-    text["rate"] = [f"{rate:g}" for rate in numbers["rate"]]
+    runs = record.runs()
+    settings = [record.settings[run] for run in runs["run"]]
+    training = pd.DataFrame([each["training"] for each in settings])
+    numbers = pd.DataFrame({"model": runs["label"], "seed": runs["seed"]})
+    numbers[["parameters", "tokens"]] = training[["parameters", "tokens"]]
+    numbers["rate"] = [each.get("learning_rate", each["spec"]["learning_rate"]) for each in settings]
+    numbers[["tokens/s", "validation perplexity"]] = training[["tokens_per_second", "valid_perplexity"]]
+    text = numbers.assign(rate=[f"{rate:g}" for rate in numbers["rate"]])
+    for column, places in {"parameters": 0, "tokens": 0, "tokens/s": 0, "validation perplexity": 2}.items():
+        text[column] = [_DASH if pd.isna(value) else _number(value, places) for value in numbers[column]]
     note = "Speeds are of the machine under whatever else it did. `rfa bench` compares models in turns."
     return Table("runs", "The runs.", text.astype(str), numbers, (note,))
 
@@ -305,6 +259,4 @@ def record_tables(record: Record) -> list[Table]:
             tables.append(compared)
     tables += [published_table(_paper_table(record))] if of_models else []
     tables += [published_table("table2")] if swept else []
-    if not record.values("maps kept").empty:
-        tables.append(attention_table(record))
     return [*tables, runs_table(record)]

@@ -4,11 +4,9 @@ import json
 import logging
 import math
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,53 +20,9 @@ from rfa.progress import TrainingProgress
 
 from .run_folder import RunFolder
 
-
-class Board:
-    """Scalars for TensorBoard. If they cannot be written, one warning is given and no more are written.
-
-    `metrics.jsonl` is the complete record. From `purge_step` on TensorBoard hides what a stopped process wrote before.
-    """
-
-    def __init__(self, folder: Path, purge_step: int):
-        self._writer: SummaryWriter | None = None
-        self._excepthook = threading.excepthook
-        threading.excepthook = self._quiet_writer
-        with self._disabled_on_error():
-            self._writer = SummaryWriter(str(folder), purge_step=purge_step)
-
-    def add(self, scalars: dict[str, float], step: int) -> None:
-        """Write numbers by name."""
-        if self._writer is not None:
-            with self._disabled_on_error():
-                for name, value in scalars.items():
-                    self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        """Write all pending scalars."""
-        if self._writer is not None:
-            with self._disabled_on_error():
-                self._writer.close()
-        threading.excepthook = self._excepthook
-
-    @contextmanager
-    def _disabled_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self._writer = None
-            logging.getLogger(__name__).warning(
-                "TensorBoard's files cannot be written (%s); metrics.jsonl goes on", error
-            )
-
-    def _quiet_writer(self, args: threading.ExceptHookArgs) -> None:
-        """Keep TensorBoard's thread from printing an error that the next call raises anyway."""
-        if type(args.thread).__name__ != "_AsyncWriterThread":
-            self._excepthook(args)
-
-
 REPEATED = 1.0  # seconds; a second signal within them is the same one, passed on by a launcher
 _log = logging.getLogger(__name__)
-_LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")
+_LOGGED_VALUES = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
 
 class Diverged(ValueError):
@@ -101,7 +55,7 @@ class MetricsLogger(TrainerCallback):
         self._seconds, self._mark, self._tokens_at_start = 0.0, 0.0, 0
         self.tokens = 0
         self._validated = 0  # batches
-        self._board: Board | None = None
+        self._board: SummaryWriter | None = None
         self._latest: dict[str, float] = {}
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -111,7 +65,8 @@ class MetricsLogger(TrainerCallback):
         if state.is_world_process_zero:
             lines = [line for line in read_metrics(self.run) if line["step"] <= state.global_step]
             write_text_whole(self.run.metrics, "".join(json.dumps(line) + "\n" for line in lines))
-            self._board = Board(self.run.tensorboard, purge_step=state.global_step + 1)
+            # TensorBoard hides what a stopped process wrote after its last checkpoint
+            self._board = SummaryWriter(str(self.run.tensorboard), purge_step=state.global_step + 1)
 
     def on_step_end(self, args, state, control, **kwargs):
         """Measure the time of the step, and report progress."""
@@ -123,7 +78,7 @@ class MetricsLogger(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Write a line of `metrics.jsonl` and TensorBoard's scalars."""
-        figures = {name: logs[name] for name in _LOGGED if name in (logs or {})}
+        figures = {name: logs[name] for name in _LOGGED_VALUES if name in (logs or {})}
         if not figures or not state.is_world_process_zero:
             return
         if not all(math.isfinite(value) for value in figures.values()):
@@ -148,7 +103,8 @@ class MetricsLogger(TrainerCallback):
             if value is not None
         }
         if self._board is not None:
-            self._board.add(figures | by_head, state.global_step)
+            for name, value in (figures | by_head).items():
+                self._board.add_scalar(name, value, state.global_step)
 
     def on_prediction_step(self, args, state, control, **kwargs):
         """Report the progress of a validation."""
@@ -168,7 +124,8 @@ class MetricsLogger(TrainerCallback):
 
     def __exit__(self, *_):
         if self._board is not None:
-            self._board.close()
+            with suppress(OSError):  # an error of the run says more
+                self._board.close()
 
     @property
     def tokens_per_second(self) -> float | None:

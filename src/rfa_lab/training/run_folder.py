@@ -62,7 +62,6 @@ class RunOutcome(TypedDict):
     tokens: Count
     tokens_per_second: Annotated[float, Field(ge=0)] | None
     parameters: Count
-    best_step: NotRequired[Count]
 
 
 class RunRecord(TypedDict):
@@ -200,17 +199,12 @@ class RunFolder:
 
     def weights(self) -> Path:
         """The folder of the trained model, or else of the newest checkpoint. Raises `ValueError` if there is none."""
-        if self.read()["finished"]:
-            if not self.model.is_dir():
-                raise ValueError(
-                    f"run: {self.path} is finished and its model is gone, expected one "
-                    "(a recipe keeps models with keep_models: true)"
-                )
-            return self.model
-        checkpoint = self.latest_checkpoint()
-        if checkpoint is None:
-            raise ValueError(f"run: {self.path} holds no model yet, expected a finished run or a checkpoint")
-        return checkpoint
+        finished = self.read()["finished"]
+        found = self.model if finished and self.model.is_dir() else None if finished else self.latest_checkpoint()
+        if found is None:
+            said = "is finished and its model is gone" if finished else "holds no model yet"
+            raise ValueError(f"run: {self.path} {said}, expected one (a recipe keeps models with keep_models: true)")
+        return found
 
     def load_model(self, source: Path | None = None) -> RFAForCausalLM:
         """The model of `source`, by default of `weights`. Raises `ValueError` for none, or for damaged files."""

@@ -2,14 +2,16 @@
 
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
-from rfa.checks import check_range, require
+from pydantic import ConfigDict, TypeAdapter, create_model
+
+from rfa.checks import check_fields, check_range, require
 from rfa.models import RFAConfig, preset
 from rfa.ops import choose_backend
 from rfa_lab.data import check_split, check_tokenizer, is_path
 
-_ADDED = {"one_group", "keep_best"}  # fields that the oldest records do not have
+_OPTIONAL = {"one_group"}  # in records, which leave it out where it has its default
 LARGEST = 2**31 - 1  # of counts
 _RANGES: dict[str, tuple[float, float]] = {
     "length": (2, LARGEST),
@@ -48,7 +50,6 @@ class TrainingSpec:
         bf16: train in bfloat16 autocast; otherwise in float32, with matrix products in TensorFloat-32 on a GPU.
         one_group: train the SDE's parameters like all others, as the paper's released code did. Otherwise they have
             half the rate, no momentum, and gradients clipped to 1e-4. Only for models that have such parameters.
-        keep_best: the trained model is that of the validation with the least loss, not that of the last step.
 
     Raises:
         ValueError: for a number out of range, or an unknown preset, field, tokenizer or way to split.
@@ -71,7 +72,6 @@ class TrainingSpec:
     log_steps: int = 10
     bf16: bool = False
     one_group: bool = False
-    keep_best: bool = False
 
     def __post_init__(self):
         for name, limits in _RANGES.items():
@@ -102,28 +102,22 @@ class TrainingSpec:
         return replace(self, data=_absolute(self.data), tokenizer=tokenizer)
 
     def to_dict(self) -> dict[str, Any]:
-        """A dictionary for JSON. Fields of `_ADDED` are left out where they have their default."""
+        """A dictionary for JSON. Fields of `_OPTIONAL` are left out where they have their default."""
         defaults = {each.name: each.default for each in fields(self)}
-        return {n: value for n, value in asdict(self).items() if n not in _ADDED or value != defaults[n]}
+        return {n: value for n, value in asdict(self).items() if n not in _OPTIONAL or value != defaults[n]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainingSpec":
         """The specification from such a dictionary. Raises `ValueError` for a wrong key, or a wrong type of value."""
-        kinds = get_type_hints(cls)
-        if not isinstance(values, dict) or not kinds.keys() - _ADDED <= values.keys() <= kinds.keys():
-            raise ValueError(f"spec: got {values!r:.100}, expected a dictionary with the keys {sorted(kinds)}")
-        for name, value in values.items():
-            kind = get_origin(kinds[name]) if get_origin(kinds[name]) is dict else kinds[name]
-            if not isinstance(value, float | int if kind is float else kind) or (
-                type(value) is bool and kind is not bool
-            ):
-                expected = kinds[name].__name__ if isinstance(kinds[name], type) else kinds[name]
-                raise ValueError(f"{name}: got {value!r}, expected {expected}")
-        try:
-            return cls(**values)
-        except TypeError as error:
-            raise ValueError(f"spec: {error}") from error
+        check_fields(_RECORDED, values)
+        return cls(**values)
 
 
 def _absolute(data: str) -> str:
     return str(Path(data).resolve()) if is_path(data) and Path(data).exists() else data
+
+
+_KINDS: dict[str, Any] = {
+    name: (kind, None if name in _OPTIONAL else ...) for name, kind in get_type_hints(TrainingSpec).items()
+}
+_RECORDED = TypeAdapter(create_model("_RecordedSpec", __config__=ConfigDict(strict=True, extra="forbid"), **_KINDS))

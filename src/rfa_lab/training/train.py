@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from accelerate import PartialState
 from torch.utils.data import Dataset, Subset
-from transformers import PreTrainedTokenizerFast, TrainingArguments, set_seed
+from transformers import TrainingArguments, set_seed
 
 from rfa.environment import environment
 from rfa.files import FULL, named_errors, write_whole
@@ -54,7 +53,6 @@ def train(
     Raises:
         ValueError: for bad data, a run folder that exists, or a loss that is not finite.
         OSError: if the disk is full. The last complete checkpoint stays.
-        ConnectionError: if another process of the run has ended.
         Stopped: on Ctrl-C, after saving. A signal in the last step raises it too, when the run is finished.
         Exception: with `overwrite`, if kernels cannot be compiled on this machine; nothing was deleted then.
     """
@@ -62,7 +60,8 @@ def train(
     run = RunFolder(out)
     run.check_free(overwrite)
     arguments = _arguments(run, spec)  # this sets up the processes of a distributed run
-    data = _read(spec, spec.tokenizer, arguments, data_progress, begun=False)
+    with arguments.main_process_first(local=False):  # which tokenises; the others read the cache
+        data = prepare(spec.data, spec.tokenizer, spec.split_by, splits=TRAINED_ON, progress=data_progress)
     test = load_corpus(spec.data, spec.split_by).documents("test")
     check_text(test)  # now, because it is read only after training
     blocks, _ = _blocks(data, spec)  # errors come before anything is written
@@ -88,7 +87,7 @@ def train(
     }
     if overwrite and run.path.exists():  # the old run must not be lost if a kernel cannot be compiled here
         choose_backend(spec.model_config(vocab_size=2).attention.backend, arguments.device)
-    with _shared(run, arguments):
+    with _locked_run(run, arguments):
         if arguments.process_index == 0:
             run.check_free(overwrite)
             _write_new_run(run, record, data)
@@ -120,10 +119,11 @@ def resume(
     if arguments.world_size != processes:
         raise ValueError(f"processes: got {arguments.world_size}, expected {processes}, which began {run.path}")
     tokenizer = run.load_tokenizer()  # checkpoints need the ids of the run's own tokenizer
-    data = _read(spec, tokenizer, arguments, data_progress, begun=True)
+    with arguments.main_process_first(local=False):
+        data = prepare(spec.data, tokenizer, spec.split_by, splits=TRAINED_ON, progress=data_progress)
     if data.fingerprint != record["data"]["fingerprint"]:
         raise ValueError(f"data: {spec.data} has changed since run {run.path} was started, expected the same text")
-    with _shared(run, arguments):
+    with _locked_run(run, arguments):
         if arguments.process_index == 0:
             if run.read() != record:
                 raise ValueError(f"run: {run.path} was changed by another process while its text was read")
@@ -167,27 +167,13 @@ def _arguments(run: RunFolder, spec: TrainingSpec) -> TrainingArguments:
     return arguments
 
 
-def _read(
-    spec: TrainingSpec,
-    tokenizer: str | PreTrainedTokenizerFast,
-    arguments: TrainingArguments,
-    progress: Progress | None,
-    *,
-    begun: bool,
-) -> PreparedData:
-    """The text. The first process tokenises it, while the others wait; they read it from the cache."""
-    with lost_process_as_connection_error(arguments.world_size, begun), arguments.main_process_first(local=False):
-        return prepare(spec.data, tokenizer, spec.split_by, splits=TRAINED_ON, progress=progress)
-
-
 @contextmanager
-def _shared(run: RunFolder, arguments: TrainingArguments) -> Iterator[None]:
+def _locked_run(run: RunFolder, arguments: TrainingArguments) -> Iterator[None]:
     """The processes of one launch share the run. The first of them holds the lock against other launches.
 
     An error of a full disk says which checkpoint is kept.
     """
-    lock = run.lock() if arguments.process_index == 0 else nullcontext()
-    with lock, lost_process_as_connection_error(arguments.world_size):
+    with run.lock() if arguments.process_index == 0 else nullcontext():
         try:
             yield
         except OSError as error:
@@ -202,25 +188,6 @@ def is_first_process(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this process speaks for a launch: it is the first, or alone."""
     ranks = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")  # what accelerate reads
     return all(environment.get(name, "0") == "0" for name in ranks)
-
-
-@contextmanager
-def lost_process_as_connection_error(world_size: int, begun: bool = True) -> Iterator[None]:
-    """Raise `ConnectionError`, with what to do, where another process of the run has ended; `begun`: it can be resumed.
-
-    Its group finds that within a second if the connection breaks. A process that only hangs is found after half an
-    hour, the Trainer's `ddp_timeout`.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if world_size > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error)):
-            reason = str(error).partition("] ")[2].partition(". ")[0] or type(error).__name__
-            mend = "--resume with as many goes on from the last checkpoint" if begun else "start again, with as many"
-            raise ConnectionError(
-                f"processes: another one of the {world_size} of this run has ended ({reason}); {mend}"
-            ) from error
-        raise
 
 
 def _blocks(data: PreparedData, spec: TrainingSpec) -> tuple[TokenBlocks, Dataset]:
@@ -280,23 +247,21 @@ def _train(
             eval_dataset=valid_blocks,
             callbacks=[ClipDynamics(), logger, stop],
             one_group=spec.one_group,
-            keep_best=spec.keep_best,
         )
         trainer.train_from_newest_checkpoint(stop)
 
     losses = {line["step"]: line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line}
-    step = trainer.load_best() if spec.keep_best else trainer.state.global_step
+    valid_loss = losses[trainer.state.global_step]
     record = {
         **run.read(),
         "finished": True,
         "steps": trainer.state.global_step,
         "result": {
-            "valid_loss": losses[step],
-            "valid_perplexity": math.exp(min(losses[step], 700.0)),
+            "valid_loss": valid_loss,
+            "valid_perplexity": math.exp(min(valid_loss, 700.0)),
             "tokens": tokens_at(trainer.state.global_step),
             "tokens_per_second": logger.tokens_per_second,
             "parameters": model.num_parameters(),
-            **({"best_step": step} if spec.keep_best else {}),
         },
     }
     save_model(trainer, run)

@@ -21,9 +21,8 @@ from transformers import EvalPrediction, Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from rfa.files import named_errors
-from rfa.models import RFAForCausalLM
 from rfa.models.decoder import NOT_SCORED, RFAPreTrainedModel
-from rfa.models.saved_files import checkpoints_in, quiet_transformers, read_model, read_state, write_digests
+from rfa.models.saved_files import checkpoints_in, read_state, write_digests
 
 from .callbacks import StopOnSignal
 from .run_folder import check_checkpoint, newest_checkpoint
@@ -103,8 +102,8 @@ class ProtocolTrainer(Trainer):
     what it gathers of these, but could not take them out of the mean of a batch. So each block has a value of its own.
     """
 
-    def __init__(self, *args, one_group: bool = False, keep_best: bool = False, **kwargs):
-        self._one_group, self._keep_best = one_group, keep_best
+    def __init__(self, *args, one_group: bool = False, **kwargs):
+        self._one_group = one_group
         super().__init__(*args, **kwargs)
         self.remove_callback(PrinterCallback)
         self.compute_metrics = _token_mean
@@ -188,26 +187,5 @@ class ProtocolTrainer(Trainer):
             if self.args.should_save:
                 shutil.rmtree(staging, ignore_errors=True)
         if self.args.should_save:
-            best = folder / f"checkpoint-{self._best_step()}" if self._keep_best else None
             for old in checkpoints_in(folder)[:-_CHECKPOINTS]:
-                if old != best:
-                    shutil.rmtree(old, ignore_errors=True)
-
-    def _best_step(self) -> int | None:
-        """The step of the least validation loss so far, the first of equal ones; None before the first validation."""
-        losses = {int(line["step"]): line["eval_loss"] for line in self.state.log_history if "eval_loss" in line}
-        return min(losses, key=lambda step: losses[step]) if losses else None
-
-    def load_best(self) -> int:
-        """Load the weights of the least validation loss, and return its step. Raises `ValueError` if they are lost."""
-        step = self._best_step()
-        if step is None or step == self.state.global_step:
-            return self.state.global_step
-        checkpoint = Path(cast(str, self.args.output_dir)) / f"checkpoint-{step}"
-        try:
-            with quiet_transformers():
-                weights = read_model(checkpoint, RFAForCausalLM).state_dict()
-        except Exception as error:  # the libraries raise many types
-            raise ValueError(f"keep_best: {checkpoint} cannot be read ({error}), expected the best model") from error
-        cast(nn.Module, self.model).load_state_dict(weights)
-        return step
+                shutil.rmtree(old, ignore_errors=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from rfa_lab.data import load_corpus
-from rfa_lab.data.python_code import code_splits
+from rfa_lab.data.sources import code_splits
 
 WORDS = "def found(given):\n    return given\n"
 

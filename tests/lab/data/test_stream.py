@@ -1,16 +1,10 @@
 """Token streams against the ids of whole texts, blocks of them, and corpora that are prepared."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
-from cover import slow
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from rfa_lab.data import TokenBlocks, load_documents, load_tokenizer, prepare, stream, text_document, token_stream
 
@@ -29,7 +23,7 @@ def test_bytes_stream_is_the_bytes(tmp_path):
     np.testing.assert_array_equal(ids, expected)
 
 
-@pytest.mark.parametrize("text", ["字典、人一。", "ab1,a's!", "a" * 300])
+@pytest.mark.parametrize("text", ["字典、人一。", "ab1,a's!"])
 def test_text_without_spaces_has_the_ids_of_the_whole(tmp_path, monkeypatch, text):
     """Cut in fragments all the same, tokenised a few at a time."""
     monkeypatch.setattr("rfa_lab.data.documents.SLICE", 700)
@@ -39,51 +33,20 @@ def test_text_without_spaces_has_the_ids_of_the_whole(tmp_path, monkeypatch, tex
     np.testing.assert_array_equal(ids, [*tokenizer.encode(40 * text), *2 * [tokenizer.eos_token_id]])
 
 
-@slow
-def test_memory_does_not_grow_with_a_text_without_spaces(tmp_path):
-    """2 MB of it; as one word they take some 300 MB, and 30 MB gigabytes."""
-    program = """
-import resource, sys
-from rfa_lab.data import Document, load_tokenizer, stream, text_document, token_stream
-stream.BATCH_BYTES = 1 << 18
-for name, text in (("bytes", b"xy"), ("bpe:300", b"x1")):
-    document = Document("d", 1 << 21, lambda: (text * (1 << 15) for _ in range(1 << 5)))
-    tokenizer = load_tokenizer(name, [text_document("t", "x1 x1 x1")], sys.argv[1])
-    token_stream([text_document("w", "some words")], tokenizer, sys.argv[1])
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    token_stream([document], tokenizer, sys.argv[1])
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (1 if sys.platform == "darwin" else 1024))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert max(map(int, done.stdout.split())) < 150 * 2**20  # a batch takes some 50 MB
-
-
 def test_a_tokenizer_set_to_truncate_loses_nothing(tmp_path):
     tokenizer = load_tokenizer("bytes")
     tokenizer(TEXTS[0], truncation=True, max_length=2)
     assert len(token_stream(DOCUMENTS, tokenizer, tmp_path)) == sum(len(t.encode()) + 1 for t in TEXTS)
-    assert len(list(tmp_path.rglob("*.npy"))) == 1
+    assert len(list(tmp_path.rglob("*.uint16"))) == 1
     token_stream(DOCUMENTS, BYTES, tmp_path)
-    assert len(list(tmp_path.rglob("*.npy"))) == 1  # the same content, the same tokenizer
+    assert len(list(tmp_path.rglob("*.uint16"))) == 1  # the same content, the same tokenizer
 
 
 def test_bad_text_leaves_no_file(tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"good text " * 10_000 + b"\xe9")
     with pytest.raises(ValueError, match=r"'bad\.txt' with byte 0xe9 at offset 100000"):
         token_stream(load_documents(str(tmp_path / "bad.txt")), BYTES, tmp_path / "cache")
-    assert not list((tmp_path / "cache").rglob("*.npy*tmp"))
-    assert not list((tmp_path / "cache").rglob("*.npy"))
-
-
-def test_words_of_a_model_without_merges_stay_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr("rfa_lab.data.documents.SLICE", 7)
-    backend = Tokenizer(models.WordLevel({"?": 0, "sea": 1, "house": 2, "<end>": 3}, unk_token="?"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
-    ids = token_stream([text_document("d", 20 * "house sea ")], tokenizer, tmp_path)
-    np.testing.assert_array_equal(ids, [*20 * [2, 1], 3])
+    assert [path for path in (tmp_path / "cache").rglob("*uint16*") if path.suffix != ".lock"] == []
 
 
 @given(st.integers(2, 200), st.integers(2, 50))
@@ -99,8 +62,8 @@ def test_blocks_are_the_stream_in_order(tokens, length):
     assert joined.tolist() == list(range(len(blocks) * length))
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
-def test_ids_are_long_whole_and_their_own(dtype):
+def test_ids_are_long_whole_and_their_own():
+    dtype = np.uint32
     stream = np.full(4, np.iinfo(dtype).max, dtype)
     stream.flags.writeable = False
     block = TokenBlocks(stream, 2)[1]
@@ -145,6 +108,6 @@ def test_prepare(books, tmp_path):
 def test_only_the_splits_asked_for(books, tmp_path):
     data = prepare(str(books), "bytes", splits=("test",), cache_dir=tmp_path / "c")
     assert list(data.streams) == ["test"]
-    assert len(list((tmp_path / "c").rglob("*.npy"))) == 1
+    assert len(list((tmp_path / "c").rglob("*.uint16"))) == 1
     with pytest.raises(ValueError, match="got 'dev'"):
         prepare(str(books), "bytes", splits=("dev",), cache_dir=tmp_path / "c")

@@ -20,17 +20,6 @@ def test_bytes_are_the_ids(text):
     assert BYTES.decode(ids) == text
 
 
-def test_gpt2_has_the_published_ids(gpt2_folder):
-    tokenizer = load_tokenizer(f"gpt2:{gpt2_folder}")
-    assert tokenizer.encode("Hello world") == [15496, 995]
-    assert tokenizer.encode("Hello, world! It's 2024.") == [15496, 11, 995, 0, 632, 338, 48609, 13]
-    assert len(tokenizer) == 50257
-    assert tokenizer.eos_token == "<|endoftext|>"
-    assert tokenizer.eos_token_id == 50256
-    assert tokenizer.clean_up_tokenization_spaces is False
-    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     return load_tokenizer("bpe:300", DOCUMENTS, tmp_path_factory.mktemp("cache"))
@@ -50,7 +39,7 @@ def test_trained_round_trip(trained, text):
 def test_training_is_repeatable_and_cached(trained, tmp_path, monkeypatch):
     again = load_tokenizer("bpe:300", DOCUMENTS, tmp_path)
     assert again.backend_tokenizer.to_str() == trained.backend_tokenizer.to_str()
-    monkeypatch.setattr(module, "_train", None)  # would fail if called
+    monkeypatch.setattr(module, "_sample", None)  # would fail if called
     cached = load_tokenizer("bpe:300", DOCUMENTS, tmp_path)
     assert cached.backend_tokenizer.to_str() == trained.backend_tokenizer.to_str()
     with pytest.raises(TypeError):
@@ -59,10 +48,10 @@ def test_training_is_repeatable_and_cached(trained, tmp_path, monkeypatch):
         load_tokenizer("bpe:300", DOCUMENTS[:1], tmp_path)
 
 
-@pytest.mark.parametrize("spec", ["words", "bpe:", "bpe:-3", "gpt2:", ""])
-def test_unknown(spec):
-    with pytest.raises(ValueError, match=f"got '{spec}', expected gpt2, gpt2:FOLDER, bpe:N or bytes"):
-        load_tokenizer(spec, DOCUMENTS)
+def test_unknown():
+    for spec in ("words", "bpe:", "bpe:-3", "gpt2:", ""):
+        with pytest.raises(ValueError, match=f"got '{spec}', expected gpt2, gpt2:FOLDER, bpe:N or bytes"):
+            load_tokenizer(spec, DOCUMENTS)
 
 
 def test_training_needs_room_and_text():

@@ -3,12 +3,11 @@
 from itertools import pairwise
 
 import pytest
-from cover import cover
 
 from rfa_lab.evaluation import windows
 from rfa_lab.evaluation.perplexity import spread
 
-STREAMS = [(2, 2), (7, 2), (16, 16), (17, 16), (31, 16), (50, 7), (100, 10), (101, 10), (64, 33), (65, 3)]
+STREAMS = [(2, 2), (17, 16), (50, 7), (65, 3)]
 
 
 def scored(window):
@@ -25,7 +24,7 @@ def test_blocks(tokens, length):
         assert scored(window) == {window.start + i: i for i in range(1, length)}
 
 
-@cover(lengths=[[2, 4], [8, 16, 32], [5, 11, 40], [3]], tokens=[40, 41, 57, 100])
+@pytest.mark.parametrize(("tokens", "lengths"), [(40, [5, 11, 40]), (57, [2, 4]), (100, [8, 16, 32])])
 def test_matched_scores_the_same_tokens_with_other_contexts(tokens, lengths):
     targets = []
     for length in lengths:
@@ -53,8 +52,7 @@ def test_strided_scores_each_token_once_with_half_a_window_at_least(tokens, leng
         assert min(context.values()) >= length - max(1, length // 2)
 
 
-@pytest.mark.parametrize("scored", [64, 200, 640])
-@pytest.mark.parametrize("protocol", ["blocks", "matched"])
+@pytest.mark.parametrize(("protocol", "scored"), [("blocks", 200), ("matched", 640)])
 def test_spread_scores_the_same_tokens_of_evenly_spaced_segments_at_every_length(protocol, scored):
     tokens, lengths, segment = 1000, [16, 32, 64], 64
     seen = {}

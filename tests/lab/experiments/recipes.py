@@ -45,7 +45,7 @@ def write_recipe(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def stand_in(folder, *, lengths, protocols, by_position=False, attention=None, progress=None):
+def stand_in(folder, *, lengths, protocols, attention=None, progress=None):
     """What `rfa_lab.evaluation.full_evaluation` returns, without its work."""
     assert RunFolder(folder).weights().is_dir()
     if attention is not None:
@@ -56,7 +56,6 @@ def stand_in(folder, *, lengths, protocols, by_position=False, attention=None, p
     rows = [{"length": length, "loss": 1.0, "perplexity": 2.718, "targets": 9, "stderr": None} for length in lengths]
     return {
         "evaluations": {protocol: {"rows": rows, "books": {}} for protocol in protocols},
-        "by_position": {"loss": [1.0], "stderr": [0.1]} if by_position else None,
         "attention_summary": None,
         "fingerprint": "test",
         "environment": {"rfa": "elsewhere"},

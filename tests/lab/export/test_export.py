@@ -14,10 +14,10 @@ import transformers
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from training.runs import tiny_spec, write_corpus
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, pipeline
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from rfa.checks import install_command
-from rfa.models import RFAConfig, RFAForTimeSeries, RFATimeSeriesConfig
+from rfa.models import RFAConfig
 from rfa_lab.evaluation import evaluate
 from rfa_lab.export import export_run, model_card
 from rfa_lab.training import RunFolder, train
@@ -108,47 +108,34 @@ def test_the_card_has_the_results_of_the_run(place):
     assert str(place) not in card.text
 
 
-NAMES = ['a"b', "it's", "a\\", 'x"; import os; os.system("id")  #', "x'; import os  #", "a`b`", "```", "~~~", "a{b}{0}"]
-NAMES += ["![x](http://evil/a.png)", "[click](http://evil)", "http://evil www.evil.com", "<http://evil>", "<script>"]
-NAMES += ["*b* _b_ ~~b~~", "a&b &lt;", "a|b", "# h", "a\n---\n# b", "a\ud800", "plain_name-2"]
-NAMES += ["\u202eabc\u2066\x1b[31m\u200b"]  # they turn text around, colour a terminal, or show nothing
+NAMES = ['x"; import os; os.system("id")  #', "a\\", "a`b` ``` {0}", "![x](http://evil/a.png) www.evil.com <script>"]
+NAMES += ["*b* _b_ ~~b~~ a&b &lt;", "a|b", "# h", "a\n---\n# b", "a\ud800", "plain_name-2", "\u202eabc\x1b[31m\u200b"]
 
 
-@pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_a_hostile_name_stays_text(place, name):
+def test_a_hostile_name_stays_text(place):
     """As the name of the folder, of the text and of the machine, for a reader of Markdown that is not ours."""
     record = RunFolder(place / "run").read()
-    record["data"]["corpus"] = record["environment"]["machine"] = name
-    row = {
-        "length": 16,
-        "targets": 9,
-        "loss": 1.0,
-        "perplexity": 2.0,
-        "protocol": "blocks",
-        "text": name,
-        "fingerprint": "f",
-    }
-    card = model_card(name, record, "model", 5, [row])
-    shown = "".join(letter for letter in " ".join(name.split()) if letter.isprintable())
-    head, body = ModelCard(card).data, card.split("\n---\n", 1)[1]
-    assert head.model_name == head.eval_results[0].dataset_name == shown
-    parsed = MarkdownIt("commonmark").enable("table").parse(body)
-    inline = [token for token in parsed if token.type == "inline"]
-    kinds = {child.type for token in inline for child in token.children}
-    assert kinds <= {"text", "text_special", "softbreak", "code_inline"}
-    texts = ["".join(child.content for child in token.children) for token in inline]
-    assert texts[0] == shown  # the title
-    assert texts[texts.index("machine") + 1].endswith(f"; {shown}")
-    assert texts[texts.index("perplexity") + 1] == shown
-    assert not [token for token in parsed if token.type == "html_block"]
-    (code,) = [token.content for token in parsed if token.type == "fence" and token.info == "python"]
-    _, folder, *_ = ast.parse(code).body
-    assert ast.literal_eval(folder.value) == name
-    assert len(ast.parse(code).body) == 4
-    assert all(letter.isprintable() for letter in card.replace("\n", ""))
-    assert not re.search(
-        r"(?<!\\)://|www\.", body.replace(repr(name), "")
-    )  # pages of the Hub turn bare addresses into links
+    row = {"length": 16, "targets": 9, "loss": 1.0, "perplexity": 2.0, "protocol": "blocks", "fingerprint": "f"}
+    for name in NAMES:
+        record["data"]["corpus"] = record["environment"]["machine"] = name
+        card = model_card(name, record, "model", 5, [{**row, "text": name}])
+        shown = "".join(letter for letter in " ".join(name.split()) if letter.isprintable())
+        head, body = ModelCard(card).data, card.split("\n---\n", 1)[1]
+        assert head.model_name == head.eval_results[0].dataset_name == shown
+        parsed = MarkdownIt("commonmark").enable("table").parse(body)
+        inline = [token for token in parsed if token.type == "inline"]
+        kinds = {child.type for token in inline for child in token.children}
+        assert kinds <= {"text", "text_special", "softbreak", "code_inline"}
+        texts = ["".join(child.content for child in token.children) for token in inline]
+        assert texts[0] == shown  # the title
+        assert texts[texts.index("machine") + 1].endswith(f"; {shown}")
+        assert texts[texts.index("perplexity") + 1] == shown
+        assert not [token for token in parsed if token.type == "html_block"]
+        (code,) = [token.content for token in parsed if token.type == "fence" and token.info == "python"]
+        _, folder, *_ = ast.parse(code).body
+        assert (ast.literal_eval(folder.value), len(ast.parse(code).body)) == (name, 4)
+        assert all(letter.isprintable() for letter in card.replace("\n", ""))
+        assert not re.search(r"(?<!\\)://|www\.", body.replace(repr(name), ""))  # the Hub makes links of bare addresses
 
 
 def test_a_copy_of_a_loaded_model_loads_too(place, tmp_path):
@@ -163,15 +150,6 @@ def test_a_copy_of_a_loaded_model_loads_too(place, tmp_path):
         ".py",
         ".safetensors",
     ]
-
-
-def test_a_time_series_model_is_named_too(tmp_path):
-    config = RFATimeSeriesConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    model = RFAForTimeSeries(config)
-    config.auto_map = {"AutoModel": "modeling_rfa.RFAForTimeSeries"}
-    model.save_pretrained(tmp_path)
-    assert "import RFAForTimeSeries" in (tmp_path / "modeling_rfa.py").read_text()
-    assert isinstance(AutoModel.from_pretrained(tmp_path, trust_remote_code=True), RFAForTimeSeries)
 
 
 def test_what_is_refused(place, tmp_path, rfa):

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from cover import slow
 from experiments.recipes import TRAINING
-from training.runs import MODEL, command, messages, write_corpus
+from training.runs import MODEL, command, write_corpus
 
 from rfa.models import preset
 from rfa_lab.recipes import load_recipe, run_recipe
@@ -93,7 +93,7 @@ def test_each_row_and_column_of_a_table_of_the_paper(name, tmp_path):
     given["training"] = {**TRAINING, **sizes, "model": {**MODEL, "num_hidden_layers": 1}}
     given["runs"] = [{**entry, "seeds": entry["seeds"][:1]} for entry in given["runs"]]
     plan = {"lengths": [16, 32, 64, 128], "protocols": dict.fromkeys(given["evaluation"]["protocols"])}
-    given["evaluation"] = {**plan, "by_position": given["evaluation"].get("by_position", False)}
+    given["evaluation"] = plan
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(given), "utf-8")
     assert not run_recipe(load_recipe(tmp_path / "recipe.yaml"), tmp_path / "out").failed
     found, missing = read_record(tmp_path / "out")
@@ -133,7 +133,7 @@ def test_the_report(tmp_path, small, monkeypatch, capsys):
     status, said, _ = command(monkeypatch, capsys, "report", tmp_path / "record.parquet", "--out", tmp_path / "report")
     assert (status, said.splitlines()[-1]) == (0, f"page: {tmp_path / 'report' / 'index.html'}")
     page = (tmp_path / "report" / "index.html").read_text()
-    names = ["length-blocks", "differences-blocks", "training", "position", "attention"]
+    names = ["length-blocks", "differences-blocks", "training", "attention"]
     assert re.findall('id="figure-([^"]*)"', page) == names
     assert {path.stem for path in (tmp_path / "report" / "figures").iterdir()} == set(names)
     assert not re.search(r'(src|href)="(?!data:)', page)  # it loads nothing else
@@ -174,9 +174,3 @@ def test_maps_that_are_none(tmp_path):
         read_maps(path)
     figure = attention_figure({"a": np.eye(4)[None], "b": np.eye(4)[None].repeat(2, 0)}, 64, 8)
     assert len(figure.axes) == 5  # two rows of two, and the scale
-
-
-def test_what_is_no_record(tmp_path, monkeypatch, capsys):
-    status, _, err = command(monkeypatch, capsys, "report", tmp_path)
-    assert status == 2
-    assert messages(err)[0].startswith(f"rfa: record: got {tmp_path}: no results; expected a folder")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,12 +14,11 @@ from cover import slow
 from parallel.processes import together
 
 from rfa_lab.training import RunFolder, train
-from rfa_lab.training.train import lost_process_as_connection_error
 from training.runs import messages, tiny_spec, weights
 
 SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=4"]
 STEPS = ["--max-steps", "8", "--eval-steps", "4", "--valid-tokens", "80"]  # 5 blocks, no whole number of batches
-LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rfa_lab.cli"]
+LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rfa_lab"]
 
 
 def start(folder, *arguments):
@@ -40,12 +38,6 @@ def wait_until(process, true):
         if process.poll() is not None or true():
             return
         time.sleep(0.1)
-
-
-def workers(process):
-    """The processes that a launcher has started."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [int(child) for child in children]
 
 
 def small(corpus, batch):
@@ -131,38 +123,6 @@ def test_ctrl_c_stops_both_at_one_step_and_both_resume(corpus, tmp_path):
     step = int(said[0].split()[4])
     assert run.latest_checkpoint().name == f"checkpoint-{step}"
     assert_resumes(run, step)
-
-
-@slow
-def test_a_killed_process_ends_the_others_with_one_line_and_the_run_resumes(corpus, tmp_path):
-    process = start(tmp_path, *small(corpus, 2), "--max-steps", 100_000, "--eval-steps", 20, "--valid-tokens", 384)
-    run = RunFolder(tmp_path / "run")
-    wait_until(process, lambda: (run.checkpoints / "checkpoint-20").is_dir())
-    os.kill(workers(process)[1], signal.SIGKILL)
-    began = time.monotonic()
-    _, err = process.communicate(timeout=60)
-    assert time.monotonic() - began < 30
-    assert process.returncode != 0
-    said = [line for line in messages(err) if line.startswith("rfa:")]
-    assert len(said) == 1, err
-    assert re.match(
-        r"rfa: processes: another one of the 2 of this run has ended \(.*\); --resume with as many", said[0]
-    )
-    step = int(run.latest_checkpoint().name.partition("-")[2])
-    assert_resumes(run, step)
-
-
-def test_a_lost_connection_is_told_from_other_errors():
-    broken = RuntimeError("[/pytorch/gloo/pair.cc:537] Read error [127.0.0.1]:47495: reset by peer. GLHF!")
-    said = r"2 of this run has ended \(Read error .*: reset by peer\); --resume"
-    with pytest.raises(ConnectionError, match=said), lost_process_as_connection_error(2):
-        raise broken
-    for processes, error in ((2, RuntimeError("out of memory")), (1, broken)):
-        with pytest.raises(RuntimeError, match=re.escape(str(error))), lost_process_as_connection_error(processes):
-            raise error
-    again = pytest.raises(ConnectionError, match=r"; start again, with as many$")
-    with again, lost_process_as_connection_error(2, begun=False):
-        raise broken
 
 
 @pytest.mark.parametrize(

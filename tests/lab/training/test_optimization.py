@@ -5,10 +5,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from cover import cover, some
+from cover import cover
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from rfa.models import PRESETS, RFAForCausalLM, preset
+from rfa.models import RFAForCausalLM, preset
 from rfa_lab.data import TokenBlocks, prepare
 from rfa_lab.training import TrainingSpec, train
 from rfa_lab.training.callbacks import read_metrics
@@ -60,7 +60,7 @@ def test_one_group(corpus, tmp_path):
     assert groups == [2, 1]
 
 
-@pytest.mark.parametrize("name", some(PRESETS, 9))
+@pytest.mark.parametrize("name", ["b1-rope", "m2-sc-rfa"])
 def test_one_group_is_for_models_that_have_two(name):
     both = len(make_optimizer(model(name), 0.01).param_groups) == 2
     given = {"preset": name, "tokenizer": "bytes", "one_group": True}
@@ -98,12 +98,12 @@ def test_one_cycle_is_torchs(total):
     assert one_cycle(total, total) == pytest.approx(1e-3)  # the scheduler looks one step past the last
 
 
-@pytest.mark.parametrize("total", [1, 2, 7, 20, 25])
-def test_one_cycle_of_few_steps(total):
-    shares = [one_cycle(step, total) for step in range(total + 1)]
-    assert all(0 < share <= 1 for share in shares)
-    assert max(shares) > 0.9  # some step is about the peak, not only the start
-    assert shares[-1] == pytest.approx(1e-3) or total == 1
+def test_one_cycle_of_few_steps():
+    for total in (1, 2, 7, 20, 25):
+        shares = [one_cycle(step, total) for step in range(total + 1)]
+        assert all(0 < share <= 1 for share in shares)
+        assert max(shares) > 0.9  # some step is about the peak, not only the start
+        assert shares[-1] == pytest.approx(1e-3) or total == 1
 
 
 def test_gradients_are_clipped_twice(corpus, tmp_path, monkeypatch):
@@ -167,7 +167,7 @@ def bare_loop(spec, order, data, steps):
     return losses, net
 
 
-@pytest.mark.parametrize(("name", "accumulate"), [("b1-rope", 1), ("m2-sc-rfa", 1), ("m2-sc-rfa", 3)])
+@pytest.mark.parametrize(("name", "accumulate"), [("m2-sc-rfa", 1), ("m2-sc-rfa", 3)])
 def test_a_run_is_the_bare_loop(corpus, tmp_path, monkeypatch, name, accumulate):
     order, get = [], TokenBlocks.__getitem__
 

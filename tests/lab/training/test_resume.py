@@ -1,7 +1,6 @@
-"""A run that was stopped, by Ctrl-C, and resumed is the run that was not; the best model."""
+"""A run that was stopped, by Ctrl-C, and resumed is the run that was not."""
 
 import json
-import shutil
 import time
 
 import pytest
@@ -139,52 +138,3 @@ def test_other_processes_than_began_are_refused(stopped):
     with pytest.raises(ValueError, match="processes: got 1, expected 2"):
         resume(stopped.path)
     assert contents(stopped.path) == before
-    stopped.write({name: value for name, value in record.items() if name != "processes"})  # of an earlier version
-    assert resume(stopped.path)["finished"]
-
-
-SPEC = {"max_steps": 12, "eval_steps": 3, "learning_rate": 0.03}
-
-
-@pytest.fixture(scope="session")
-def one_word(corpus, tmp_path_factory):
-    """A training text of one word, which is soon known too well for another validation text."""
-    folder = shutil.copytree(corpus, tmp_path_factory.mktemp("one word") / "corpus")
-    (folder / "train" / "a.txt").write_text(800 * "a ")
-    return folder
-
-
-def valid_losses(folder):
-    return {line["step"]: line["valid_loss"] for line in read_metrics(RunFolder(folder)) if "valid_loss" in line}
-
-
-@pytest.mark.parametrize("stopped", [False, True])
-def test_the_best_model_is_kept(one_word, tmp_path, stopped):
-    if stopped:
-        with pytest.raises(Stopped):
-            train(tiny_spec(one_word, keep_best=True, **SPEC), tmp_path / "run", progress=at_step(1, ctrl_c))
-        record = resume(tmp_path / "run")
-    else:
-        record = train(tiny_spec(one_word, keep_best=True, **SPEC), tmp_path / "run")
-    losses = valid_losses(tmp_path / "run")
-    best = min(losses, key=losses.__getitem__)
-    assert best not in (12, 9)  # the case that matters: two checkpoints come after it
-    assert (record["result"]["best_step"], record["result"]["valid_loss"]) == (best, losses[best])
-    assert record["steps"] == 12
-    kept = RunFolder(tmp_path / "run")
-    assert [path.name for path in checkpoints_in(kept.checkpoints)] == [f"checkpoint-{s}" for s in (best, 9, 12)]
-    model = kept.load_model()
-    batch = torch.arange(16)[None] + 97
-    expected = kept.load_model(kept.checkpoints / f"checkpoint-{best}")(batch).logits
-    assert torch.equal(model(batch).logits, expected)
-    assert not torch.equal(kept.load_model(kept.checkpoints / "checkpoint-12")(batch).logits, expected)
-
-
-def test_a_best_model_that_is_lost(one_word, tmp_path):
-    def lose():
-        best = min(losses := valid_losses(tmp_path / "run"), key=losses.__getitem__)
-        (tmp_path / "run" / "checkpoints" / f"checkpoint-{best}" / "model.safetensors").write_bytes(b"")
-
-    spec = tiny_spec(one_word, keep_best=True, **SPEC)
-    with pytest.raises(ValueError, match=r"keep_best: .* cannot be read"):
-        train(spec, tmp_path / "run", progress=at_step(11, lose))

@@ -78,7 +78,7 @@ PARALLEL = [
 EXPORT = [
     Mutation("rfa_lab/export.py", 'padding_side="left"', 'padding_side="right"',
              "prompts of a batch are continued after their padding", "lab/export/test_export.py"),
-    Mutation("rfa_lab/export.py", '_SAME = ("preset", "seed", ', '_SAME = ("preset", ',
+    Mutation("rfa_lab/export.py", '_SAME_RUN = ("preset", "seed", ', '_SAME_RUN = ("preset", ',
              "the card shows the result of another seed", "lab/export/test_export.py"),
     Mutation("rfa_lab/training/run_folder.py", "allow_inf_nan=False", "allow_inf_nan=True",
              "the card shows a perplexity that is no number", "lab/training/test_run_folder.py"),

@@ -29,7 +29,7 @@ PIPELINE = [
 ]  # fmt: skip
 
 RECALL = [
-    Mutation("rfa_lab/recipes/runs.py", "if mine and runs.finished(run) is None:", "if mine:",
+    Mutation("rfa_lab/recipes/runs.py", "if mine and runs.result_of(run) is None:", "if mine:",
              "a finished run is made again", "lab/experiments/test_runner.py"),
     Mutation("rfa_lab/recipes/runs.py", "_check_versions({**results, **begun}, ", "_check_versions(begun, ",
              "results of another commit that are not chosen count as none", "lab/experiments/test_runner.py"),

@@ -8,7 +8,7 @@ import pytest
 from rfa.forecasting.figure import forecast_figure, save, styled
 from rfa.forecasting.request import ChannelForecast
 from rfa.forecasting.table import SeriesTable
-from rfa_lab.style import plain_numbers
+from rfa_lab.report.figures import plain_numbers
 
 
 @pytest.fixture(autouse=True)
