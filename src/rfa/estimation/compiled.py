@@ -18,7 +18,7 @@ from rfa.ops.cpu.build import load_library
 from rfa.ops.cpu.compiler import BuildError
 from rfa.ops.transforms import transformed
 
-from . import robust_weight
+from . import gaussian
 from .linear_sde import LinearSDE
 
 SOURCES = Path(__file__).parent / "kernels"
@@ -67,18 +67,18 @@ class RobustConstants(ctypes.Structure):
     """See kernels/noise_scale.h."""
 
     _fields_ = (
-        ("scales", _number * robust_weight.SCALES),
-        ("prior", _number * robust_weight.SCALES),
+        ("scales", _number * gaussian.SCALES),
+        ("prior", _number * gaussian.SCALES),
         *_fields(_number, _ROBUST_NUMBERS),
     )
 
     @classmethod
     def of_library(cls) -> "RobustConstants":
-        """Those of `robust_weight`."""
+        """Those of `gaussian`."""
         like = torch.zeros(1, dtype=torch.float64)
-        lists = robust_weight.noise_scales(like).tolist(), robust_weight.NoiseScale.prior(like).last[0].tolist()
+        lists = gaussian.noise_scales(like).tolist(), gaussian.NoiseScale.prior(like).last[0].tolist()
         arrays = {name: (_number * len(x))(*x) for name, x in zip(("scales", "prior"), lists, strict=True)}
-        return cls(**arrays, **{name: getattr(robust_weight, name.upper()) for name in _ROBUST_NUMBERS.split()})
+        return cls(**arrays, **{name: getattr(gaussian, name.upper()) for name in _ROBUST_NUMBERS.split()})
 
 
 _SIZES = {

@@ -20,11 +20,7 @@ from jaxtyping import Float
 
 from rfa.checks import needs
 
-from .linear_sde import LinearSDE
-from .problem import LARGEST_VALUE
-from .readings_problem import ReadingsProblem
-from .recursive_filter import Recursion
-from .robust_weight import (
+from .gaussian import (
     ABANDONED_LOG_ODDS,
     LARGEST_VARIANCE,
     NO_DIGITS,
@@ -34,7 +30,10 @@ from .robust_weight import (
     SAME_LOG_ODDS,
     SCALES,
 )
-from .row_filters import Carried, packed
+from .linear_sde import LinearSDE
+from .problem import LARGEST_VALUE
+from .readings_problem import ReadingsProblem
+from .recursive_filter import Carried, Recursion, packed
 from .series_estimate import OUTLIER_GAIN
 
 OPSET = 18

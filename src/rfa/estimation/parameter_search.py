@@ -7,7 +7,6 @@ one batch. All values here have decay rates in the place of factors.
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,20 +18,21 @@ from torch import Tensor
 
 from rfa.checks import require
 
-from .components import Autoregression, Cycle, Season, doubtful_period, unit_share
-from .readings_problem import ReadingsTable, exact_log_likelihood, filter_readings, irregular_names
-from .series import Readings
-from .series_estimate import standardised_innovations
-from .structural_model import (
+from .components import (
+    Autoregression,
     Component,
+    Cycle,
     ParameterKind,
-    Regression,
     SeriesScale,
     StructuralModel,
     as_factor,
     to_factors,
     to_rates,
+    unit_share,
 )
+from .readings_problem import ReadingsTable, exact_log_likelihood, filter_readings, irregular_names
+from .series import Readings
+from .series_estimate import standardised_innovations
 
 _STEP = 1e-3  # of a coordinate: so the slopes of two units of time differ less by rounding than a search tells
 _HESSIAN_STEP = 2e-3  # of a coordinate, for second differences, whose errors are 1e-6 on both sides
@@ -88,29 +88,6 @@ def parameter_kinds(model: StructuralModel, sensors: tuple[str, ...]) -> dict[st
     """All parameters by name: the components' and the readings' noise."""
     noises: dict[str, ParameterKind] = {name: "variance" for name in irregular_names(sensors)}
     return {**noises, **model.parameters}
-
-
-def model_of(model: StructuralModel, readings: Readings, unit: str | None) -> StructuralModel:
-    """The model of readings: the components, and their regressors. `unit` is that of dates, None for numbers.
-
-    Raises:
-        ValueError: for a period longer than the series, and a regressor that is 0 everywhere.
-    """
-    steps = np.diff(readings.times)
-    steps = steps[steps > 0]
-    for component in model.components:
-        shortest, named = component.shortest_span(), f"period of {component.name}"
-        period = component.period if isinstance(component, Season | Cycle) else None
-        doubt = doubtful_period(period, steps, unit) if period and unit and len(steps) else None
-        expected = f"at most the span of the series, {readings.span:g}{f': {doubt}' if doubt else ''}"
-        require(shortest <= readings.span, named, shortest, expected)
-        if doubt:
-            warnings.warn(f"{named}: {doubt}", UserWarning, stacklevel=4)
-    if not readings.regressors:
-        return model
-    size = tuple(float(x) for x in np.sqrt(np.nanmean(readings.exog**2, axis=0)))
-    require(all(size), "exog", "a column of zeros", "columns with some values other than 0")
-    return model + Regression(readings.regressors, size)
 
 
 def series_scale(readings: Readings, robust: bool = True) -> SeriesScale:

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from .compiled import can_run, different_lags, discretize
 from .gaussian import Gaussian, Information
-from .linear_sde import LinearSDE
-from .matrices import InitialMoments, broadcast_shapes, check_initial, flattened, real, whitened, without_missing
+from .linear_sde import InitialMoments, LinearSDE, broadcast_shapes, check_initial, identity_like, real
 
 LARGEST_VALUE = 1e100  # of an observation in units of its noise; squares of larger ones overflow
 _LARGEST_ROW = 1e45  # entry of H: squares of squares must not overflow
@@ -324,3 +323,30 @@ def _check_times(name: str, given: Tensor) -> None:
         raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected (..., T) with at least one time")
     if not bool(given.isfinite().all()):
         raise ValueError(f"{name}: got NaN or infinite values, expected finite numbers")
+
+
+def flattened(x: Tensor, batch_shape: torch.Size, trailing: int) -> Tensor:
+    """`x`, broadcast to `(*batch_shape, ...)`, as `(b, ...)`. The last `trailing` dimensions stay as they are."""
+    return x.expand(*batch_shape, *x.shape[x.dim() - trailing :]).reshape(-1, *x.shape[x.dim() - trailing :])
+
+
+def without_missing(
+    observation: Float[Tensor, "*#rows m n"], noise: Float[Tensor, "*#rows m m"], present: Bool[Tensor, "*rows m"]
+) -> tuple[Tensor, Tensor]:
+    """C and R with a row of zeros and a noise of 1 for each missing component."""
+    both = present[..., :, None] & present[..., None, :]
+    ones = torch.diag_embed((~present).to(noise.dtype))
+    return torch.where(present[..., None], observation, 0.0), torch.where(both, noise, 0.0) + ones
+
+
+def whitened(
+    observation: Float[Tensor, "*#rows m n"], noise: Float[Tensor, "*#rows m m"], values: Float[Tensor, "*rows m"]
+) -> tuple[Tensor, Tensor]:
+    """`L^-1 C` and `L^-1 z` with `R = L L^T`: the same observation with noise of unit covariance."""
+    factor, failed = torch.linalg.cholesky_ex(noise)
+    if bool((failed > 0).any()):
+        raise ValueError(
+            "observation_noise: got a singular observation noise, expected a positive definite R for what is seen"
+        )
+    whiten = torch.linalg.solve_triangular(factor, identity_like(noise), upper=False)
+    return whiten @ observation, (whiten @ values[..., None])[..., 0]

@@ -17,14 +17,13 @@ from rfa.checks import require
 from rfa.files import check_writable, write_whole
 from rfa.version import __version__
 
+from .components import Component, StructuralModel, to_factors
 from .linear_sde import LinearSDE
-from .parameter_search import ParameterSearch, model_of, read_fixed, series_scale
-from .readings_problem import ReadingsProblem, ReadingsTable, filter_readings, irregular_names
-from .recursive_filter import Recursion
-from .row_filters import Carried, FilteredRows
+from .parameter_search import ParameterSearch, read_fixed, series_scale
+from .readings_problem import ReadingsProblem, ReadingsTable, filter_readings, irregular_names, model_of
+from .recursive_filter import Carried, FilteredRows, Recursion
 from .series import ReadingInfo, Readings, RowLabels, by_name, like, read_later, read_one, read_series
 from .series_estimate import Diagnostics, SeriesEstimate
-from .structural_model import Component, StructuralModel, to_factors
 from .time_axis import TimeAxis, next_times
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -16,7 +16,7 @@ ESTIMATION = [
              "rfa/estimation/test_compiled.py"),
     Mutation("rfa/estimation/gaussian.py", "self.constant - lost", "self.constant + lost",
              "the objective of a state that moves", "rfa/estimation/test_compiled.py"),
-    Mutation("rfa/estimation/robust_weight.py", "weight = ratio.sum(-1) / (ratio * scale).sum(-1)",
+    Mutation("rfa/estimation/gaussian.py", "weight = ratio.sum(-1) / (ratio * scale).sum(-1)",
              "weight = ratio.sum(-1) / (probability * scale).sum(-1)", "the weight of a row over its scales",
              "rfa/estimation/test_recursion.py"),
     Mutation("rfa/estimation/recursive_filter.py", "log_odds = log_odds + change", "log_odds = log_odds - change",

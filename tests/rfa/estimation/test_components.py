@@ -10,7 +10,8 @@ import torch
 from statsmodels.tsa.statespace.initialization import Initialization
 
 from rfa.estimation import Autoregression, Cycle, Level, LinearSDE, RobustFilter, Season, Trend, robust_estimate
-from rfa.estimation.structural_model import Regression, StructuralModel
+from rfa.estimation.components import StructuralModel
+from rfa.estimation.readings_problem import Regression
 
 from .series_models import column, dense_log_likelihood, hours, unobserved_components
 

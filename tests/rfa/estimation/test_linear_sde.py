@@ -121,16 +121,6 @@ def test_states_that_turn_beside_their_decay_have_one_in_closed_form(decay):
     torch.testing.assert_close(sde.stationary_covariance(), 0.15 / decay * EYE, rtol=1e-12, atol=0)
 
 
-def test_diagonalize():
-    sde = coupled()
-    found = sde.diagonalize()
-    again = found.basis @ torch.diag_embed(found.eigenvalues) @ found.inverse
-    torch.testing.assert_close(again.real, sde.dynamics, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found.inverse @ found.basis, torch.eye(3, dtype=again.dtype), rtol=0, atol=1e-12)
-    with pytest.raises(ValueError, match="condition number"):
-        trend().diagonalize()
-
-
 def test_gradients():
     def covariance(dynamics, diffusion, lag):
         sde = LinearSDE(dynamics, (diffusion + diffusion.mT) / 2, EYE, EYE)

@@ -9,8 +9,8 @@ import pytest
 
 from rfa.checks import MissingExtra
 from rfa.estimation import Autoregression, Cycle, Level, RobustFilter, Season, Trend
+from rfa.estimation.components import StructuralModel
 from rfa.estimation.parameter_search import parameter_kinds
-from rfa.estimation.structural_model import StructuralModel
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")

@@ -6,7 +6,7 @@ import scipy.stats
 import torch
 
 from rfa.estimation import LinearSDE
-from rfa.estimation.robust_weight import RobustWeight
+from rfa.estimation.robust_estimator import RobustWeight
 
 from .models import irregular_times, matrix, papers_estimate
 

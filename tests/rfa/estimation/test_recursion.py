@@ -10,7 +10,7 @@ import torch
 from cover import cover, some
 
 from rfa.estimation import LinearSDE, robust_estimate
-from rfa.estimation.robust_weight import NoiseScale, infer_scale
+from rfa.estimation.gaussian import NoiseScale, infer_scale
 
 from .models import coupled, irregular_times, matrix, trend
 

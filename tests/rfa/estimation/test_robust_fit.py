@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rfa.estimation import Autoregression, Cycle, Level, RobustFilter, Season, Trend
-from rfa.estimation.structural_model import StructuralModel
+from rfa.estimation.components import StructuralModel
 
 MODELS = {
     "level": lambda unit: Level(),
