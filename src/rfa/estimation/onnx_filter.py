@@ -20,6 +20,12 @@ from jaxtyping import Float
 
 from rfa.checks import needs
 
+needs("onnx")
+
+import onnx
+from onnx import TensorProto, helper
+from onnx.parser import parse_graph
+
 from .gaussian import (
     ABANDONED_LOG_ODDS,
     LARGEST_VARIANCE,
@@ -78,49 +84,35 @@ class Value:
     __matmul__, __lt__, __gt__, __and__, __or__ = map(_operator, ("MatMul", "Less", "Greater", "And", "Or"))
 
     def __neg__(self) -> "Value":
-        return self.graph.add("Neg", self)
+        return self("Neg")
 
     def __invert__(self) -> "Value":
-        return self.graph.add("Not", self)
+        return self("Not")
 
     def __getitem__(self, index: "int | Value") -> "Value":
         """Along the first dimension."""
-        return self.graph.add("Gather", self, index if isinstance(index, Value) else np.array(index))
+        return self("Gather", index if isinstance(index, Value) else np.array(index))
+
+    def __call__(self, kind: str, *others: Any, **attributes: Any) -> Any:
+        """An operator of this value and others by its name, such as "Sqrt"."""
+        return self.graph.add(kind, self, *others, **attributes)
 
     @property
     def mT(self) -> "Value":
         """Each of several matrices transposed, `(c, n, m)`."""
-        return self.graph.add("Transpose", self, perm=[0, 2, 1])
-
-    def apply(self, kind: str) -> "Value":
-        """An operator of this value alone, such as "Sqrt"."""
-        return self.graph.add(kind, self)
-
-    def cast(self, kind: str) -> "Value":
-        """In another type, such as "INT64"."""
-        import onnx
-
-        return self.graph.add("Cast", self, to=getattr(onnx.TensorProto, kind))
-
-    def isnan(self) -> "Value":
-        """Where it is NaN."""
-        return self.apply("IsNaN")
+        return self("Transpose", perm=[0, 2, 1])
 
     def widened(self, *axes: int) -> "Value":
         """With further dimensions of 1."""
-        return self.graph.add("Unsqueeze", self, np.array(axes))
+        return self("Unsqueeze", np.array(axes))
 
     def reshape(self, *shape: int) -> "Value":
         """The same entries in another shape."""
-        return self.graph.add("Reshape", self, np.array(shape))
+        return self("Reshape", np.array(shape))
 
     def sum(self, axis: int = -1) -> "Value":
         """Along a dimension, which goes."""
-        return self.graph.add("ReduceSum", self, np.array([axis]), keepdims=0)
-
-    def clip(self, least: float, most: float) -> "Value":
-        """Bounded."""
-        return self.graph.add("Clip", self, least, most)
+        return self("ReduceSum", np.array([axis]), keepdims=0)
 
     def where(self, condition: "Value", other: Any) -> "Value":
         """Itself where a condition holds, something else elsewhere."""
@@ -128,14 +120,13 @@ class Value:
 
     def split(self, *sizes: int) -> list["Value"]:
         """Parts along the last dimension."""
-        return self.graph.add("Split", self, np.array(sizes), axis=-1, outputs=len(sizes))
+        return self("Split", np.array(sizes), axis=-1, outputs=len(sizes))
 
 
 class Graph:
     """Nodes in the order in which they are added, with inputs, constants and outputs."""
 
     def __init__(self) -> None:
-        needs("onnx")
         self._nodes: list[Any] = []
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
@@ -148,15 +139,11 @@ class Graph:
 
     def output(self, name: str, value: Value, *shape: int, kind: str = "DOUBLE") -> None:
         """What each run gives."""
-        import onnx
-
-        self._nodes.append(onnx.helper.make_node("Identity", [value.name], [name]))
+        self._nodes.append(helper.make_node("Identity", [value.name], [name]))
         self._outputs.append(_value_info(name, shape, kind))
 
     def constant(self, value: Any, name: str = "") -> Value:
         """A tensor that stays. Numbers are float64, but in arrays of another kind."""
-        import onnx
-
         array = value if isinstance(value, np.ndarray) else np.array(value, dtype=np.float64)
         name = name or f"constant.{len(self._constants)}"
         self._constants.append(onnx.numpy_helper.from_array(array, name))
@@ -164,30 +151,24 @@ class Graph:
 
     def add(self, kind: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
         """A node: its value, or a list of several."""
-        import onnx
-
         given = [(x if isinstance(x, Value) else self.constant(x)).name for x in inputs]
         names = [f"{kind}.{len(self._nodes)}.{k}" for k in range(outputs)]
-        self._nodes.append(onnx.helper.make_node(kind, given, names, **attributes))
+        self._nodes.append(helper.make_node(kind, given, names, **attributes))
         values = [Value(self, name) for name in names]
         return values[0] if outputs == 1 else values
 
     def model(self, name: str, metadata: dict[str, str]) -> Any:
         """The checked model, a protobuf message."""
-        import onnx
-
-        graph = onnx.helper.make_graph(self._nodes, name, self._inputs, self._outputs, self._constants)
-        opsets = [onnx.helper.make_opsetid("", OPSET)]
-        found = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="rfa")
-        onnx.helper.set_model_props(found, metadata)
+        graph = helper.make_graph(self._nodes, name, self._inputs, self._outputs, self._constants)
+        opsets = [helper.make_opsetid("", OPSET)]
+        found = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="rfa")
+        helper.set_model_props(found, metadata)
         onnx.checker.check_model(found)
         return found
 
 
 def _value_info(name: str, shape: tuple[int, ...], kind: str) -> Any:
-    import onnx
-
-    return onnx.helper.make_tensor_value_info(name, getattr(onnx.TensorProto, kind), shape)
+    return helper.make_tensor_value_info(name, getattr(TensorProto, kind), shape)
 
 
 # The step of a filter
@@ -292,12 +273,12 @@ def step_graph(model: StepModel) -> Graph:
     weight, noise, own_mean = scale.weight[0], reading.noise, states.mean[0]
     gain_ratio = expected / (expected + noise / weight - noise)
     graph.output("mean", of_reading((reading.row * own_mean).sum() + reading.offset))
-    graph.output("standard_error", of_reading(_variance(states, reading).apply("Sqrt")))
+    graph.output("standard_error", of_reading(_variance(states, reading)("Sqrt")))
     graph.output("weight", weight.where(reading.seen, math.nan))
     graph.output("outlier", (gain_ratio < OUTLIER_GAIN) & reading.seen, kind="BOOL")
     graph.output("states", own_mean, n)
     diagonal = (states.covariance[0] * np.eye(n)).sum()
-    graph.output("state_errors", diagonal.clip(0.0, math.inf).apply("Sqrt"), n)
+    graph.output("state_errors", diagonal("Clip", 0.0, math.inf)("Sqrt"), n)
     carried = [states.mean, states.covariance.reshape(c, n * n), states.counts, states.last][: len(sizes)]
     packed = graph.add("Concat", *carried, axis=1).reshape(c * sum(sizes))
     graph.output("new_state", graph.add("Concat", packed, contest, axis=0) if model.robust else packed, model.carried)
@@ -314,21 +295,19 @@ def _reading(graph: Graph, model: StepModel) -> _Reading:
     parts += [graph.input("exog", model.regressors)] if model.regressors else []
     row = graph.add("Concat", *parts, axis=0)
     offset = graph.input("offset") if "offset" in model.given else graph.constant(0.0)
-    known = ~(row.sum() + offset).isnan()
-    seen = known & ~value.isnan()
+    known = ~(row.sum() + offset)("IsNaN")
+    seen = known & ~value("IsNaN")
     if "noise" in model.given:
         more = graph.input("noise")
-        seen, noise = seen & ~more.isnan(), noise + more.where(~more.isnan(), 0.0)
-    row = row.where(~row.isnan(), 0.0)
-    root = noise.clip(np.finfo(float).tiny, math.inf).apply("Sqrt")
-    whitened = ((value - offset) / root).clip(-LARGEST_VALUE, LARGEST_VALUE)
+        seen, noise = seen & ~more("IsNaN"), noise + more.where(~more("IsNaN"), 0.0)
+    row = row.where(~row("IsNaN"), 0.0)
+    root = noise("Clip", np.finfo(float).tiny, math.inf)("Sqrt")
+    whitened = ((value - offset) / root)("Clip", -LARGEST_VALUE, LARGEST_VALUE)
     return _Reading(row, noise, offset, known, seen, (row / root).where(seen, 0.0), whitened.where(seen, 0.0))
 
 
 def _discretized(graph: Graph, sde: LinearSDE, gap: Value) -> tuple[Value, Value]:
     """Phi and V of a gap, `(n, n)`, by the groups of states that A or Q joins, each padded to s states."""
-    from onnx.parser import parse_graph
-
     dynamics, diffusion = sde.dynamics.numpy(), sde.diffusion.numpy()
     n = len(dynamics)
     joined = (dynamics != 0) | (diffusion != 0) | np.eye(n, dtype=bool)
@@ -349,12 +328,12 @@ def _discretized(graph: Graph, sde: LinearSDE, gap: Value) -> tuple[Value, Value
             moments[order, k, :size, :size] = moment / math.factorial(order + 1)
             power, moment = a @ power, a @ moment + moment @ a.T
     whole = gap * graph.constant(norms, "norms")  # |A| dt
-    doublings = ((whole.apply("Abs") / _SHORT).apply("Log") / math.log(2)).apply("Ceil").clip(0.0, _MOST_DOUBLINGS)
+    doublings = ((whole("Abs") / _SHORT)("Log") / math.log(2))("Ceil")("Clip", 0.0, _MOST_DOUBLINGS)
     short = whole / graph.add("Pow", graph.constant(2.0), doublings)
     powers = graph.add("Pow", short, np.arange(_TERMS + 1.0)[:, None])  # (terms, g)
     phi = (powers.widened(2, 3) * graph.constant(terms, "transition_terms")).sum(0)
     variance = ((powers * short).widened(2, 3) * graph.constant(moments, "variance_terms")).sum(0)
-    count = doublings.cast("INT64")  # of each group: more than it needs would cost digits
+    count = doublings("Cast", to=TensorProto.INT64)  # of each group: more than it needs would cost digits
     most, go, body = graph.add("ReduceMax", count, keepdims=0), np.array(True), parse_graph(_DOUBLED)
     phi, variance, _ = graph.add("Loop", most, go, phi, variance, count.widened(1, 2), outputs=3, body=body)
     flat = (graph.add("Concat", x.reshape(g * s * s), np.zeros(1), axis=0) for x in (phi, variance))
@@ -382,13 +361,13 @@ def _expected(states: _Filters, reading: _Reading) -> tuple[Value, Value, Value]
 
 def _variance(states: _Filters, reading: _Reading) -> Value:
     """Of the reading by the filter, with its noise."""
-    return ((states.covariance[0] @ reading.row) * reading.row).sum().clip(0.0, math.inf) + reading.noise
+    return ((states.covariance[0] @ reading.row) * reading.row).sum()("Clip", 0.0, math.inf) + reading.noise
 
 
 def _inferred(graph: Graph, states: _Filters, reading: _Reading) -> _ReadingScale:
     """The scale of the reading's noise, as `infer_scale`."""
     innovation, _, variance = _expected(states, reading)
-    valid = reading.seen & ~((innovation + variance) * 0.0).isnan()
+    valid = reading.seen & ~((innovation + variance) * 0.0)("IsNaN")
     variance = variance.where(variance > -1.0, -variance)  # by rounding
     learned = states.counts / states.counts.sum().widened(-1)
     prior = learned * (1 - PERSISTENCE) + states.last * PERSISTENCE
@@ -398,10 +377,10 @@ def _inferred(graph: Graph, states: _Filters, reading: _Reading) -> _ReadingScal
     total = variance.widened(-1) + scale
     exponent = square.widened(-1) / total * -0.5
     most = graph.add("ReduceMax", exponent, np.array([-1]), keepdims=1)
-    density = prior * (exponent - most).apply("Exp") / total.apply("Sqrt")
-    evidence = most.reshape(2) + density.sum().apply("Log")
+    density = prior * (exponent - most)("Exp") / total("Sqrt")
+    evidence = most.reshape(2) + density.sum()("Log")
     probability = density / density.sum().widened(-1)
-    bounded = variance.clip(-math.inf, LARGEST_VARIANCE)
+    bounded = variance("Clip", -math.inf, LARGEST_VARIANCE)
     ratio = probability / (bounded.widened(-1) + scale)
     weight = ratio.sum() / (ratio * scale).sum()
     correction = innovation.widened(-1) / total
@@ -427,11 +406,11 @@ def _contested(
     scale = scale._replace(weight=scale.weight.where(trusting, 1.0), scatter=scale.scatter.where(trusting, 0.0))
     valid = scale.valid[0] & scale.valid[1]
     change = (scale.evidence[1] - scale.evidence[0]).where(valid, 0.0)
-    same = valid & (change.apply("Abs") < SAME_LOG_ODDS)
+    same = valid & (change("Abs") < SAME_LOG_ODDS)
     log_odds = log_odds + change
     replaced = log_odds > 0.0
     ended = replaced | ~(log_odds > ABANDONED_LOG_ODDS)
-    first = replaced.cast("INT64")
+    first = replaced("Cast", to=TensorProto.INT64)
     rejected = (scale.valid & (scale.weight < REJECTED))[first]
     started = (ended | same) & rejected
     origin = graph.add("Concat", first, first.where(started, one), axis=0)
@@ -444,9 +423,9 @@ def _contested(
     old = ~new
     weight, scatter = scale.weight.where(old, 1.0), scale.scatter.where(old, 0.0)
     scale = scale._replace(weight=weight, scatter=scatter, valid=scale.valid & old)
-    none, unused = graph.constant([_NO_CHALLENGER]), valid.cast("DOUBLE")
+    none, unused = graph.constant([_NO_CHALLENGER]), valid("Cast", to=TensorProto.DOUBLE)
     log_odds = graph.constant([PRIOR_LOG_ODDS]).where(started, none.where(ended, log_odds))
-    trusted = graph.constant([2.0 * (n - 1)]).where(started, (trusted - unused).clip(0.0, math.inf))
+    trusted = graph.constant([2.0 * (n - 1)]).where(started, (trusted - unused)("Clip", 0.0, math.inf))
     return states, scale, graph.add("Concat", trusted, log_odds, axis=0)
 
 
@@ -460,7 +439,7 @@ def _misfit(states: _Filters, reading: _Reading) -> Value:
 def _updated(states: _Filters, scale: _ReadingScale, reading: _Reading, n: int) -> _Filters:
     """After the reading with its weight."""
     innovation, across, variance = _expected(states, reading)
-    root, certainty = scale.weight.apply("Sqrt").widened(-1), variance * scale.weight
+    root, certainty = scale.weight("Sqrt").widened(-1), variance * scale.weight
     row, spread = root * reading.whitened_row, across * root
     gain = spread / (certainty + 1.0).widened(-1)
     mean = states.mean + gain * root * innovation.widened(-1)
