@@ -16,13 +16,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
-
-from rfa.checks import needs
-
-needs("onnx")
-
 import onnx
+from jaxtyping import Float
 from onnx import TensorProto, helper
 from onnx.parser import parse_graph
 
@@ -185,17 +180,6 @@ class StepModel:
     robust: bool
     given: frozenset[str]  # which of "offset", "noise" and "observation" readings have
 
-    @property
-    def size(self) -> int:
-        """The number of states."""
-        return self.sde.state_size
-
-    @property
-    def carried(self) -> int:
-        """How many numbers go from step to step."""
-        n = self.size
-        return 2 * (n + n**2 + 2 * SCALES) + 2 if self.robust else n + n**2
-
 
 class _Reading(NamedTuple):
     """One reading. `known`: nothing that its mean needs is missing. `seen`: nor is its noise or its value."""
@@ -251,11 +235,12 @@ def filter_model(
 
 def step_graph(model: StepModel) -> Graph:
     """The graph of a step. Its inputs and outputs are those that `RobustFilter.export` names."""
-    graph, n, c = Graph(), model.size, 1 + model.robust
-    state, gap = graph.input("state", model.carried), graph.input("gap")
-    reading = _reading(graph, model)
-    filters, contest = state.split(model.carried - 2, 2) if model.robust else (state, state)
+    graph, n, c = Graph(), model.sde.state_size, 1 + model.robust
     sizes = [n, n * n, SCALES, SCALES] if model.robust else [n, n * n]
+    count = c * sum(sizes) + 2 * model.robust
+    state, gap = graph.input("state", count), graph.input("gap")
+    reading = _reading(graph, model)
+    filters, contest = state.split(count - 2, 2) if model.robust else (state, state)
     mean, covariance, *scales = filters.reshape(c, sum(sizes)).split(*sizes)
     states = _Filters(mean, covariance.reshape(c, n, n), *scales)
     states = _predicted(states, *_discretized(graph, model.sde, gap))
@@ -281,7 +266,7 @@ def step_graph(model: StepModel) -> Graph:
     graph.output("state_errors", diagonal("Clip", 0.0, math.inf)("Sqrt"), n)
     carried = [states.mean, states.covariance.reshape(c, n * n), states.counts, states.last][: len(sizes)]
     packed = graph.add("Concat", *carried, axis=1).reshape(c * sum(sizes))
-    graph.output("new_state", graph.add("Concat", packed, contest, axis=0) if model.robust else packed, model.carried)
+    graph.output("new_state", graph.add("Concat", packed, contest, axis=0) if model.robust else packed, count)
     return graph
 
 
@@ -289,7 +274,7 @@ def _reading(graph: Graph, model: StepModel) -> _Reading:
     """What is given of a reading, in units of its noise too."""
     value, noise = graph.input("value"), graph.constant(model.sensor_noise, "sensor_noise")
     noise = noise[graph.input("sensor", kind="INT64") if len(model.sensor_noise) > 1 else 0]
-    own = model.size - model.regressors
+    own = model.sde.state_size - model.regressors
     shown = "observation" in model.given
     parts = [graph.input("observation", own) if shown else graph.constant(np.array(model.shown), "observation_row")]
     parts += [graph.input("exog", model.regressors)] if model.regressors else []

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from rfa.checks import require
+from rfa.checks import needs, require
 from rfa.files import check_writable, write_whole
 from rfa.version import __version__
 
@@ -382,6 +382,7 @@ class RobustFilter:
             ValueError: before `fit`, and for a place that cannot be written.
             MissingExtra: without the package `onnx`.
         """
+        needs("onnx")
         from .onnx_filter import filter_model
 
         problem, run = self._filtered()
