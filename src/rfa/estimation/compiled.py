@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from rfa.ops.cpu.build import load_library
@@ -154,8 +154,3 @@ def discretize(sde: LinearSDE, lags: Float[Tensor, " lags"]) -> tuple[Tensor, Te
     problem = LagsProblem(b, len(lags), n, threads_for(b, len(lags), n))
     run("transitions", problem, **given, transition=transition, variance=variance)
     return transition, variance
-
-
-def different_lags(times: Float[Tensor, "b grid"]) -> tuple[Float[Tensor, " lags"], Int[Tensor, "b steps"]]:
-    """The lags of increasing times, each once, and which of them each step has."""
-    return torch.unique(times.diff(dim=-1), return_inverse=True)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from .compiled import can_run, different_lags, discretize
+from .compiled import can_run, discretize
 from .gaussian import Gaussian, Information
 from .linear_sde import InitialMoments, LinearSDE, broadcast_shapes, check_initial, identity_like, real
 
@@ -66,8 +66,16 @@ class ObservationGrid:
         models = 1 if shared and bool((present == present[:1]).all()) else len(times)
         matrices = (sde.observation, sde.observation_noise)
         observation, noise = (flattened(x, batch_shape, 2)[:models, None] for x in matrices)
-        observation, noise = without_missing(observation, noise, present[:models])
-        rows, values = whitened(observation, noise, observations.masked_fill(~present, 0.0))
+        shown = present[:models]  # a missing component has a row of zeros and a noise of 1
+        both, ones = shown[..., :, None] & shown[..., None, :], torch.diag_embed((~shown).to(noise.dtype))
+        factor, failed = torch.linalg.cholesky_ex(torch.where(both, noise, 0.0) + ones)
+        if bool((failed > 0).any()):
+            raise ValueError(
+                "observation_noise: got a singular observation noise, expected a positive definite R for what is seen"
+            )
+        whiten = torch.linalg.solve_triangular(factor, identity_like(noise), upper=False)
+        rows = whiten @ torch.where(shown[..., None], observation, 0.0)
+        values = (whiten @ observations.masked_fill(~present, 0.0)[..., None])[..., 0]
         return cls(times, rows, values, observation_index, query_index, present.sum(-1), batch_shape)
 
     @property
@@ -155,7 +163,7 @@ class Transitions:
     def of(cls, sde: LinearSDE, grid: ObservationGrid, compiled: bool = False) -> "Transitions":
         """Of a grid, with gradients unless they are compiled."""
         if compiled and sde.batch_shape.numel() == 1:
-            lags, index = different_lags(grid.times[: grid.models])
+            lags, index = torch.unique(grid.lags[: grid.models], return_inverse=True)
             transition, variance = (x[0] for x in discretize(sde, lags))
         else:
             transition, variance = (
@@ -164,7 +172,10 @@ class Transitions:
             lags = grid.lags[: grid.models]
             index = torch.arange(lags.numel(), device=lags.device).view(lags.shape)
             lags = lags.flatten()
-        check_gaps(transition, variance, lags)
+        finite = (transition.isfinite() & variance.isfinite()).all(-1).all(-1)
+        if not bool(finite.all()):
+            gap = lags[~finite].min().item()
+            raise ValueError(f"times: got a gap of {gap:g}, over which the state of an unstable model overflows")
         return cls(transition, variance, index)
 
     @functools.cached_property
@@ -175,16 +186,6 @@ class Transitions:
     def doubled(self) -> "Transitions":
         """As `ObservationGrid.doubled`."""
         return self if len(self.index) == 1 else replace(self, index=torch.cat([self.index] * 2))
-
-
-def check_gaps(
-    transition: Float[Tensor, "lags n n"], variance: Float[Tensor, "lags n n"], lags: Float[Tensor, " lags"]
-) -> None:
-    """Raise `ValueError` for a gap over which an unstable state overflows."""
-    finite = (transition.isfinite() & variance.isfinite()).all(-1).all(-1)
-    if not bool(finite.all()):
-        gap = lags[~finite].min().item()
-        raise ValueError(f"times: got a gap of {gap:g}, over which the state of an unstable model overflows")
 
 
 def each_step(of, sde: LinearSDE, grid: ObservationGrid, lags: Tensor) -> Float[Tensor, "models steps n n"]:
@@ -328,25 +329,3 @@ def _check_times(name: str, given: Tensor) -> None:
 def flattened(x: Tensor, batch_shape: torch.Size, trailing: int) -> Tensor:
     """`x`, broadcast to `(*batch_shape, ...)`, as `(b, ...)`. The last `trailing` dimensions stay as they are."""
     return x.expand(*batch_shape, *x.shape[x.dim() - trailing :]).reshape(-1, *x.shape[x.dim() - trailing :])
-
-
-def without_missing(
-    observation: Float[Tensor, "*#rows m n"], noise: Float[Tensor, "*#rows m m"], present: Bool[Tensor, "*rows m"]
-) -> tuple[Tensor, Tensor]:
-    """C and R with a row of zeros and a noise of 1 for each missing component."""
-    both = present[..., :, None] & present[..., None, :]
-    ones = torch.diag_embed((~present).to(noise.dtype))
-    return torch.where(present[..., None], observation, 0.0), torch.where(both, noise, 0.0) + ones
-
-
-def whitened(
-    observation: Float[Tensor, "*#rows m n"], noise: Float[Tensor, "*#rows m m"], values: Float[Tensor, "*rows m"]
-) -> tuple[Tensor, Tensor]:
-    """`L^-1 C` and `L^-1 z` with `R = L L^T`: the same observation with noise of unit covariance."""
-    factor, failed = torch.linalg.cholesky_ex(noise)
-    if bool((failed > 0).any()):
-        raise ValueError(
-            "observation_noise: got a singular observation noise, expected a positive definite R for what is seen"
-        )
-    whiten = torch.linalg.solve_triangular(factor, identity_like(noise), upper=False)
-    return whiten @ observation, (whiten @ values[..., None])[..., 0]

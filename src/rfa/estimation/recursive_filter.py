@@ -128,10 +128,6 @@ class FilterPass(NamedTuple):
         """Of the b filters alone."""
         return part if self.origin is None else mapped(part, lambda x: x[: len(self.median_scale)])
 
-    def with_median_noise(self, grid: ObservationGrid) -> ObservationGrid:
-        """The observations with the median scale of their noise. Later distances are measured with it."""
-        return grid if bool((self.median_scale == 1).all()) else grid.weighted(1 / self.median_scale)
-
     def estimates(self, smooth: bool) -> list[Gaussian]:
         """The state at each time index, by earlier observations or, in smoothing, by all."""
         states = [self.without_challengers(state.posterior) for state in self.states]

@@ -308,7 +308,8 @@ def _dense_estimates(problem: EstimationProblem, options: _Options, with_weights
         states = [state.mean for state in passed.estimates(problem.smooth)]
     if options.riccati:
         passed = kalman_pass(grid, transitions, first) if passed is None else passed
-        grid = passed.with_median_noise(grid)
+        if not bool((passed.median_scale == 1).all()):  # distances are measured with the median scale of the noise
+            grid = grid.weighted(1 / passed.median_scale)
         averages = riccati_averages(problem, passed, carried_observations(problem, grid, transitions))
     else:
         noises = options.query_noise, options.noise_floor

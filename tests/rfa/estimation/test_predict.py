@@ -1,7 +1,5 @@
 """`RobustFilter.predict` at any times, and the conventions of scikit-learn."""
 
-import multiprocessing
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -109,20 +107,3 @@ def test_scikit_learn_clones_and_selects():
     assert "season" in str([*search.best_estimator_.model.states])
     assert search.best_score_ > -0.3
     np.testing.assert_allclose(search.predict([96.0 + 3.0]), 1.0, atol=0.3)
-
-
-def ahead(found: RobustFilter) -> float:
-    return float(found.forecast([200.0]).mean[0])
-
-
-@pytest.mark.parametrize("kind", ["fork", "spawn"])
-def test_processes_take_a_fitted_filter(kind):
-    """`spawn` is joblib's loky, whose workers are new interpreters too."""
-    joblib = pytest.importorskip("joblib", reason="joblib, which comes with scikit-learn")
-    found = RobustFilter(Trend()).fit(*readings())
-    if kind == "spawn":
-        results = joblib.Parallel(2)(joblib.delayed(ahead)(found) for _ in range(2))
-    else:
-        with multiprocessing.get_context(kind).Pool(2) as pool:
-            results = pool.map(ahead, [found, found])
-    assert results == [ahead(found)] * 2
