@@ -399,7 +399,6 @@ class Cycle(Component):
 
     Args:
         period: a guess of the period, where the search starts. By default a fifth of the series' span.
-        damped: False: the amplitude does not fade by itself, there is no `damping.cycle`, and the start is diffuse.
         name: for `fixed`, and in the place of "cycle" in the names of the parameters.
 
     Raises:
@@ -407,17 +406,12 @@ class Cycle(Component):
     """
 
     period: float | int | None = None
-    damped: bool = True
     name: str = "cycle"
+    stationary = (0, 1)
 
     def __post_init__(self):
         good = self.period is None or 0 < self.period < math.inf
         require(good, "period", self.period, "a positive number of units of time, or None")
-
-    @property
-    def stationary(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Both, where they are damped."""
-        return (0, 1) if self.damped else ()
 
     @property
     def states(self) -> dict[str, float]:
@@ -426,27 +420,21 @@ class Cycle(Component):
 
     @property
     def parameters(self) -> dict[str, ParameterKind]:
-        """`sigma2.cycle`, `frequency.cycle` and, where it is damped, `damping.cycle`."""
-        found: dict[str, ParameterKind] = {f"sigma2.{self.name}": "variance", f"frequency.{self.name}": "frequency"}
-        return {**found, f"damping.{self.name}": "factor"} if self.damped else found
+        """`sigma2.cycle`, `frequency.cycle` and `damping.cycle`."""
+        kinds: dict[str, ParameterKind] = {"sigma2": "variance", "frequency": "frequency", "damping": "factor"}
+        return {f"{name}.{self.name}": kind for name, kind in kinds.items()}
 
     def start(self, scale: SeriesScale) -> dict[str, float]:
         """A wave of the guessed period that fades within three periods."""
         period = self.period or max(scale.span / 5, 2 * scale.gap)
-        diffusion, frequency = 0.1 * scale.step_variance / scale.gap, 2 * math.pi / period
         decay = 1 / (3 * period)
-        if self.damped:
-            diffusion *= unit_share(decay)
-        start = {f"sigma2.{self.name}": diffusion, f"frequency.{self.name}": frequency, f"damping.{self.name}": decay}
-        return {name: start[name] for name in self.parameters}
+        variance = 0.1 * scale.step_variance / scale.gap * unit_share(decay)
+        return dict(zip(self.parameters, (variance, 2 * math.pi / period, decay), strict=True))
 
     def matrices(self, parameters: ParameterValues) -> ComponentMatrices:
         """A turn that fades, and the same noise for both states."""
-        frequency, variance = parameters[f"frequency.{self.name}"], parameters[f"sigma2.{self.name}"]
-        decay, diffusion = torch.zeros_like(frequency), variance
-        if self.damped:
-            decay = parameters[f"damping.{self.name}"]
-            diffusion = variance / unit_share(decay)
+        variance, frequency, decay = (parameters[name] for name in self.parameters)
+        diffusion = variance / unit_share(decay)
         rows = [torch.stack([-decay, frequency], dim=-1), torch.stack([-frequency, -decay], dim=-1)]
         return torch.stack(rows, dim=-2), diffusion[..., None, None] * torch.eye(2, dtype=torch.float64)
 

@@ -10,6 +10,7 @@ Source: appendix A.3, equations `precision_weighted_average` and `conditional_ob
 
 import functools
 import math
+import numbers
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -36,7 +37,6 @@ Direction = Literal["filter", "smooth"]
 Penalty = Literal["power", "welsch"]
 EstimatorPrior = Literal["lyapunov", "riccati"]  # the operator's may be more
 Start = Literal["recursive", "leave_one_out", "query"]
-Number = float | int | Real[Tensor, ""]  # a tensor where a gradient is needed
 
 _HALVINGS = 6
 _SAME = 1e-12  # relative: a rise of the objective by rounding
@@ -44,7 +44,6 @@ _LARGEST_VARIANCE = 100.0  # of a prediction, in units of the noise: a less cert
 _LEAST_EIGENVALUE = 1e-9  # of a covariance, over the largest: what is less comes from rounding
 _LOWEST_LOG_WEIGHT = -69.0  # log 1e-30: a row's largest weight is at least this, so that its variance is finite
 _SMALLEST_NU = 1e-6  # below, all weight lies within sqrt(nu) of the estimate and is lost to rounding
-_NU, _KAPPA = f"degrees of freedom > 0, at least {_SMALLEST_NU}", "a finite exponent > 0"
 _SMALLEST_MEAN = 1e-30  # mean weight: quotients by it stay finite
 _CHI_RANGE = 12.0  # chi_m lies within that distance of sqrt(m): its deviation is about 0.7 for any m
 
@@ -59,29 +58,26 @@ class RobustWeight:
         infinite nu and a finite kappa all weights are 1.
     """
 
-    nu: Number  # degrees of freedom >= 1e-6
-    kappa: Number | None  # exponent > 0
+    nu: float | int  # degrees of freedom >= 1e-6
+    kappa: float | int | None  # exponent > 0
     size: int  # m
     penalty: Penalty = "power"
 
     def __post_init__(self):
-        require(bool(self.nu >= _SMALLEST_NU), "nu", self.nu, _NU)
-        require(self.kappa is None or bool(0 < self.kappa < math.inf), "kappa", self.kappa, _KAPPA)
+        good = [isinstance(x, numbers.Real) and not isinstance(x, bool) for x in (self.nu, self.kappa)]
+        expected = f"degrees of freedom > 0, at least {_SMALLEST_NU}"
+        require(good[0] and self.nu >= _SMALLEST_NU, "nu", self.nu, expected)
+        finite = self.kappa is None or (good[1] and 0 < self.kappa < math.inf)
+        require(finite, "kappa", self.kappa, "a finite exponent > 0, a number")
         check_choice("penalty", self.penalty, Penalty)
-
-    @classmethod
-    def of(cls, nu: object, kappa: object, size: int, penalty: Penalty = "power") -> "RobustWeight":
-        """With nu and kappa as a caller gives them."""
-        found = cls(_number("nu", nu, _NU), None if kappa is None else _number("kappa", kappa, _KAPPA), size, penalty)
-        return replace(found, penalty="welsch") if kappa is None and found.gaussian else found
 
     @property
     def gaussian(self) -> bool:
         """Whether all weights are 1."""
-        return self.penalty == "power" and not isinstance(self.nu, Tensor) and math.isinf(self.nu)
+        return self.penalty == "power" and math.isinf(self.nu)
 
     @property
-    def exponent(self) -> Number:
+    def exponent(self) -> float:
         """kappa, by default `(nu + m) / m` with the model's m: logits do not grow with the dimension."""
         return (self.nu + self.size) / self.size if self.kappa is None else self.kappa
 
@@ -103,7 +99,8 @@ class RobustWeight:
             return self.nu * torch.log1p(distance / self.nu)
         return self.nu / (self.exponent - 1) * -torch.expm1((1 - self.exponent) * torch.log1p(distance / self.nu))
 
-    def consistency(self, observed: int | None = None) -> tuple[Number, Number]:
+    @functools.cache  # noqa: B019 - the cache holds a few numbers only
+    def consistency(self, observed: int | None = None) -> tuple[float, float]:
         """For `s ~ chi^2_k`, that is, a right model: the mean weight, and the variance over that of all weights 1.
 
         They are `E w` and `(E[w^2 s] / k) / (E w + 2 E[w' s] / k)^2`, the asymptotic variance of an M-estimator of
@@ -112,48 +109,27 @@ class RobustWeight:
         k = self.size if observed is None else observed
         if self.gaussian or not k:
             return 1.0, 1.0
-        if isinstance(self.nu, Tensor) or isinstance(self.kappa, Tensor):
-            return self._consistency_tensors(k)
-        return self._consistency_numbers(k)
-
-    @functools.cache  # noqa: B019 - the cache holds a few numbers only
-    def _consistency_numbers(self, k: int) -> tuple[float, float]:
-        mean, variance = self._consistency_tensors(k)
-        return mean.item(), variance.item()
-
-    def _consistency_tensors(self, k: int) -> tuple[Tensor, Tensor]:
         # chi_k, the root of s, has a density without a singularity. Powers of large k overflow, so logarithms are used.
         low, high = max(0.0, math.sqrt(k) - _CHI_RANGE), math.sqrt(k) + _CHI_RANGE
         root = low + (high - low) * (torch.arange(2**17, dtype=torch.float64) + 0.5) / 2**17
         density = torch.softmax((k - 1) * torch.log(root) - root.square() / 2, dim=0)
         s = root.square()
         log_weight = self.log_weight(s)
-        largest = log_weight.max().detach()
+        largest = log_weight.max()
         weight = torch.exp(log_weight - largest)  # both ratios do not depend on this scale
         slope = -weight / self.size if self.penalty == "welsch" else -self.exponent * weight / (self.nu + s)
         spread = (density * weight.square() * s).sum() / k
         mean = (density * weight).sum()
         sensitivity = torch.maximum(mean + 2 * (density * slope * s).sum() / k, 1e-4 * mean)
-        return (mean * largest.exp()).clamp(min=_SMALLEST_MEAN), spread / sensitivity.square()
+        return (mean * largest.exp()).clamp(min=_SMALLEST_MEAN).item(), (spread / sensitivity.square()).item()
 
     def calibration(self, observed: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """The product of both numbers of `consistency` for each row's components: weights are divided by it."""
         if not observed.numel():
             return observed.to(torch.float64)
         counts, position = observed.unique(return_inverse=True)
-        table = [torch.as_tensor(math.prod(self.consistency(k)), dtype=torch.float64) for k in counts.tolist()]
-        return torch.stack(table).to(observed.device)[position]
-
-
-def _number(name: str, given: object, expected: str) -> Number:
-    if isinstance(given, Tensor) and given.requires_grad and not given.dim():
-        return given.to("cpu", torch.float64)  # a tensor without dimensions on the CPU works with those of any device
-    try:
-        if not isinstance(given, str | bool):
-            return float(given)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):
-        pass
-    raise ValueError(f"{name}: got {given!r}, expected {expected}")
+        table = [math.prod(self.consistency(k)) for k in counts.tolist()]
+        return torch.tensor(table, dtype=torch.float64, device=observed.device)[position]
 
 
 class Estimate(NamedTuple):
@@ -177,8 +153,8 @@ def robust_estimate(
     times: Real[Tensor, "*#batch T"],
     observations: Real[Tensor, "*#batch T m"],
     *,
-    nu: Number = 16.0,
-    kappa: Number | None = 2.0,
+    nu: float | int = 16.0,
+    kappa: float | int | None = 2.0,
     penalty: Penalty = "power",
     prior: EstimatorPrior = "riccati",
     iterations: int = 5,
@@ -186,8 +162,8 @@ def robust_estimate(
     direction: Direction = "filter",
     query_times: Real[Tensor, "*#batch queries"] | None = None,
     initial: InitialMoments | None = None,
-    query_noise: Number | Real[Tensor, "n n"] = 0.0,
-    noise_floor: Number | Real[Tensor, "n n"] = 0.0,
+    query_noise: float | int | Real[Tensor, "*covariance"] = 0.0,
+    noise_floor: float | int | Real[Tensor, "*covariance"] = 0.0,
     return_weights: bool = True,
 ) -> Estimate:
     """Robust, precision-weighted estimates of the state of a linear SDE, by the formulas of this file.
@@ -245,7 +221,8 @@ def robust_estimate(
     check_choice("direction", direction, Direction)
     whole = isinstance(iterations, int) and not isinstance(iterations, bool) and iterations >= 1
     require(whole, "iterations", iterations, "a whole number >= 1")
-    weight = RobustWeight.of(nu, kappa, sde.observation_size, penalty)
+    weight = RobustWeight(nu, kappa, sde.observation_size, penalty)
+    weight = replace(weight, penalty="welsch") if kappa is None and weight.gaussian else weight
     noises = _noise("query_noise", query_noise, sde, prior), _noise("noise_floor", noise_floor, sde, prior)
     options = _Options(prior == "riccati", weight, iterations, start, *noises)
     robust, smooth = not weight.gaussian, direction == "smooth"

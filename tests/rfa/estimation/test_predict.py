@@ -1,7 +1,6 @@
 """`RobustFilter.predict` at any times, and the conventions of scikit-learn."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from rfa.estimation import Level, RobustFilter, Season, Trend
@@ -61,16 +60,6 @@ def test_after_updates_it_knows_the_later_readings():
     asked = np.array([times[-1] + 1.0, times[40], times[55]])
     # the diffuse start has the scale of the readings that `fit` has seen
     np.testing.assert_allclose(parts.predict(asked), whole.predict(asked), rtol=1e-6)
-
-
-def test_pandas_gives_a_series_with_the_times_as_asked():
-    index = pd.date_range("2024-03-20", periods=40, freq="D", tz="Europe/Berlin")
-    series = pd.Series(np.arange(40.0), index)
-    found = RobustFilter(Trend()).fit(series)
-    asked = pd.DatetimeIndex([index[-1] + pd.Timedelta("2D"), index[3]])
-    mean = found.predict(asked)
-    assert mean.index.equals(asked)
-    np.testing.assert_allclose(mean, [41.0, 3.0], atol=1e-3)
 
 
 def test_parameters_by_name():

@@ -12,7 +12,7 @@ from cover import cover, some
 from rfa.estimation import LinearSDE, robust_estimate
 from rfa.estimation.gaussian import NoiseScale, infer_scale
 
-from .models import coupled, irregular_times, matrix, trend
+from .models import irregular_times, matrix, trend
 
 KALMAN = {"nu": math.inf}
 
@@ -111,18 +111,6 @@ def test_the_filter_does_not_see_the_future():
         part = robust_estimate(sde, times[:length], seen[:, :length])
         torch.testing.assert_close(part.mean, whole.mean[:, :length], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(part.covariance, whole.covariance[:, :length], rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("direction", ["filter", "smooth"])
-def test_a_missing_row_is_no_row(direction):
-    sde, times = coupled(), irregular_times(20)
-    seen = sde.simulate(times, torch.Generator().manual_seed(4), (0.2, 20.0)).observations
-    seen[7] = torch.nan
-    kept = torch.arange(20) != 7
-    gap = robust_estimate(sde, times, seen, direction=direction)
-    less = robust_estimate(sde, times[kept], seen[kept], direction=direction, query_times=times)
-    for mine, theirs in zip(less[:2], gap[:2], strict=True):  # from the second row on, which shows the last state
-        torch.testing.assert_close(mine[2:], theirs[2:], rtol=1e-7, atol=1e-7)
 
 
 def level(noise: float = 1.0) -> LinearSDE:

@@ -164,6 +164,7 @@ BAD = [
     ({"nu": 0.0}, "nu: got 0.0, expected degrees of freedom > 0"),
     ({"nu": 1e-300}, "nu: got 1e-300, expected degrees of freedom > 0, at least 1e-06"),
     ({"kappa": -1.0}, "kappa: got -1.0"),
+    ({"nu": torch.tensor(4.0, requires_grad=True)}, "nu: got tensor"),
     ({"prior": "flat"}, "prior: got 'flat'"),
     ({"direction": "back"}, "direction: got 'back', expected one of 'filter', 'smooth'$"),
     (

@@ -16,7 +16,6 @@ MODELS = {
     "damped trend": lambda unit: Trend(damped=True),
     "season": lambda unit: Level() + Season(12.0 * unit),
     "cycle": lambda unit: Level() + Cycle(12.0 * unit),
-    "endless cycle": lambda unit: Level() + Cycle(12.0 * unit, damped=False),
     "autoregression": lambda unit: Level() + Autoregression(),
     "autoregression alone": lambda unit: Autoregression(),
 }
@@ -99,11 +98,6 @@ def test_a_robust_fit_of_a_clean_series_is_at_least_as_good_as_kalmans(model, of
     robust, gaussian = (RobustFilter(model, way).fit(months, values) for way in (True, False))
     assert robust.log_likelihood > gaussian.log_likelihood - 0.1
     assert not robust.filter().outliers.any()
-
-
-def test_a_robust_fit_of_a_wave_without_noise():
-    wave = np.arange(100), np.sin(0.7 * np.arange(100))
-    assert not RobustFilter(Trend() + Cycle()).fit(*wave).filter().outliers.any()
 
 
 def test_parameters_can_be_given_back():
