@@ -38,7 +38,7 @@ ESTIMATION = [
              "trusted = int64_t(from[0]);", "an update forgets the challenger", "rfa/estimation/test_readings.py"),
     Mutation("rfa/estimation/readings_problem.py", "] + table.noise.numpy()", "]",
              "known noises do not count", "rfa/estimation/test_robust_filter.py"),
-    Mutation("rfa/estimation/parameter_search.py", "if not total > best.total + _GAIN:", "if total:",
+    Mutation("rfa/estimation/parameter_search.py", "if not total > best.total + _LEAST_GAIN:", "if total:",
              "a variance that has gone to zero stays there", "rfa/estimation/test_components.py"),
     Mutation("rfa/estimation/parameter_search.py", "(4 * _HESSIAN_STEP**2)", "(2 * _HESSIAN_STEP**2)",
              "standard errors by a factor of the root of 2", "rfa/estimation/test_components.py"),

@@ -126,7 +126,7 @@ def test_a_long_series_has_the_maximum_of_a_direct_search(model, robust, monkeyp
     )
     values[random.random(count) < 0.01] += 100.0 * robust
     quick = RobustFilter(model, robust).fit(times, values)
-    monkeypatch.setattr("rfa.estimation.parameter_search._BLOCK", count)
+    monkeypatch.setattr("rfa.estimation.parameter_search._BLOCK_READINGS", count)
     direct = RobustFilter(model, robust).fit(times, values)
     assert quick.converged
     assert quick.log_likelihood == pytest.approx(direct.log_likelihood, abs=1e-2)
