@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import scipy.linalg
 import statsmodels.api as sm
-import torch
 from statsmodels.tsa.statespace.initialization import Initialization
 
-from rfa.estimation import Autoregression, Cycle, Level, LinearSDE, RobustFilter, Season, Trend, robust_estimate
+from rfa.estimation import Autoregression, Cycle, Level, LinearSDE, RobustFilter, Season, Trend
 from rfa.estimation.components import StructuralModel
 from rfa.estimation.readings_problem import Regression
 
@@ -115,18 +114,6 @@ def test_states_that_no_reading_sees(in_torch, case):
         theirs = sm.tsa.UnobservedComponents(values, "llevel", use_exact_diffuse=True, **specification)
         expected = theirs.loglike([fixed.get(name, 0.05) for name in theirs.param_names])
         assert found.log_likelihood == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize(("period", "harmonics"), [(12, 6)])
-def test_rows_beside_a_state_that_none_sees(period, harmonics):
-    """The state stays unknown, the others are statsmodels' from the first `period` rows on."""
-    parameters = {"sigma2.level": 0.1, f"sigma2.freq_seasonal_{period}({harmonics})": 0.05, "sigma2.irregular": 1.0}
-    sde = (Level() + Season(period, harmonics)).to_sde(parameters)
-    season = [{"period": period, "harmonics": harmonics}]
-    theirs = unobserved_components(WALK, parameters, level="llevel", freq_seasonal=season)
-    known = robust_estimate(sde, torch.from_numpy(GRID), torch.from_numpy(WALK)[:, None], nu=torch.inf)
-    assert known.covariance[-1].diagonal().isinf().tolist() == [False] * (2 * harmonics) + [True]
-    np.testing.assert_allclose(known.mean[period:].T, theirs.filtered_state[:, period:], atol=1e-6)
 
 
 def test_a_damped_trend():
