@@ -243,14 +243,14 @@ def step_graph(model: StepModel) -> Graph:
     filters, contest = state.split(count - 2, 2) if model.robust else (state, state)
     mean, covariance, *scales = filters.reshape(c, sum(sizes)).split(*sizes)
     states = _Filters(mean, covariance.reshape(c, n, n), *scales)
-    states = _predicted(states, *_discretized(graph, model.sde, gap))
+    states = _prediction(states, *_transition_and_variance(graph, model.sde, gap))
     if model.robust:
-        states, scale, contest = _contested(graph, states, reading, contest, n)
+        states, scale, contest = _with_challenger(graph, states, reading, contest, n)
     else:
         ones = graph.constant([1.0])
         scale = _ReadingScale(ones, ones - 1.0, ones, ones, ones > 2.0)
     expected = _variance(states, reading)
-    states = _updated(states, scale, reading, n)
+    states = _posterior(states, scale, reading, n)
 
     def of_reading(x: Value) -> Value:
         return x.where(reading.known, math.nan)
@@ -291,7 +291,7 @@ def _reading(graph: Graph, model: StepModel) -> _Reading:
     return _Reading(row, noise, offset, known, seen, (row / root).where(seen, 0.0), whitened.where(seen, 0.0))
 
 
-def _discretized(graph: Graph, sde: LinearSDE, gap: Value) -> tuple[Value, Value]:
+def _transition_and_variance(graph: Graph, sde: LinearSDE, gap: Value) -> tuple[Value, Value]:
     """Phi and V of a gap, `(n, n)`, by the groups of states that A or Q joins, each padded to s states."""
     dynamics, diffusion = sde.dynamics.numpy(), sde.diffusion.numpy()
     n = len(dynamics)
@@ -330,14 +330,14 @@ def _symmetric(x: Value) -> Value:
     return (x + x.mT) * 0.5
 
 
-def _predicted(states: _Filters, transition: Value, variance: Value) -> _Filters:
+def _prediction(states: _Filters, transition: Value, variance: Value) -> _Filters:
     """Over a gap."""
     transposed = transition.widened(0).mT[0]
     covariance = _symmetric(transition @ states.covariance @ transposed + variance)
     return states._replace(mean=states.mean @ transposed, covariance=covariance)
 
 
-def _expected(states: _Filters, reading: _Reading) -> tuple[Value, Value, Value]:
+def _innovation(states: _Filters, reading: _Reading) -> tuple[Value, Value, Value]:
     """Of the reading in units of its noise: the innovation `(c,)`, `P H^T` `(c, n)`, and its variance `(c,)`."""
     row = reading.whitened_row
     across = states.covariance @ row
@@ -349,9 +349,9 @@ def _variance(states: _Filters, reading: _Reading) -> Value:
     return ((states.covariance[0] @ reading.row) * reading.row).sum()("Clip", 0.0, math.inf) + reading.noise
 
 
-def _inferred(graph: Graph, states: _Filters, reading: _Reading) -> _ReadingScale:
+def _reading_scale(graph: Graph, states: _Filters, reading: _Reading) -> _ReadingScale:
     """The scale of the reading's noise, as `infer_scale`."""
-    innovation, _, variance = _expected(states, reading)
+    innovation, _, variance = _innovation(states, reading)
     valid = reading.seen & ~((innovation + variance) * 0.0)("IsNaN")
     variance = variance.where(variance > -1.0, -variance)  # by rounding
     learned = states.counts / states.counts.sum().widened(-1)
@@ -377,7 +377,7 @@ def _inferred(graph: Graph, states: _Filters, reading: _Reading) -> _ReadingScal
     )
 
 
-def _contested(
+def _with_challenger(
     graph: Graph, states: _Filters, reading: _Reading, contest: Value, n: int
 ) -> tuple[_Filters, _ReadingScale, Value]:
     """Filter and challenger before the reading is used, where the challenger takes over or a new one starts.
@@ -385,7 +385,7 @@ def _contested(
     `contest`: how many readings the challenger will still use with weight 1, and its log odds.
     """
     trusted, log_odds = contest.split(1, 1)
-    scale, one, no = _inferred(graph, states, reading), np.array([1]), np.array([False])
+    scale, one, no = _reading_scale(graph, states, reading), np.array([1]), np.array([False])
     believed = graph.add("Concat", graph.constant(no), trusted > 0.0, axis=0) & (scale.weight < REJECTED)
     trusting = ~believed
     scale = scale._replace(weight=scale.weight.where(trusting, 1.0), scatter=scale.scatter.where(trusting, 0.0))
@@ -416,14 +416,14 @@ def _contested(
 
 def _misfit(states: _Filters, reading: _Reading) -> Value:
     """The factor, at least 1, by which a covariance must grow to expect the reading."""
-    innovation, _, variance = _expected(states, reading)
+    innovation, _, variance = _innovation(states, reading)
     distance = innovation * innovation / (variance + 1.0)
     return distance.where(distance > 1.0, 1.0)  # NaN too
 
 
-def _updated(states: _Filters, scale: _ReadingScale, reading: _Reading, n: int) -> _Filters:
+def _posterior(states: _Filters, scale: _ReadingScale, reading: _Reading, n: int) -> _Filters:
     """After the reading with its weight."""
-    innovation, across, variance = _expected(states, reading)
+    innovation, across, variance = _innovation(states, reading)
     root, certainty = scale.weight("Sqrt").widened(-1), variance * scale.weight
     row, spread = root * reading.whitened_row, across * root
     gain = spread / (certainty + 1.0).widened(-1)

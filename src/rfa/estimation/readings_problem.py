@@ -107,7 +107,7 @@ class ReadingsTable:
         seen = ~np.isnan(values)
         np.minimum.at(least, readings.sensor[seen], readings.noise[seen])
         noise = np.nan_to_num(readings.noise)  # of a missing reading
-        arrays = values, readings.sensor, noise, least, *_different(np.diff(readings.times))
+        arrays = values, readings.sensor, noise, least, *_distinct_lags(np.diff(readings.times))
         tensors = (torch.from_numpy(np.ascontiguousarray(x)) for x in arrays)
         return cls(model, readings, _rows(model, readings), *tensors)
 
@@ -192,7 +192,7 @@ class ReadingsProblem:
         later = np.subtract(*self.table.readings.times[[targets, origins]]) > 0
         require_each(later, "targets", "a time before its origin's", targets, "readings later than their origins")
         table, times = self.table, self.table.readings.times
-        lags, index = _different(times[targets] - times[origins])
+        lags, index = _distinct_lags(times[targets] - times[origins])
         transition, variance = (x[0].numpy() for x in discretize(sde, torch.from_numpy(lags)))
         shown = table.rows.numpy()[targets]
         moved = np.einsum("pi,pij->pj", shown, transition[index])
@@ -299,7 +299,7 @@ def _looped_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
     return -rest / 2 - determined - logarithms.sum(-1)
 
 
-def _different(lags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _distinct_lags(lags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The different lags, and which of them each one is."""
     mantissa, exponent = np.frexp(lags)
     rounded = np.ldexp(np.round(mantissa * _MANTISSA), exponent)

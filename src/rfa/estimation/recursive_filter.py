@@ -181,7 +181,7 @@ def robust_smoother(grid: ObservationGrid, transitions: Transitions, start: Recu
             transition, variance = transitions.steps[k - 1]
             later = later + grid.information.at(k).weighted(posterior.weight)
             later = later.inflated(variance).substituted(transition)
-    weight, gain_ratio = _weights(posteriors[::-1])
+    weight, gain_ratio = _stacked_weights(posteriors[::-1])
     weighted, median = grid.weighted(weight), scale.median()[:, None].expand_as(gain_ratio)
     states = kalman_filter(weighted, transitions, mapped(start.state, lambda x: x[: len(grid.times)]))
     return FilterPass(weighted, transitions, states, weight, gain_ratio, median), recursion
@@ -210,12 +210,12 @@ def resumed_filter(
         log_odds = log_odds + change
         replaced = log_odds > 0
         ended = replaced | ~(log_odds > ABANDONED_LOG_ODDS)
-        predicted, scale, posterior = _continued((predicted, scale, posterior), _origin(replaced, nothing))
+        predicted, scale, posterior = _series_at((predicted, scale, posterior), _origin(replaced, nothing))
         started = (ended | same) & posterior.valid[filters] & (posterior.weight[filters] < REJECTED)
         cleared = nothing
         log_odds = torch.where(started, PRIOR_LOG_ODDS, torch.where(ended, -torch.inf, log_odds))
         if bool(started.any()):
-            predicted, scale, posterior = _continued((predicted, scale, posterior), _origin(nothing, started))
+            predicted, scale, posterior = _series_at((predicted, scale, posterior), _origin(nothing, started))
             new = torch.cat([nothing, started])
             challenger, cleared = _challenger(predicted, grid, k)
             predicted = predicted._replace(
@@ -226,13 +226,13 @@ def resumed_filter(
             posterior = _full_weight(scale.expected(), grid, k).where(new, posterior)
         trusted = torch.where(started, 2.0 * determining, (trusted - valid.to(trusted.dtype)).clamp(min=0.0))
         scale = scale.updated(posterior)
-        state, gains = _updated(predicted, grid, k, posterior)
+        state, gains = _posterior(predicted, grid, k, posterior)
         states.append(FilteredState(predicted, state, gains))
         posteriors.append(posterior)
         medians.append(scale.median()[filters])
         origins.append(_origin(replaced, started))
         clearings.append(torch.cat([nothing, cleared]))
-    weight, gain_ratio = _weights(posteriors)
+    weight, gain_ratio = _stacked_weights(posteriors)
     median = torch.stack(medians, dim=1)
     found = FilterPass(grid.weighted(weight), transitions, states, weight, gain_ratio, median, origins, clearings)
     return found, Recursion(state, scale, trusted, log_odds)
@@ -247,12 +247,12 @@ def _origin(replaced: Bool[Tensor, " b"], started: Bool[Tensor, " b"]) -> Int[Te
     return index
 
 
-def _continued(known: T, origin: Int[Tensor, " c"]) -> T:
+def _series_at(known: T, origin: Int[Tensor, " c"]) -> T:
     """Of the series that each one continues."""
     return mapped(known, lambda x: x[origin])
 
 
-def _weights(posteriors: list[ScalePosterior]) -> tuple[Tensor, Tensor]:
+def _stacked_weights(posteriors: list[ScalePosterior]) -> tuple[Tensor, Tensor]:
     """Weight and gain ratio of each row, `(b, G)`."""
     weights, gain_ratios = zip(*((posterior.weight, posterior.gain_ratio) for posterior in posteriors), strict=True)
     return torch.stack(weights, dim=1), torch.stack(gain_ratios, dim=1)
@@ -291,7 +291,7 @@ def _misfit(predicted: Gaussian, grid: ObservationGrid, index: int) -> Float[Ten
     return (distance / observation.any(-1).sum(-1).clamp(min=1)).clamp(min=1.0)
 
 
-def _updated(
+def _posterior(
     predicted: Gaussian, grid: ObservationGrid, index: int, posterior: ScalePosterior
 ) -> tuple[Gaussian, list[Tensor]]:
     """After a row with its weight. `P H^T scatter H P` inflates the covariance."""
@@ -388,11 +388,11 @@ def filter_rows(
         predict: whether to give what is predicted too. Series must not share a covariance then.
     """
     if compiled and robust and smooth:
-        weights = _compiled("robust_filter", grid, transitions, start, True, False).weights
-        found = _compiled("filter", grid.weighted(weights), transitions, start, True, predict)
+        weights = _filter_in_cpp("robust_filter", grid, transitions, start, True, False).weights
+        found = _filter_in_cpp("filter", grid.weighted(weights), transitions, start, True, predict)
         return found._replace(weights=weights, least_squares=None)
     if compiled:
-        return _compiled("robust_filter" if robust else "filter", grid, transitions, start, smooth, predict)
+        return _filter_in_cpp("robust_filter" if robust else "filter", grid, transitions, start, smooth, predict)
     start = diffuse_start(grid, transitions) if start is None else start
     carried: Carried
     if robust:
@@ -417,7 +417,7 @@ def _moments(states: list[Gaussian]) -> StateMoments:
 
 
 @torch.no_grad()
-def _compiled(
+def _filter_in_cpp(
     entry: Literal["filter", "robust_filter"],
     grid: ObservationGrid,
     transitions: Transitions,
@@ -466,7 +466,7 @@ def _compiled(
     estimates = StateMoments(mean, covariance.expand(b, length, n, n))
     predicted = predicted if predict else None
     if carried is not None:
-        return FilteredRows(estimates, predicted, of_rows, None, _unpacked(carried, n))
+        return FilteredRows(estimates, predicted, of_rows, None, _recursion_of(carried, n))
     last = Gaussian(mean[:, -1], covariance[:, -1], None, of_rows[:, -1])
     return FilteredRows(estimates, predicted, torch.ones_like(of_rows), of_rows, last)
 
@@ -484,7 +484,7 @@ def packed(carried: Carried) -> Float[Tensor, "b numbers"]:
     return torch.cat([filters, challengers, trusted[:, None], log_odds[:, None]], dim=1)
 
 
-def _unpacked(numbers: Float[Tensor, "b numbers"], n: int) -> Recursion:
+def _recursion_of(numbers: Float[Tensor, "b numbers"], n: int) -> Recursion:
     """What `packed` has packed, of states of n entries."""
     each = torch.cat(numbers[:, :-2].chunk(2, dim=1))
     mean, covariance, counts, last = each.split([n, n * n, SCALES, SCALES], dim=1)
