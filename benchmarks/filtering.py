@@ -22,13 +22,12 @@ import torch
 
 from rfa.environment import environment
 from rfa.estimation import Component, Level, Season, StructuralModel, Trend
+from rfa.estimation.components import ComponentMatrices, ParameterKind, ParameterValues, SeriesScale
 from rfa.estimation.parameter_search import ParameterSearch, series_scale
 from rfa.estimation.problem import Transitions
 from rfa.estimation.readings_problem import ReadingsProblem, ReadingsTable
-from rfa.estimation.recursive_filter import Recursion
-from rfa.estimation.row_filters import filter_rows
+from rfa.estimation.recursive_filter import Recursion, filter_rows
 from rfa.estimation.series import ReadingInfo, Readings, read_series
-from rfa.estimation.structural_model import ComponentMatrices, ParameterKind, ParameterValues, SeriesScale
 from rfa.estimation.time_axis import TimeAxis
 from rfa.files import write_text_whole
 

@@ -11,14 +11,14 @@ import warnings
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from rfa.ops.cpu.build import load_library
 from rfa.ops.cpu.compiler import BuildError
 from rfa.ops.transforms import transformed
 
-from . import robust_weight
+from . import gaussian
 from .linear_sde import LinearSDE
 
 SOURCES = Path(__file__).parent / "kernels"
@@ -67,18 +67,18 @@ class RobustConstants(ctypes.Structure):
     """See kernels/noise_scale.h."""
 
     _fields_ = (
-        ("scales", _number * robust_weight.SCALES),
-        ("prior", _number * robust_weight.SCALES),
+        ("scales", _number * gaussian.SCALES),
+        ("prior", _number * gaussian.SCALES),
         *_fields(_number, _ROBUST_NUMBERS),
     )
 
     @classmethod
     def of_library(cls) -> "RobustConstants":
-        """Those of `robust_weight`."""
+        """Those of `gaussian`."""
         like = torch.zeros(1, dtype=torch.float64)
-        lists = robust_weight.noise_scales(like).tolist(), robust_weight.NoiseScale.prior(like).last[0].tolist()
+        lists = gaussian.noise_scales(like).tolist(), gaussian.NoiseScale.prior(like).last[0].tolist()
         arrays = {name: (_number * len(x))(*x) for name, x in zip(("scales", "prior"), lists, strict=True)}
-        return cls(**arrays, **{name: getattr(robust_weight, name.upper()) for name in _ROBUST_NUMBERS.split()})
+        return cls(**arrays, **{name: getattr(gaussian, name.upper()) for name in _ROBUST_NUMBERS.split()})
 
 
 _SIZES = {
@@ -154,8 +154,3 @@ def discretize(sde: LinearSDE, lags: Float[Tensor, " lags"]) -> tuple[Tensor, Te
     problem = LagsProblem(b, len(lags), n, threads_for(b, len(lags), n))
     run("transitions", problem, **given, transition=transition, variance=variance)
     return transition, variance
-
-
-def different_lags(times: Float[Tensor, "b grid"]) -> tuple[Float[Tensor, " lags"], Int[Tensor, "b steps"]]:
-    """The lags of increasing times, each once, and which of them each step has."""
-    return torch.unique(times.diff(dim=-1), return_inverse=True)

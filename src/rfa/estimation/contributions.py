@@ -23,16 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .gaussian import AffineUpdate, Gaussian, Information, mapped
-from .matrices import (
-    deviation_ratios,
-    identity_like,
-    inverse,
-    least_eigenvalue,
-    plus_identity,
-    regular_root,
-    symmetric,
-    trace,
-)
+from .linear_sde import identity_like, inverse, symmetric, trace
 from .problem import EstimationProblem, ObservationGrid, Transitions, each_step
 from .recursive_filter import FilterPass, backward_information
 
@@ -41,6 +32,7 @@ _LARGEST_DECAY = 200.0  # over one part, where 1,024 parts are not enough: exp(2
 _LARGEST_ROW = 1e50  # entry of H: products of squares of larger ones overflow
 _LARGEST_CONTRIBUTION = 10.0  # in standard deviations: without a larger one the estimate would be unstable
 _ROUNDING = 1e-14  # relative: a few times what a product loses
+_REGULAR = 1e-12  # smallest eigenvalue of a covariance, over the largest
 _SMALLEST_EIGENVALUE = 1e-2  # of the weighted information, over the mean of its eigenvalues
 LARGEST_DISTANCE = 1e200  # stands for a squared distance that overflows
 
@@ -374,3 +366,46 @@ def _later_contributions(passed: FilterPass) -> list[tuple[Information, Contribu
         parts = Contributions(matrix @ transition[:, None], vector, gain_ratio)
         found.append((totals[k - 1], parts))
     return found[::-1]
+
+
+def plus_identity(matrix: Float[Tensor, "b n n"], factor: Float[Tensor, " b"]) -> Float[Tensor, "b n n"]:
+    """`M + factor I`."""
+    return matrix + torch.diag_embed(factor[:, None].expand(-1, matrix.shape[-1]))
+
+
+def deviation_ratios(covariance: Float[Tensor, "#b n n"]) -> Float[Tensor, "#b n n"]:
+    """The ratio of two states' standard deviations, the unit of an entry of M. It is 1 where there are none."""
+    size = covariance.detach().diagonal(dim1=-2, dim2=-1).clamp(min=0.0).sqrt()
+    size = torch.where(size > 0, size, size.amax(-1, keepdim=True))
+    size = torch.where(size > 0, size, 1.0)
+    return size[..., :, None] / size[..., None, :]
+
+
+def regular_root(covariance: Float[Tensor, "#b n n"]) -> Float[Tensor, "#b n n"]:
+    """L with `L L^T = P`, made regular. Where rounding makes P indefinite, L loses the correlations."""
+    identity = identity_like(covariance)
+    units = deviation_ratios(covariance)[..., :1]  # of each state, the first is 1
+    scaled = covariance / units / units.mT
+    size = scaled.detach().diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
+    size = torch.where((size > 0) & size.isfinite(), size, 1.0)
+    factor, failed = torch.linalg.cholesky_ex(scaled / size + _REGULAR * identity)
+    return units * size.sqrt() * torch.where((failed > 0)[..., None, None], identity, factor)
+
+
+def least_eigenvalue(
+    matrix: Float[Tensor, "b n n"], root: Float[Tensor, "#b n n"], below: Float[Tensor, " b"]
+) -> Float[Tensor, " b"]:
+    """Of the symmetric part of `L^-1 M L`, with the root L. It has a gradient only where it is below a bound."""
+    if matrix.shape[-1] == 1:
+        return matrix[:, 0, 0]
+    similar = symmetric(torch.linalg.solve_triangular(root, matrix @ root, upper=False))
+    finite = similar.isfinite().all(-1).all(-1)  # a matrix that overflows stays as it is
+    least = torch.linalg.eigvalsh(torch.where(finite[:, None, None], similar.detach(), 0.0))[..., 0]
+    least = torch.where(finite, least, 1.0)
+    low = finite & (least < below)
+    if not bool(low.any()):
+        return least
+    # Equal eigenvalues have no second derivative. So where none is needed, a diagonal with unequal ones is used.
+    unequal = torch.diag(torch.arange(1.0, matrix.shape[-1] + 1)).to(similar)
+    with_slope = torch.linalg.eigvalsh(torch.where(low[:, None, None], similar, unequal))[..., 0]
+    return torch.where(low, with_slope, least)

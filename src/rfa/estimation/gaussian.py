@@ -1,4 +1,4 @@
-"""Gaussian knowledge of a state, in two forms: mean and covariance, and information.
+"""Gaussian knowledge of a state, in two forms: mean and covariance, and information. The weight of a row.
 
     Gaussian:     x ~ N(m, P + c L L^T) for c -> infinity. The columns of L are directions without any information.
     Information:  -(x^T J x - 2 y^T x + c) / 2, a log-likelihood whose J may have any rank.
@@ -6,7 +6,11 @@
 An observation `z = H x + e`, `e ~ N(0, I)`, updates the first by `m -> m + K (z - H m)`, `P -> (I - K H) P`. It adds
 `H^T H` and `H^T z` to the second.
 
-Source: Durbin and Koopman, Time Series Analysis by State Space Methods, sections 5.2 and 6.4 (exact diffuse start).
+The error of a row may be larger than its noise says, `e ~ N(0, s I)`. `infer_scale` averages the gains over the scales
+s by how well each explains the innovation.
+
+Source: Durbin and Koopman, Time Series Analysis by State Space Methods, sections 5.2 and 6.4 (exact diffuse start);
+the scales go beyond the paper (docs/theory.md).
 """
 
 from collections.abc import Callable
@@ -16,14 +20,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .matrices import identity_like, inverse, symmetric
+from .linear_sde import identity_like, inverse, symmetric
 
 _NO_PART = 1e-7  # relative: an observation that shows less of a diffuse direction shows nothing of it
 _NO_CORRELATION = 1e-9  # relative: of two diffuse states
 _NO_INFORMATION = 1e-280  # precisions from here on: the square of their scale would overflow
 _ROUNDING = 1e-14  # an eigenvalue of an information matrix at a unit diagonal that comes from rounding
 _SINGULAR = 1e-13  # smallest eigenvalue over the largest, at a unit diagonal, below which a direction is unknown
-
 
 T = TypeVar("T")
 
@@ -245,3 +248,119 @@ class Information(NamedTuple):
 
 def _outer(scale: Tensor) -> Tensor:
     return scale[..., :, None] * scale[..., None, :]
+
+
+# The scale of each measurement error: what an innovation says of it, and how often each scale occurs. These constants
+# are the only ones of the robust step: C++ is given them by `compiled.RobustConstants`, the graph of ONNX imports them.
+
+SCALES = 18  # multiples of R: 1, and half decades above it. The last one grows with the row.
+_ABOVE = 0.25  # prior probability of a scale above 1
+_FALL = 0.6  # factor of that probability from one scale to the next
+PRIOR_ROWS = 5.0  # number of rows that the prior of the scales counts for
+PERSISTENCE = 0.3  # probability that a row has the scale of the row before: errors come in bursts
+LARGEST_VARIANCE = 100.0  # h, in units of the noise, above which less certain predictions no longer lower w
+REJECTED = 0.1  # a row of smaller weight starts a challenger
+PRIOR_LOG_ODDS = -7.0  # of a new challenger: 1 to 1,000
+ABANDONED_LOG_ODDS = -9.0  # a challenger with smaller odds is given up
+SAME_LOG_ODDS = 0.05  # change in odds by which filter and challenger are the same: another challenger may start
+NO_DIGITS = 1e14  # a squared distance from a mean. A row that far off would lose its digits beside the mean.
+
+
+class NoiseScale(NamedTuple):
+    """What is known of the scales s of a series."""
+
+    counts: Float[Tensor, "b scales"]  # rows with each scale so far, and the prior's: a Dirichlet parameter
+    last: Float[Tensor, "b scales"]  # the probability of each scale for the last row
+
+    @classmethod
+    def prior(cls, like: Float[Tensor, "b ..."]) -> "NoiseScale":
+        """Before the first row, for as many series as `like` has."""
+        falling = _FALL ** torch.arange(SCALES - 1, dtype=like.dtype, device=like.device)
+        above = _ABOVE * falling / falling.sum()
+        probability = torch.cat([1 - above.sum(dim=0, keepdim=True), above]).expand(len(like), -1)
+        return cls(PRIOR_ROWS * probability, probability)
+
+    def expected(self) -> Float[Tensor, "b scales"]:
+        """The probability of each scale for the next row."""
+        learned = self.counts / self.counts.sum(-1, keepdim=True)
+        return (1 - PERSISTENCE) * learned + PERSISTENCE * self.last
+
+    def median(self) -> Float[Tensor, " b"]:
+        """The median scale of the rows. It is 1 where R is right."""
+        cumulative = (self.counts / self.counts.sum(-1, keepdim=True)).detach().cumsum(-1)
+        return noise_scales(cumulative)[(cumulative < 0.5).sum(-1)]
+
+    def updated(self, row: "ScalePosterior") -> "NoiseScale":
+        """After a row."""
+        valid = row.valid[:, None]
+        return NoiseScale(self.counts + row.probability * valid, torch.where(valid, row.probability, self.last))
+
+
+class ScalePosterior(NamedTuple):
+    """What the innovation of one row says of its scale. Where there is no prediction, the row has weight 1."""
+
+    weight: Float[Tensor, " b"]  # w in (0, 1]: the row counts as if its noise were R / w
+    gain_ratio: Float[Tensor, " b"]  # `(h + 1) / (h + 1 / w)` in (0, 1]: the row's gain over the gain with w = 1
+    scatter: Float[Tensor, "b m m"]  # the covariance between scales of the whitened correction
+    probability: Float[Tensor, "b scales"]  # of each scale
+    log_evidence: Float[Tensor, " b"]  # the log density of the row, 0 without a prediction
+    valid: Bool[Tensor, " b"]  # whether there is a row and a prediction of it
+
+    def where(self, condition: Bool[Tensor, " b"], other: "ScalePosterior") -> "ScalePosterior":
+        """Itself in the series where the condition holds, the other one elsewhere."""
+        pairs = zip(self, other, strict=True)
+        return ScalePosterior(
+            *(torch.where(condition.reshape(-1, *(1,) * (mine.dim() - 1)), mine, theirs) for mine, theirs in pairs)
+        )
+
+
+def infer_scale(
+    expected: Float[Tensor, "b scales"],
+    innovation: Float[Tensor, "b m"],
+    variance: Float[Tensor, "b m m"],
+    present: Bool[Tensor, "b m"],
+) -> ScalePosterior:
+    """The posterior of the scale of one row.
+
+    With w the Kalman gain is the mean of the gains over s: exactly where `H = h I`. h is bounded, because for large h
+    1 / w would be the mean of all s, and the row would count for nothing.
+
+    `innovation` and H, the covariance of its prediction, are in units of the noise, and 0 where a component is missing.
+    """
+    observed = present.sum(-1).clamp(min=1)
+    scale = noise_scales(innovation).expand(len(innovation), -1)
+    last = torch.maximum(scale[:, -1], innovation.square().sum(-1) / observed)  # so that no row lies above all scales
+    scale = torch.cat([scale[:, :-1], last[:, None]], dim=-1)
+    noise = torch.diag_embed(torch.where(present[:, None, :], scale[..., None], 1.0))
+    variance, factor = _cholesky_factors(variance, noise)
+    correction = torch.cholesky_solve(innovation[:, None, :, None].expand(*scale.shape, -1, 1), factor)[..., 0]
+    log_density = -(correction * innovation[:, None]).sum(-1) / 2 - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    joint = expected.log() + log_density
+    probability = torch.softmax(joint, dim=-1)
+    mean_variance = variance.diagonal(dim1=-2, dim2=-1).sum(-1) / observed
+    bounded = mean_variance.clamp(max=LARGEST_VARIANCE)
+    ratio = probability / (bounded[:, None] + scale)
+    weight = ratio.sum(-1) / (ratio * scale).sum(-1)
+    gain_ratio = weight * (mean_variance + 1) / (weight * mean_variance + 1)
+    deviation = correction - (probability[..., None] * correction).sum(1, keepdim=True)
+    scatter = (probability[..., None, None] * deviation[..., :, None] * deviation[..., None, :]).sum(1)
+    large = mean_variance > LARGEST_VARIANCE
+    reduction = torch.where(large, bounded / torch.where(large, mean_variance, 1.0), 1.0)
+    scatter = scatter * reduction[:, None, None].square()
+    return ScalePosterior(weight, gain_ratio, scatter, probability, torch.logsumexp(joint, dim=-1), present.any(-1))
+
+
+def _cholesky_factors(variance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """H and the Cholesky factors of `H + s I`. Where rounding makes that indefinite, H loses its correlations."""
+    factor, failed = torch.linalg.cholesky_ex(variance[:, None] + noise)
+    indefinite = (failed > 0).any(-1)
+    if not bool(indefinite.any()):
+        return variance, factor
+    diagonal = torch.diag_embed(variance.diagonal(dim1=-2, dim2=-1).abs())
+    variance = torch.where(indefinite[:, None, None], diagonal, variance)
+    return variance, torch.linalg.cholesky(variance[:, None] + noise)
+
+
+def noise_scales(like: Tensor) -> Float[Tensor, " scales"]:
+    """The scales s, multiples of R."""
+    return 10.0 ** (torch.arange(SCALES, dtype=like.dtype, device=like.device) / 2)

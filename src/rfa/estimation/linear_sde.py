@@ -11,23 +11,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Complex, Float, Real
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from rfa.checks import require
 from rfa.dynamics import accumulated_variance
 
-from .matrices import (
-    InitialMoments,
-    broadcast_shapes,
-    check_covariance,
-    check_initial,
-    check_matrix,
-    identity_like,
-    real,
-    square_root,
-    symmetric,
-)
+InitialMoments = tuple[Real[Tensor, "*#initial n"], Real[Tensor, "*#initial n n"]]  # mean and covariance
+
+_TOLERANCE = 1e-9  # relative: rounding in a covariance that the caller has computed
+_SHORT = 0.5  # |A| dt up to which the block exponential is computed directly
+
 
 # Whether a linear process is stable: the real parts of its eigenvalues, with their rounding errors
 
@@ -76,10 +70,6 @@ def solve_lyapunov(
     return symmetric(solved.reshape(diffusion.shape))
 
 
-_WORST_CONDITION = 1e8  # of eigenvectors: above it, half of the digits are lost
-_SHORT = 0.5  # |A| dt up to which the block exponential is computed directly
-
-
 class Outliers(NamedTuple):
     """With `probability`, the measurement error of a row is multiplied by `scale`."""
 
@@ -92,22 +82,6 @@ class Simulation(NamedTuple):
 
     states: Float[Tensor, "*batch T n"]
     observations: Float[Tensor, "*batch T m"]
-
-
-class Diagonalization(NamedTuple):
-    """`A = S diag(eigenvalues) S^-1`, complex.
-
-    Args:
-        eigenvalues: `(..., n)`, per unit of time.
-        basis: S, `(..., n, n)`.
-        inverse: `S^-1`.
-        diffusion: `S^-1 Q S^-dagger`. It is diagonal where the modes are independent.
-    """
-
-    eigenvalues: Complex[Tensor, "*batch n"]
-    basis: Complex[Tensor, "*batch n n"]
-    inverse: Complex[Tensor, "*batch n n"]
-    diffusion: Complex[Tensor, "*batch n n"]
 
 
 class LinearSDE:
@@ -243,23 +217,6 @@ class LinearSDE:
             return self.diffusion / (decay[..., :, None] + decay[..., None, :])
         return solve_lyapunov(*torch.broadcast_tensors(self.dynamics, self.diffusion))
 
-    def diagonalize(self) -> Diagonalization:
-        """The eigenbasis, in which each mode moves independently of the others (appendix A.2).
-
-        Raises:
-            ValueError: where there is no eigenbasis, or its condition number is above 1e8. The message names it.
-        """
-        eigenvalues, basis = torch.linalg.eig(self.dynamics)
-        condition = torch.linalg.cond(basis.detach()).max().item()
-        if not condition <= _WORST_CONDITION:
-            raise ValueError(
-                f"dynamics: got eigenvectors with condition number {condition:.3g}, "
-                f"expected at most {_WORST_CONDITION:.0e}: A cannot be diagonalised"
-            )
-        inverse = torch.linalg.inv(basis)
-        diffusion = inverse @ self.diffusion.to(inverse.dtype) @ inverse.mH
-        return Diagonalization(eigenvalues, basis, inverse, diffusion)
-
     @torch.no_grad()
     def simulate(
         self,
@@ -337,3 +294,93 @@ def _lags(dt: float | int | Real[Tensor, "*dt"]) -> Float[Tensor, "*lags"]:
 def _at_each_time(matrix: Tensor) -> Tensor:
     """The matrix with a dimension for times: `(..., 1, n, n)`."""
     return matrix.unsqueeze(-3)
+
+
+# Checks of matrices that a caller gives, and their algebra
+
+
+def real(name: str, given: object) -> Tensor:
+    """`given` in float64."""
+    if not isinstance(given, Tensor):
+        raise ValueError(f"{name}: got {type(given).__name__}, expected a tensor")
+    if given.is_complex() or given.dtype == torch.bool:
+        raise ValueError(f"{name}: got dtype {given.dtype}, expected real numbers")
+    return given.to(torch.float64)
+
+
+def check_matrix(name: str, given: Tensor, columns: int | None = None) -> None:
+    """Raise `ValueError` unless `given` is finite and `(..., m, columns)`, or square where `columns` is None."""
+    shape = tuple(given.shape)
+    expected = "(..., n, n)" if columns is None else f"(..., m, {columns})"
+    fits = len(shape) >= 2 and 0 not in shape[-2:] and shape[-1] == (shape[-2] if columns is None else columns)
+    if not fits:
+        raise ValueError(f"{name}: got shape {shape}, expected {expected}")
+    if not bool(given.isfinite().all()):
+        raise ValueError(f"{name}: got NaN or infinite values, expected finite numbers")
+
+
+def check_covariance(name: str, given: Tensor, size: int) -> None:
+    """Raise `ValueError` unless `given` is `(..., size, size)`, finite, symmetric and positive semi-definite."""
+    if tuple(given.shape[-2:]) != (size, size) or given.dim() < 2:
+        raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected (..., {size}, {size})")
+    check_matrix(name, given)
+    detached = given.detach()
+    largest = detached.abs().amax(dim=(-2, -1), keepdim=True)
+    if bool(((detached - detached.mT).abs() > _TOLERANCE * largest).any()):
+        raise ValueError(f"{name}: got a matrix that is not symmetric, expected a covariance")
+    least = torch.linalg.eigvalsh(detached)[..., 0]
+    if bool((least < -_TOLERANCE * largest[..., 0, 0] * size).any()):
+        least = least.min().item()
+        raise ValueError(f"{name}: got an eigenvalue of {least:.6g}, expected a positive semi-definite matrix")
+
+
+def check_initial(size: int, initial: InitialMoments) -> tuple[Tensor, Tensor]:
+    """Mean `(..., size)` and covariance `(..., size, size)` of the first state, in float64."""
+    if not isinstance(initial, tuple | list) or len(initial) != 2:
+        raise ValueError(f"initial: got {type(initial).__name__}, expected a mean and a covariance")
+    mean, covariance = (real("initial", part) for part in initial)
+    check_covariance("initial", covariance, size)
+    if mean.shape[-1:] != (size,) or not bool(mean.isfinite().all()):
+        raise ValueError(f"initial: got a mean of shape {tuple(mean.shape)}, expected {size} finite numbers")
+    return mean, covariance
+
+
+def broadcast_shapes(name: str, of: str, shapes: Sequence[torch.Size]) -> torch.Size:
+    """The batch dimensions to which some broadcast."""
+    try:
+        return torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        given = ", ".join(str(tuple(shape)) for shape in shapes)
+        raise ValueError(f"{name}: got batch dimensions {given}{of}, expected shapes that broadcast") from None
+
+
+def identity_like(matrix: Float[Tensor, "... rows n"]) -> Float[Tensor, "n n"]:
+    """The identity with as many rows as `matrix` has columns, of its type and on its device."""
+    return torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+
+
+def trace(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
+    """The sum of the diagonal."""
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def symmetric(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
+    """The symmetric part, `(M + M^T) / 2`."""
+    return (matrix + matrix.mT) / 2
+
+
+def inverse(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
+    """`matrix^-1`. Many of up to 2 x 2 are inverted by cofactors: the library would take 100 times as long."""
+    if matrix.shape[-1] == 1:
+        return 1 / matrix
+    if matrix.shape[-1] > 2 or matrix.shape[:-2].numel() < 8:
+        return torch.linalg.inv_ex(matrix).inverse
+    (a, b), (c, d) = (row.unbind(-1) for row in matrix.unbind(-2))
+    rows = torch.stack([torch.stack([d, -b], dim=-1), torch.stack([-c, a], dim=-1)], dim=-2)
+    return rows / (a * d - b * c)[..., None, None]
+
+
+def square_root(covariance: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
+    """A matrix L with `L L^T = covariance`. The covariance may be singular."""
+    eigenvalues, basis = torch.linalg.eigh(symmetric(covariance))
+    return basis * eigenvalues.clamp(min=0.0).sqrt()[..., None, :]

@@ -16,15 +16,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 from jaxtyping import Float
+from onnx import TensorProto, helper
+from onnx.parser import parse_graph
 
-from rfa.checks import needs
-
-from .linear_sde import LinearSDE
-from .problem import LARGEST_VALUE
-from .readings_problem import ReadingsProblem
-from .recursive_filter import Recursion
-from .robust_weight import (
+from .gaussian import (
     ABANDONED_LOG_ODDS,
     LARGEST_VARIANCE,
     NO_DIGITS,
@@ -34,7 +31,10 @@ from .robust_weight import (
     SAME_LOG_ODDS,
     SCALES,
 )
-from .row_filters import Carried, packed
+from .linear_sde import LinearSDE
+from .problem import LARGEST_VALUE
+from .readings_problem import ReadingsProblem
+from .recursive_filter import Carried, Recursion, packed
 from .series_estimate import OUTLIER_GAIN
 
 OPSET = 18
@@ -79,49 +79,35 @@ class Value:
     __matmul__, __lt__, __gt__, __and__, __or__ = map(_operator, ("MatMul", "Less", "Greater", "And", "Or"))
 
     def __neg__(self) -> "Value":
-        return self.graph.add("Neg", self)
+        return self("Neg")
 
     def __invert__(self) -> "Value":
-        return self.graph.add("Not", self)
+        return self("Not")
 
     def __getitem__(self, index: "int | Value") -> "Value":
         """Along the first dimension."""
-        return self.graph.add("Gather", self, index if isinstance(index, Value) else np.array(index))
+        return self("Gather", index if isinstance(index, Value) else np.array(index))
+
+    def __call__(self, kind: str, *others: Any, **attributes: Any) -> Any:
+        """An operator of this value and others by its name, such as "Sqrt"."""
+        return self.graph.add(kind, self, *others, **attributes)
 
     @property
     def mT(self) -> "Value":
         """Each of several matrices transposed, `(c, n, m)`."""
-        return self.graph.add("Transpose", self, perm=[0, 2, 1])
-
-    def apply(self, kind: str) -> "Value":
-        """An operator of this value alone, such as "Sqrt"."""
-        return self.graph.add(kind, self)
-
-    def cast(self, kind: str) -> "Value":
-        """In another type, such as "INT64"."""
-        import onnx
-
-        return self.graph.add("Cast", self, to=getattr(onnx.TensorProto, kind))
-
-    def isnan(self) -> "Value":
-        """Where it is NaN."""
-        return self.apply("IsNaN")
+        return self("Transpose", perm=[0, 2, 1])
 
     def widened(self, *axes: int) -> "Value":
         """With further dimensions of 1."""
-        return self.graph.add("Unsqueeze", self, np.array(axes))
+        return self("Unsqueeze", np.array(axes))
 
     def reshape(self, *shape: int) -> "Value":
         """The same entries in another shape."""
-        return self.graph.add("Reshape", self, np.array(shape))
+        return self("Reshape", np.array(shape))
 
     def sum(self, axis: int = -1) -> "Value":
         """Along a dimension, which goes."""
-        return self.graph.add("ReduceSum", self, np.array([axis]), keepdims=0)
-
-    def clip(self, least: float, most: float) -> "Value":
-        """Bounded."""
-        return self.graph.add("Clip", self, least, most)
+        return self("ReduceSum", np.array([axis]), keepdims=0)
 
     def where(self, condition: "Value", other: Any) -> "Value":
         """Itself where a condition holds, something else elsewhere."""
@@ -129,14 +115,13 @@ class Value:
 
     def split(self, *sizes: int) -> list["Value"]:
         """Parts along the last dimension."""
-        return self.graph.add("Split", self, np.array(sizes), axis=-1, outputs=len(sizes))
+        return self("Split", np.array(sizes), axis=-1, outputs=len(sizes))
 
 
 class Graph:
     """Nodes in the order in which they are added, with inputs, constants and outputs."""
 
     def __init__(self) -> None:
-        needs("onnx")
         self._nodes: list[Any] = []
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
@@ -149,15 +134,11 @@ class Graph:
 
     def output(self, name: str, value: Value, *shape: int, kind: str = "DOUBLE") -> None:
         """What each run gives."""
-        import onnx
-
-        self._nodes.append(onnx.helper.make_node("Identity", [value.name], [name]))
+        self._nodes.append(helper.make_node("Identity", [value.name], [name]))
         self._outputs.append(_value_info(name, shape, kind))
 
     def constant(self, value: Any, name: str = "") -> Value:
         """A tensor that stays. Numbers are float64, but in arrays of another kind."""
-        import onnx
-
         array = value if isinstance(value, np.ndarray) else np.array(value, dtype=np.float64)
         name = name or f"constant.{len(self._constants)}"
         self._constants.append(onnx.numpy_helper.from_array(array, name))
@@ -165,30 +146,24 @@ class Graph:
 
     def add(self, kind: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
         """A node: its value, or a list of several."""
-        import onnx
-
         given = [(x if isinstance(x, Value) else self.constant(x)).name for x in inputs]
         names = [f"{kind}.{len(self._nodes)}.{k}" for k in range(outputs)]
-        self._nodes.append(onnx.helper.make_node(kind, given, names, **attributes))
+        self._nodes.append(helper.make_node(kind, given, names, **attributes))
         values = [Value(self, name) for name in names]
         return values[0] if outputs == 1 else values
 
     def model(self, name: str, metadata: dict[str, str]) -> Any:
         """The checked model, a protobuf message."""
-        import onnx
-
-        graph = onnx.helper.make_graph(self._nodes, name, self._inputs, self._outputs, self._constants)
-        opsets = [onnx.helper.make_opsetid("", OPSET)]
-        found = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="rfa")
-        onnx.helper.set_model_props(found, metadata)
+        graph = helper.make_graph(self._nodes, name, self._inputs, self._outputs, self._constants)
+        opsets = [helper.make_opsetid("", OPSET)]
+        found = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="rfa")
+        helper.set_model_props(found, metadata)
         onnx.checker.check_model(found)
         return found
 
 
 def _value_info(name: str, shape: tuple[int, ...], kind: str) -> Any:
-    import onnx
-
-    return onnx.helper.make_tensor_value_info(name, getattr(onnx.TensorProto, kind), shape)
+    return helper.make_tensor_value_info(name, getattr(TensorProto, kind), shape)
 
 
 # The step of a filter
@@ -204,17 +179,6 @@ class StepModel:
     regressors: int  # their coefficients are the last states
     robust: bool
     given: frozenset[str]  # which of "offset", "noise" and "observation" readings have
-
-    @property
-    def size(self) -> int:
-        """The number of states."""
-        return self.sde.state_size
-
-    @property
-    def carried(self) -> int:
-        """How many numbers go from step to step."""
-        n = self.size
-        return 2 * (n + n**2 + 2 * SCALES) + 2 if self.robust else n + n**2
 
 
 class _Reading(NamedTuple):
@@ -271,21 +235,22 @@ def filter_model(
 
 def step_graph(model: StepModel) -> Graph:
     """The graph of a step. Its inputs and outputs are those that `RobustFilter.export` names."""
-    graph, n, c = Graph(), model.size, 1 + model.robust
-    state, gap = graph.input("state", model.carried), graph.input("gap")
-    reading = _reading(graph, model)
-    filters, contest = state.split(model.carried - 2, 2) if model.robust else (state, state)
+    graph, n, c = Graph(), model.sde.state_size, 1 + model.robust
     sizes = [n, n * n, SCALES, SCALES] if model.robust else [n, n * n]
+    count = c * sum(sizes) + 2 * model.robust
+    state, gap = graph.input("state", count), graph.input("gap")
+    reading = _reading(graph, model)
+    filters, contest = state.split(count - 2, 2) if model.robust else (state, state)
     mean, covariance, *scales = filters.reshape(c, sum(sizes)).split(*sizes)
     states = _Filters(mean, covariance.reshape(c, n, n), *scales)
-    states = _predicted(states, *_discretized(graph, model.sde, gap))
+    states = _prediction(states, *_transition_and_variance(graph, model.sde, gap))
     if model.robust:
-        states, scale, contest = _contested(graph, states, reading, contest, n)
+        states, scale, contest = _with_challenger(graph, states, reading, contest, n)
     else:
         ones = graph.constant([1.0])
         scale = _ReadingScale(ones, ones - 1.0, ones, ones, ones > 2.0)
     expected = _variance(states, reading)
-    states = _updated(states, scale, reading, n)
+    states = _posterior(states, scale, reading, n)
 
     def of_reading(x: Value) -> Value:
         return x.where(reading.known, math.nan)
@@ -293,15 +258,15 @@ def step_graph(model: StepModel) -> Graph:
     weight, noise, own_mean = scale.weight[0], reading.noise, states.mean[0]
     gain_ratio = expected / (expected + noise / weight - noise)
     graph.output("mean", of_reading((reading.row * own_mean).sum() + reading.offset))
-    graph.output("standard_error", of_reading(_variance(states, reading).apply("Sqrt")))
+    graph.output("standard_error", of_reading(_variance(states, reading)("Sqrt")))
     graph.output("weight", weight.where(reading.seen, math.nan))
     graph.output("outlier", (gain_ratio < OUTLIER_GAIN) & reading.seen, kind="BOOL")
     graph.output("states", own_mean, n)
     diagonal = (states.covariance[0] * np.eye(n)).sum()
-    graph.output("state_errors", diagonal.clip(0.0, math.inf).apply("Sqrt"), n)
+    graph.output("state_errors", diagonal("Clip", 0.0, math.inf)("Sqrt"), n)
     carried = [states.mean, states.covariance.reshape(c, n * n), states.counts, states.last][: len(sizes)]
     packed = graph.add("Concat", *carried, axis=1).reshape(c * sum(sizes))
-    graph.output("new_state", graph.add("Concat", packed, contest, axis=0) if model.robust else packed, model.carried)
+    graph.output("new_state", graph.add("Concat", packed, contest, axis=0) if model.robust else packed, count)
     return graph
 
 
@@ -309,27 +274,25 @@ def _reading(graph: Graph, model: StepModel) -> _Reading:
     """What is given of a reading, in units of its noise too."""
     value, noise = graph.input("value"), graph.constant(model.sensor_noise, "sensor_noise")
     noise = noise[graph.input("sensor", kind="INT64") if len(model.sensor_noise) > 1 else 0]
-    own = model.size - model.regressors
+    own = model.sde.state_size - model.regressors
     shown = "observation" in model.given
     parts = [graph.input("observation", own) if shown else graph.constant(np.array(model.shown), "observation_row")]
     parts += [graph.input("exog", model.regressors)] if model.regressors else []
     row = graph.add("Concat", *parts, axis=0)
     offset = graph.input("offset") if "offset" in model.given else graph.constant(0.0)
-    known = ~(row.sum() + offset).isnan()
-    seen = known & ~value.isnan()
+    known = ~(row.sum() + offset)("IsNaN")
+    seen = known & ~value("IsNaN")
     if "noise" in model.given:
         more = graph.input("noise")
-        seen, noise = seen & ~more.isnan(), noise + more.where(~more.isnan(), 0.0)
-    row = row.where(~row.isnan(), 0.0)
-    root = noise.clip(np.finfo(float).tiny, math.inf).apply("Sqrt")
-    whitened = ((value - offset) / root).clip(-LARGEST_VALUE, LARGEST_VALUE)
+        seen, noise = seen & ~more("IsNaN"), noise + more.where(~more("IsNaN"), 0.0)
+    row = row.where(~row("IsNaN"), 0.0)
+    root = noise("Clip", np.finfo(float).tiny, math.inf)("Sqrt")
+    whitened = ((value - offset) / root)("Clip", -LARGEST_VALUE, LARGEST_VALUE)
     return _Reading(row, noise, offset, known, seen, (row / root).where(seen, 0.0), whitened.where(seen, 0.0))
 
 
-def _discretized(graph: Graph, sde: LinearSDE, gap: Value) -> tuple[Value, Value]:
+def _transition_and_variance(graph: Graph, sde: LinearSDE, gap: Value) -> tuple[Value, Value]:
     """Phi and V of a gap, `(n, n)`, by the groups of states that A or Q joins, each padded to s states."""
-    from onnx.parser import parse_graph
-
     dynamics, diffusion = sde.dynamics.numpy(), sde.diffusion.numpy()
     n = len(dynamics)
     joined = (dynamics != 0) | (diffusion != 0) | np.eye(n, dtype=bool)
@@ -350,12 +313,12 @@ def _discretized(graph: Graph, sde: LinearSDE, gap: Value) -> tuple[Value, Value
             moments[order, k, :size, :size] = moment / math.factorial(order + 1)
             power, moment = a @ power, a @ moment + moment @ a.T
     whole = gap * graph.constant(norms, "norms")  # |A| dt
-    doublings = ((whole.apply("Abs") / _SHORT).apply("Log") / math.log(2)).apply("Ceil").clip(0.0, _MOST_DOUBLINGS)
+    doublings = ((whole("Abs") / _SHORT)("Log") / math.log(2))("Ceil")("Clip", 0.0, _MOST_DOUBLINGS)
     short = whole / graph.add("Pow", graph.constant(2.0), doublings)
     powers = graph.add("Pow", short, np.arange(_TERMS + 1.0)[:, None])  # (terms, g)
     phi = (powers.widened(2, 3) * graph.constant(terms, "transition_terms")).sum(0)
     variance = ((powers * short).widened(2, 3) * graph.constant(moments, "variance_terms")).sum(0)
-    count = doublings.cast("INT64")  # of each group: more than it needs would cost digits
+    count = doublings("Cast", to=TensorProto.INT64)  # of each group: more than it needs would cost digits
     most, go, body = graph.add("ReduceMax", count, keepdims=0), np.array(True), parse_graph(_DOUBLED)
     phi, variance, _ = graph.add("Loop", most, go, phi, variance, count.widened(1, 2), outputs=3, body=body)
     flat = (graph.add("Concat", x.reshape(g * s * s), np.zeros(1), axis=0) for x in (phi, variance))
@@ -367,14 +330,14 @@ def _symmetric(x: Value) -> Value:
     return (x + x.mT) * 0.5
 
 
-def _predicted(states: _Filters, transition: Value, variance: Value) -> _Filters:
+def _prediction(states: _Filters, transition: Value, variance: Value) -> _Filters:
     """Over a gap."""
     transposed = transition.widened(0).mT[0]
     covariance = _symmetric(transition @ states.covariance @ transposed + variance)
     return states._replace(mean=states.mean @ transposed, covariance=covariance)
 
 
-def _expected(states: _Filters, reading: _Reading) -> tuple[Value, Value, Value]:
+def _innovation(states: _Filters, reading: _Reading) -> tuple[Value, Value, Value]:
     """Of the reading in units of its noise: the innovation `(c,)`, `P H^T` `(c, n)`, and its variance `(c,)`."""
     row = reading.whitened_row
     across = states.covariance @ row
@@ -383,13 +346,13 @@ def _expected(states: _Filters, reading: _Reading) -> tuple[Value, Value, Value]
 
 def _variance(states: _Filters, reading: _Reading) -> Value:
     """Of the reading by the filter, with its noise."""
-    return ((states.covariance[0] @ reading.row) * reading.row).sum().clip(0.0, math.inf) + reading.noise
+    return ((states.covariance[0] @ reading.row) * reading.row).sum()("Clip", 0.0, math.inf) + reading.noise
 
 
-def _inferred(graph: Graph, states: _Filters, reading: _Reading) -> _ReadingScale:
+def _reading_scale(graph: Graph, states: _Filters, reading: _Reading) -> _ReadingScale:
     """The scale of the reading's noise, as `infer_scale`."""
-    innovation, _, variance = _expected(states, reading)
-    valid = reading.seen & ~((innovation + variance) * 0.0).isnan()
+    innovation, _, variance = _innovation(states, reading)
+    valid = reading.seen & ~((innovation + variance) * 0.0)("IsNaN")
     variance = variance.where(variance > -1.0, -variance)  # by rounding
     learned = states.counts / states.counts.sum().widened(-1)
     prior = learned * (1 - PERSISTENCE) + states.last * PERSISTENCE
@@ -399,10 +362,10 @@ def _inferred(graph: Graph, states: _Filters, reading: _Reading) -> _ReadingScal
     total = variance.widened(-1) + scale
     exponent = square.widened(-1) / total * -0.5
     most = graph.add("ReduceMax", exponent, np.array([-1]), keepdims=1)
-    density = prior * (exponent - most).apply("Exp") / total.apply("Sqrt")
-    evidence = most.reshape(2) + density.sum().apply("Log")
+    density = prior * (exponent - most)("Exp") / total("Sqrt")
+    evidence = most.reshape(2) + density.sum()("Log")
     probability = density / density.sum().widened(-1)
-    bounded = variance.clip(-math.inf, LARGEST_VARIANCE)
+    bounded = variance("Clip", -math.inf, LARGEST_VARIANCE)
     ratio = probability / (bounded.widened(-1) + scale)
     weight = ratio.sum() / (ratio * scale).sum()
     correction = innovation.widened(-1) / total
@@ -414,7 +377,7 @@ def _inferred(graph: Graph, states: _Filters, reading: _Reading) -> _ReadingScal
     )
 
 
-def _contested(
+def _with_challenger(
     graph: Graph, states: _Filters, reading: _Reading, contest: Value, n: int
 ) -> tuple[_Filters, _ReadingScale, Value]:
     """Filter and challenger before the reading is used, where the challenger takes over or a new one starts.
@@ -422,17 +385,17 @@ def _contested(
     `contest`: how many readings the challenger will still use with weight 1, and its log odds.
     """
     trusted, log_odds = contest.split(1, 1)
-    scale, one, no = _inferred(graph, states, reading), np.array([1]), np.array([False])
+    scale, one, no = _reading_scale(graph, states, reading), np.array([1]), np.array([False])
     believed = graph.add("Concat", graph.constant(no), trusted > 0.0, axis=0) & (scale.weight < REJECTED)
     trusting = ~believed
     scale = scale._replace(weight=scale.weight.where(trusting, 1.0), scatter=scale.scatter.where(trusting, 0.0))
     valid = scale.valid[0] & scale.valid[1]
     change = (scale.evidence[1] - scale.evidence[0]).where(valid, 0.0)
-    same = valid & (change.apply("Abs") < SAME_LOG_ODDS)
+    same = valid & (change("Abs") < SAME_LOG_ODDS)
     log_odds = log_odds + change
     replaced = log_odds > 0.0
     ended = replaced | ~(log_odds > ABANDONED_LOG_ODDS)
-    first = replaced.cast("INT64")
+    first = replaced("Cast", to=TensorProto.INT64)
     rejected = (scale.valid & (scale.weight < REJECTED))[first]
     started = (ended | same) & rejected
     origin = graph.add("Concat", first, first.where(started, one), axis=0)
@@ -445,23 +408,23 @@ def _contested(
     old = ~new
     weight, scatter = scale.weight.where(old, 1.0), scale.scatter.where(old, 0.0)
     scale = scale._replace(weight=weight, scatter=scatter, valid=scale.valid & old)
-    none, unused = graph.constant([_NO_CHALLENGER]), valid.cast("DOUBLE")
+    none, unused = graph.constant([_NO_CHALLENGER]), valid("Cast", to=TensorProto.DOUBLE)
     log_odds = graph.constant([PRIOR_LOG_ODDS]).where(started, none.where(ended, log_odds))
-    trusted = graph.constant([2.0 * (n - 1)]).where(started, (trusted - unused).clip(0.0, math.inf))
+    trusted = graph.constant([2.0 * (n - 1)]).where(started, (trusted - unused)("Clip", 0.0, math.inf))
     return states, scale, graph.add("Concat", trusted, log_odds, axis=0)
 
 
 def _misfit(states: _Filters, reading: _Reading) -> Value:
     """The factor, at least 1, by which a covariance must grow to expect the reading."""
-    innovation, _, variance = _expected(states, reading)
+    innovation, _, variance = _innovation(states, reading)
     distance = innovation * innovation / (variance + 1.0)
     return distance.where(distance > 1.0, 1.0)  # NaN too
 
 
-def _updated(states: _Filters, scale: _ReadingScale, reading: _Reading, n: int) -> _Filters:
+def _posterior(states: _Filters, scale: _ReadingScale, reading: _Reading, n: int) -> _Filters:
     """After the reading with its weight."""
-    innovation, across, variance = _expected(states, reading)
-    root, certainty = scale.weight.apply("Sqrt").widened(-1), variance * scale.weight
+    innovation, across, variance = _innovation(states, reading)
+    root, certainty = scale.weight("Sqrt").widened(-1), variance * scale.weight
     row, spread = root * reading.whitened_row, across * root
     gain = spread / (certainty + 1.0).widened(-1)
     mean = states.mean + gain * root * innovation.widened(-1)

@@ -7,7 +7,6 @@ one batch. All values here have decay rates in the place of factors.
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,52 +18,56 @@ from torch import Tensor
 
 from rfa.checks import require
 
-from .components import Autoregression, Cycle, Season, doubtful_period, unit_share
-from .readings_problem import ReadingsTable, exact_log_likelihood, filter_readings, irregular_names
-from .series import Readings
-from .series_estimate import standardised_innovations
-from .structural_model import (
+from .components import (
+    Autoregression,
     Component,
+    Cycle,
     ParameterKind,
-    Regression,
     SeriesScale,
     StructuralModel,
     as_factor,
     to_factors,
     to_rates,
+    unit_share,
 )
+from .readings_problem import ReadingsTable, exact_log_likelihood, filter_readings, irregular_names
+from .series import Readings
+from .series_estimate import standardised_innovations
 
-_STEP = 1e-3  # of a coordinate: so the slopes of two units of time differ less by rounding than a search tells
+_SLOPE_STEP = 1e-3  # of a coordinate: so the slopes of two units of time differ less by rounding than a search tells
 _HESSIAN_STEP = 2e-3  # of a coordinate, for second differences, whose errors are 1e-6 on both sides
 _LARGEST_CHANGE = 60.0  # of a coordinate. Beyond it the likelihood has no maximum.
 _LEAST_DECAY = 1e-10  # in a median gap: nothing tells a slower one, whose start would be too wide, from no decay
-_VANISHED = 12.0  # fall of the logarithm of a variance after which 0 is tried
+_VANISHING_FALL = 12.0  # fall of the logarithm of a variance after which 0 is tried
 _FALL_TO_NOTHING = 30.0  # fall at which nothing of it is left
-_SAME = 1e-6  # nats
-_TENTHS = 2.5631  # standard deviations between the first and the last tenth of a normal distribution
-_SLOPE = 1e-2  # nats by coordinate at the end of a search that has converged, of up to 1,000 readings
+_EQUAL_LIKELIHOODS = 1e-6  # nats
+_DECILE_DISTANCE = 2.5631  # standard deviations between the first and the last tenth of a normal distribution
+_LARGEST_END_SLOPE = 1e-2  # nats by coordinate at the end of a search that has converged, of up to 1,000 readings
 # Log-variances over those of the start, tried for all components together.
 _RATIOS = math.log(10) * torch.arange(-3.0, 2.0, dtype=torch.float64)
 # Log-variances tried one component at a time, to escape a flat region.
 _LIFTS = math.log(10) * torch.arange(-5.0, 1.0, dtype=torch.float64)
-_GAIN = 1e-2  # nats that a lifted variance must gain for another search
+_LEAST_GAIN = 1e-2  # nats that a lifted variance must gain for another search
 _MOST_RESTARTS = 3
 # A long series is searched by its last readings before: so many, or those of so many of the longest period.
-_BLOCK, _PERIODS, _LONG = 2000, 4, 2
+_BLOCK_READINGS, _BLOCK_PERIODS, _LONG_IN_BLOCKS = 2000, 4, 2
 _SMALLEST_STEP = 1e-7  # nats in one step, or change of all coordinates, by which a search has ended
 _SMALLEST_STEP_OF_LONG = 1e-5  # the same of a long series: a three hundredth of a standard error
 
 # of the robust fit, whose likelihood is that of the readings that the robust filter keeps
 _MOST_ROUNDS = 4
-_FAR = 4.0  # standard deviations from its prediction at which a reading is left out: 1 of 16,000 good ones
-_HALF = 0.6745  # standard deviations that half of all normal numbers exceed in size
-_MASKED, _CHANCE = 0.8, 3.5  # a smaller deviation of most innovations; three standard errors of it, times root of T
-_NOISY = 0.1  # of the variance of the change from reading to reading: less noise hides nothing
+_FAR_DEVIATIONS = 4.0  # standard deviations from its prediction at which a reading is left out: 1 of 16,000 good ones
+_MEDIAN_DEVIATION = 0.6745  # standard deviations that half of all normal numbers exceed in size
+_MASKED_DEVIATION, _CHANCE_ERRORS = (
+    0.8,
+    3.5,
+)  # a smaller deviation of most innovations; three standard errors of it, times root of T
+_LEAST_NOISE = 0.1  # of the variance of the change from reading to reading: less noise hides nothing
 _MOST_LEFT_OUT, _NO_NOISE = 0.25, 1e-6  # share of the readings; of the variance of the change from reading to reading
-_APART = 1.5  # bounds at which half of the wrong readings are, at least
+_LEAST_MEDIAN = 1.5  # bounds at which half of the wrong readings are, at least
 _SLOWER_STARTS = 20  # each ten times slower
 _EXTRA_READINGS = 2  # Prefixes of up to 2 x unpredicted + 2 readings are tried.
-_JUDGED = 1000  # of the readings: a wrong start shows there
+_START_READINGS = 1000  # of the readings: a wrong start shows there
 _REFUSAL_COST = 0.3  # of refusing one reading at the start, where a reading far from its prediction costs 1
 
 
@@ -90,29 +93,6 @@ def parameter_kinds(model: StructuralModel, sensors: tuple[str, ...]) -> dict[st
     return {**noises, **model.parameters}
 
 
-def model_of(model: StructuralModel, readings: Readings, unit: str | None) -> StructuralModel:
-    """The model of readings: the components, and their regressors. `unit` is that of dates, None for numbers.
-
-    Raises:
-        ValueError: for a period longer than the series, and a regressor that is 0 everywhere.
-    """
-    steps = np.diff(readings.times)
-    steps = steps[steps > 0]
-    for component in model.components:
-        shortest, named = component.shortest_span(), f"period of {component.name}"
-        period = component.period if isinstance(component, Season | Cycle) else None
-        doubt = doubtful_period(period, steps, unit) if period and unit and len(steps) else None
-        expected = f"at most the span of the series, {readings.span:g}{f': {doubt}' if doubt else ''}"
-        require(shortest <= readings.span, named, shortest, expected)
-        if doubt:
-            warnings.warn(f"{named}: {doubt}", UserWarning, stacklevel=4)
-    if not readings.regressors:
-        return model
-    size = tuple(float(x) for x in np.sqrt(np.nanmean(readings.exog**2, axis=0)))
-    require(all(size), "exog", "a column of zeros", "columns with some values other than 0")
-    return model + Regression(readings.regressors, size)
-
-
 def series_scale(readings: Readings, robust: bool = True) -> SeriesScale:
     """The scale of a series by medians, so that a minority of outliers does not change it by much."""
     values = readings.values - readings.offset
@@ -122,7 +102,7 @@ def series_scale(readings: Readings, robust: bool = True) -> SeriesScale:
     variance = _robust_variance(seen - median) or median**2 or 1.0
     step = _robust_variance(np.concatenate(steps)) or 1e-4 * variance
     low, high = np.quantile(seen, (0.1, 0.9))
-    widest = ((high - low) / _TENTHS) ** 2 if robust else np.mean(np.square(seen - median))
+    widest = ((high - low) / _DECILE_DISTANCE) ** 2 if robust else np.mean(np.square(seen - median))
     return SeriesScale(median, variance, step, max(variance, float(widest)), readings.gap, readings.span or 1.0)
 
 
@@ -248,32 +228,37 @@ class ParameterSearch:
             alone = torch.eye(len(free), dtype=torch.bool)[lifted]  # each variance by itself
             candidates = torch.where(alone[:, None], origin + _LIFTS[:, None], best.at).reshape(-1, len(free))
             total, begin = _best(torch.cat([best.at[None], candidates]), likelihood)
-            if not total > best.total + _GAIN:
+            if not total > best.total + _LEAST_GAIN:
                 break
             again = _maximum_from(begin, likelihood, self.max_steps, root, tolerance)
             best = again if again.total > best.total else best
         total, at, slope = best
         found = {name: float(value) for name, value in values(at).items()}
         fallen = dict(zip(free, (origin - at).tolist(), strict=True))
-        vanished = {**found, **{name: 0.0 for name in of_components if fallen[name] > _VANISHED}}
-        if vanished != found and (at_zero := exact_log_likelihood(table.problem(vanished)).item()) > total - _SAME:
+        vanished = {**found, **{name: 0.0 for name in of_components if fallen[name] > _VANISHING_FALL}}
+        if (
+            vanished != found
+            and (at_zero := exact_log_likelihood(table.problem(vanished)).item()) > total - _EQUAL_LIKELIHOODS
+        ):
             found, total = vanished, at_zero
         slowest = _LEAST_DECAY / self.scale.gap
         slow = {decay: names for decay, names in self.decays.items() if found[decay] < slowest}
         raised = self._with_decays(found, dict.fromkeys(slow, slowest))  # stationary variances stay
         raised |= {name: raised[name] * slowest / found[decay] for decay, names in slow.items() for name in names}
-        if raised != found and (at_raised := exact_log_likelihood(table.problem(raised)).item()) > total - _GAIN:
+        if raised != found and (at_raised := exact_log_likelihood(table.problem(raised)).item()) > total - _LEAST_GAIN:
             found, total = raised, at_raised
         count = int((~np.isnan(readings.used)).sum())
-        return FoundParameters(found, total, bool(slope.abs().max() < _SLOPE * max(1.0, count / 1000)))
+        return FoundParameters(found, total, bool(slope.abs().max() < _LARGEST_END_SLOPE * max(1.0, count / 1000)))
 
     def _block(self, readings: Readings) -> Readings | None:
         """The last readings of a long series, by which a search gets near the maximum. None: it is short."""
         longest = max((component.shortest_span() for component in self.model.components), default=0.0)
         seen = np.flatnonzero(~np.isnan(readings.used))
-        least = int(np.searchsorted(readings.times, readings.times[-1] - _PERIODS * longest))
-        first = min(least, int(seen[-min(_BLOCK, len(seen))]))
-        return None if _LONG * (len(readings) - first) > len(readings) else readings.selected(slice(first, None))
+        least = int(np.searchsorted(readings.times, readings.times[-1] - _BLOCK_PERIODS * longest))
+        first = min(least, int(seen[-min(_BLOCK_READINGS, len(seen))]))
+        return (
+            None if _LONG_IN_BLOCKS * (len(readings) - first) > len(readings) else readings.selected(slice(first, None))
+        )
 
     def _with_decays(self, values: Mapping[str, float], decays: Mapping[str, float]) -> dict[str, float]:
         """Values with other decays and the same diffusions: variances that are gained over a unit of time follow."""
@@ -316,7 +301,7 @@ class ParameterSearch:
             seen, left = (~np.isnan(self.readings.values)).sum(), (~np.isnan(kept.used)).sum()
             noise = max(found.values[name] for name in irregular_names(self.readings.sensors))
             vanished = noise < _NO_NOISE * self.scale.step_variance
-            if narrow < _APART or vanished or left < (1 - _MOST_LEFT_OUT) * seen:
+            if narrow < _LEAST_MEDIAN or vanished or left < (1 - _MOST_LEFT_OUT) * seen:
                 found, readings, kept, _ = replace(self, narrow=False)._robust_fit()
         return found, readings, kept
 
@@ -331,7 +316,7 @@ class ParameterSearch:
             sizes = np.abs(self._innovations(values, readings))
             bound = self._bound(sizes, values)
             left_out = (sizes > bound) | readings.wrong
-            if narrow is not None or bound < _FAR:
+            if narrow is not None or bound < _FAR_DEVIATIONS:
                 narrow = float(np.median(sizes[sizes > bound])) / bound if (sizes > bound).any() else math.inf
             if found is not None and bool((left_out == before).all()):
                 break
@@ -375,11 +360,11 @@ class ParameterSearch:
         innovations are far smaller than predicted. Then their own deviation counts.
         """
         known = sizes[~np.isnan(sizes)]
-        deviation = float(np.median(known)) / _HALF if len(known) else 1.0
+        deviation = float(np.median(known)) / _MEDIAN_DEVIATION if len(known) else 1.0
         noise = max(values[name] for name in irregular_names(self.readings.sensors))
-        smaller = 0 < deviation < min(_MASKED, 1 - _CHANCE / math.sqrt(max(len(known), 1)))
-        masked = self.narrow and smaller and noise > _NOISY * self.scale.step_variance
-        return _FAR * (deviation if masked else 1.0)
+        smaller = 0 < deviation < min(_MASKED_DEVIATION, 1 - _CHANCE_ERRORS / math.sqrt(max(len(known), 1)))
+        masked = self.narrow and smaller and noise > _LEAST_NOISE * self.scale.step_variance
+        return _FAR_DEVIATIONS * (deviation if masked else 1.0)
 
     def _innovations(self, values: Mapping[str, float], readings: Readings) -> np.ndarray:
         """Of the robust filter, NaN where nothing predicts a reading."""
@@ -393,7 +378,7 @@ class ParameterSearch:
         The series is filtered without each of them, and without the first two, three and so on. Of the start with the
         fewest far readings the smoother says which are far from its estimates.
         """
-        readings = self.readings.selected(slice(_JUDGED))
+        readings = self.readings.selected(slice(_START_READINGS))
         innovations = self._innovations(values, readings)
         seen = ~np.isnan(readings.values)
         unpredicted = seen & np.isnan(innovations)
@@ -415,7 +400,7 @@ class ParameterSearch:
         problem = ReadingsTable.of(self.model, replace(readings, refused=best)).problem(values)
         smoothed = filter_readings(problem, problem.first(self.scale), robust=True, smooth=True)
         mean, variance = problem.of_readings(smoothed.estimates)
-        wrong = best & (np.abs(readings.values - readings.offset - mean) > _FAR * np.sqrt(variance))
+        wrong = best & (np.abs(readings.values - readings.offset - mean) > _FAR_DEVIATIONS * np.sqrt(variance))
         return np.pad(wrong, (0, len(self.readings) - len(wrong)))
 
 
@@ -428,7 +413,7 @@ def _maximum_from(
     60, where the likelihood has no maximum: a step too far must not end the search.
     """
     free = len(origin)
-    shifts = _STEP * torch.cat([torch.zeros(1, free), torch.eye(free), -torch.eye(free)])
+    shifts = _SLOPE_STEP * torch.cat([torch.zeros(1, free), torch.eye(free), -torch.eye(free)])
     along = torch.zeros_like(origin).requires_grad_()
     seen: list[Maximum] = []
     tolerances: dict[str, Any] = {"tolerance_grad": 1e-5, "tolerance_change": tolerance}
@@ -440,7 +425,7 @@ def _maximum_from(
         found = likelihood(at + shifts)
         if not bool(found.isfinite().all()):
             raise ValueError("values: got a likelihood that is not finite, expected smaller numbers or noises")
-        slope = (found[1 : free + 1] - found[free + 1 :]) / (2 * _STEP)
+        slope = (found[1 : free + 1] - found[free + 1 :]) / (2 * _SLOPE_STEP)
         along.grad = -(root.mT @ (slope * (1 - bounded.square())))
         seen[:] = [max([*seen, Maximum(found[0].item(), at, slope)], key=lambda one: one.total)]
         return -found[0]

@@ -14,10 +14,9 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from .compiled import can_run, different_lags, discretize
+from .compiled import can_run, discretize
 from .gaussian import Gaussian, Information
-from .linear_sde import LinearSDE
-from .matrices import InitialMoments, broadcast_shapes, check_initial, flattened, real, whitened, without_missing
+from .linear_sde import InitialMoments, LinearSDE, broadcast_shapes, check_initial, identity_like, real
 
 LARGEST_VALUE = 1e100  # of an observation in units of its noise; squares of larger ones overflow
 _LARGEST_ROW = 1e45  # entry of H: squares of squares must not overflow
@@ -67,8 +66,16 @@ class ObservationGrid:
         models = 1 if shared and bool((present == present[:1]).all()) else len(times)
         matrices = (sde.observation, sde.observation_noise)
         observation, noise = (flattened(x, batch_shape, 2)[:models, None] for x in matrices)
-        observation, noise = without_missing(observation, noise, present[:models])
-        rows, values = whitened(observation, noise, observations.masked_fill(~present, 0.0))
+        shown = present[:models]  # a missing component has a row of zeros and a noise of 1
+        both, ones = shown[..., :, None] & shown[..., None, :], torch.diag_embed((~shown).to(noise.dtype))
+        factor, failed = torch.linalg.cholesky_ex(torch.where(both, noise, 0.0) + ones)
+        if bool((failed > 0).any()):
+            raise ValueError(
+                "observation_noise: got a singular observation noise, expected a positive definite R for what is seen"
+            )
+        whiten = torch.linalg.solve_triangular(factor, identity_like(noise), upper=False)
+        rows = whiten @ torch.where(shown[..., None], observation, 0.0)
+        values = (whiten @ observations.masked_fill(~present, 0.0)[..., None])[..., 0]
         return cls(times, rows, values, observation_index, query_index, present.sum(-1), batch_shape)
 
     @property
@@ -156,7 +163,7 @@ class Transitions:
     def of(cls, sde: LinearSDE, grid: ObservationGrid, compiled: bool = False) -> "Transitions":
         """Of a grid, with gradients unless they are compiled."""
         if compiled and sde.batch_shape.numel() == 1:
-            lags, index = different_lags(grid.times[: grid.models])
+            lags, index = torch.unique(grid.lags[: grid.models], return_inverse=True)
             transition, variance = (x[0] for x in discretize(sde, lags))
         else:
             transition, variance = (
@@ -165,7 +172,10 @@ class Transitions:
             lags = grid.lags[: grid.models]
             index = torch.arange(lags.numel(), device=lags.device).view(lags.shape)
             lags = lags.flatten()
-        check_gaps(transition, variance, lags)
+        finite = (transition.isfinite() & variance.isfinite()).all(-1).all(-1)
+        if not bool(finite.all()):
+            gap = lags[~finite].min().item()
+            raise ValueError(f"times: got a gap of {gap:g}, over which the state of an unstable model overflows")
         return cls(transition, variance, index)
 
     @functools.cached_property
@@ -176,16 +186,6 @@ class Transitions:
     def doubled(self) -> "Transitions":
         """As `ObservationGrid.doubled`."""
         return self if len(self.index) == 1 else replace(self, index=torch.cat([self.index] * 2))
-
-
-def check_gaps(
-    transition: Float[Tensor, "lags n n"], variance: Float[Tensor, "lags n n"], lags: Float[Tensor, " lags"]
-) -> None:
-    """Raise `ValueError` for a gap over which an unstable state overflows."""
-    finite = (transition.isfinite() & variance.isfinite()).all(-1).all(-1)
-    if not bool(finite.all()):
-        gap = lags[~finite].min().item()
-        raise ValueError(f"times: got a gap of {gap:g}, over which the state of an unstable model overflows")
 
 
 def each_step(of, sde: LinearSDE, grid: ObservationGrid, lags: Tensor) -> Float[Tensor, "models steps n n"]:
@@ -324,3 +324,8 @@ def _check_times(name: str, given: Tensor) -> None:
         raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected (..., T) with at least one time")
     if not bool(given.isfinite().all()):
         raise ValueError(f"{name}: got NaN or infinite values, expected finite numbers")
+
+
+def flattened(x: Tensor, batch_shape: torch.Size, trailing: int) -> Tensor:
+    """`x`, broadcast to `(*batch_shape, ...)`, as `(b, ...)`. The last `trailing` dimensions stay as they are."""
+    return x.expand(*batch_shape, *x.shape[x.dim() - trailing :]).reshape(-1, *x.shape[x.dim() - trailing :])

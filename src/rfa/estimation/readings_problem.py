@@ -6,6 +6,7 @@ and gives each sensor its own weight.
 """
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,20 +19,65 @@ from torch import Tensor
 from rfa.checks import require, require_each
 
 from .compiled import LikelihoodProblem, can_run, discretize, run, threads_for
+from .components import Component, ComponentMatrices, Cycle, ParameterValues, Season, SeriesScale, StructuralModel
 from .gaussian import Gaussian
 from .linear_sde import LinearSDE
 from .problem import ObservationGrid, Transitions
-from .recursive_filter import Recursion, kalman_filter
-from .row_filters import Carried, FilteredRows, StateMoments, filter_rows
+from .recursive_filter import Carried, FilteredRows, Recursion, StateMoments, filter_rows, kalman_filter
 from .series import Readings
-from .structural_model import SeriesScale, StructuralModel
-from .time_axis import as_numbers
+from .time_axis import as_numbers, doubtful_period
 
 IRREGULAR = "sigma2.irregular"
 _DIFFUSE = 1e8  # variance of a diffuse state, in units of the series' variance
 _MANTISSA = 2.0**34  # steps that differ by less, relatively, share a transition: times have been rounded
 _NO_SHARE = 1e-12  # relative: a direction that others explain but for less is not told from them
 _UNSEEN = 1e-5  # of a direction's size: a reading that shows less shows the rounding of the times
+
+
+@dataclass(frozen=True)
+class Regression(Component):
+    """Coefficients that do not change, with a diffuse start. `RobustFilter.fit` adds it for `exog`."""
+
+    regressors: tuple[str, ...]  # their names; the states are `beta.NAME`
+    sizes: tuple[float, ...]  # the root mean square of each
+    name: str = "regression"
+
+    @property
+    def states(self) -> dict[str, float]:
+        """One for each regressor. How much of it a reading shows is the regressor itself."""
+        return {f"beta.{name}": 0.0 for name in self.regressors}
+
+    def matrices(self, parameters: ParameterValues) -> ComponentMatrices:
+        """A = 0 and Q = 0."""
+        zeros = torch.zeros(len(self.regressors), len(self.regressors), dtype=torch.float64)
+        return zeros, zeros
+
+    def units(self, gap: float) -> tuple[float, ...]:
+        """The inverse sizes of the regressors."""
+        return tuple(1 / size for size in self.sizes)
+
+
+def model_of(model: StructuralModel, readings: Readings, unit: str | None) -> StructuralModel:
+    """The model of readings: the components, and their regressors. `unit` is that of dates, None for numbers.
+
+    Raises:
+        ValueError: for a period longer than the series, and a regressor that is 0 everywhere.
+    """
+    steps = np.diff(readings.times)
+    steps = steps[steps > 0]
+    for component in model.components:
+        shortest, named = component.shortest_span(), f"period of {component.name}"
+        period = component.period if isinstance(component, Season | Cycle) else None
+        doubt = doubtful_period(period, steps, unit) if period and unit and len(steps) else None
+        expected = f"at most the span of the series, {readings.span:g}{f': {doubt}' if doubt else ''}"
+        require(shortest <= readings.span, named, shortest, expected)
+        if doubt:
+            warnings.warn(f"{named}: {doubt}", UserWarning, stacklevel=4)
+    if not readings.regressors:
+        return model
+    size = tuple(float(x) for x in np.sqrt(np.nanmean(readings.exog**2, axis=0)))
+    require(all(size), "exog", "a column of zeros", "columns with some values other than 0")
+    return model + Regression(readings.regressors, size)
 
 
 def irregular_names(sensors: tuple[str, ...]) -> list[str]:
@@ -61,7 +107,7 @@ class ReadingsTable:
         seen = ~np.isnan(values)
         np.minimum.at(least, readings.sensor[seen], readings.noise[seen])
         noise = np.nan_to_num(readings.noise)  # of a missing reading
-        arrays = values, readings.sensor, noise, least, *_different(np.diff(readings.times))
+        arrays = values, readings.sensor, noise, least, *_distinct_lags(np.diff(readings.times))
         tensors = (torch.from_numpy(np.ascontiguousarray(x)) for x in arrays)
         return cls(model, readings, _rows(model, readings), *tensors)
 
@@ -146,7 +192,7 @@ class ReadingsProblem:
         later = np.subtract(*self.table.readings.times[[targets, origins]]) > 0
         require_each(later, "targets", "a time before its origin's", targets, "readings later than their origins")
         table, times = self.table, self.table.readings.times
-        lags, index = _different(times[targets] - times[origins])
+        lags, index = _distinct_lags(times[targets] - times[origins])
         transition, variance = (x[0].numpy() for x in discretize(sde, torch.from_numpy(lags)))
         shown = table.rows.numpy()[targets]
         moved = np.einsum("pi,pij->pj", shown, transition[index])
@@ -253,7 +299,7 @@ def _looped_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
     return -rest / 2 - determined - logarithms.sum(-1)
 
 
-def _different(lags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _distinct_lags(lags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The different lags, and which of them each one is."""
     mantissa, exponent = np.frexp(lags)
     rounded = np.ldexp(np.round(mantissa * _MANTISSA), exponent)

@@ -1,4 +1,4 @@
-"""The filters in PyTorch, as loops over the rows of a grid: the Kalman filter, and the recursive robust filter.
+"""The Kalman filter and the recursive robust filter over the rows of a grid: in PyTorch, and the call of compiled code.
 
 Kalman:
 
@@ -19,25 +19,33 @@ starts a second filter, the challenger. Its covariance is inflated until the row
 expects the later rows 1,000 times as much as the filter does.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .gaussian import DiffuseDirections, Gaussian, Information, T, mapped
-from .matrices import identity_like, without_rounding
-from .problem import ObservationGrid, Transitions
-from .robust_weight import (
+from .compiled import FilterProblem, run, threads_for
+from .gaussian import (
     ABANDONED_LOG_ODDS,
     NO_DIGITS,
     PRIOR_LOG_ODDS,
     REJECTED,
     SAME_LOG_ODDS,
+    SCALES,
+    DiffuseDirections,
+    Gaussian,
+    Information,
     NoiseScale,
     ScalePosterior,
+    T,
     infer_scale,
+    mapped,
 )
+from .linear_sde import identity_like
+from .problem import ObservationGrid, Transitions
+
+_NO_TURN = 1e-16  # of two products of entries: a pair of states whose product is less turns by rounding alone
 
 
 class FilteredState(NamedTuple):
@@ -76,16 +84,11 @@ def kalman_filter(grid: ObservationGrid, transitions: Transitions, state: Gaussi
     found = []
     for k in range(grid.length):
         predicted = state.predicted(*transitions.steps[k - 1]) if k else state
-        check_finite(predicted.covariance, k)
+        if not bool(predicted.covariance.isfinite().all()):
+            raise overflow_error(k)
         state, gains = predicted.updated(*grid.at(k))
         found.append(FilteredState(predicted, state, gains))
     return found
-
-
-def check_finite(covariance: Float[Tensor, "_ n n"], index: int) -> None:
-    """Raise `ValueError` for a predicted covariance that is not finite."""
-    if not bool(covariance.isfinite().all()):
-        raise overflow_error(index)
 
 
 def overflow_error(index: int) -> ValueError:
@@ -125,10 +128,6 @@ class FilterPass(NamedTuple):
         """Of the b filters alone."""
         return part if self.origin is None else mapped(part, lambda x: x[: len(self.median_scale)])
 
-    def with_median_noise(self, grid: ObservationGrid) -> ObservationGrid:
-        """The observations with the median scale of their noise. Later distances are measured with it."""
-        return grid if bool((self.median_scale == 1).all()) else grid.weighted(1 / self.median_scale)
-
     def estimates(self, smooth: bool) -> list[Gaussian]:
         """The state at each time index, by earlier observations or, in smoothing, by all."""
         states = [self.without_challengers(state.posterior) for state in self.states]
@@ -160,13 +159,6 @@ def kalman_pass(grid: ObservationGrid, transitions: Transitions, state: Gaussian
     return FilterPass(grid, transitions, kalman_filter(grid, transitions, state), ones, ones, ones)
 
 
-def robust_pass(
-    grid: ObservationGrid, transitions: Transitions, start: Recursion, smooth: bool
-) -> tuple[FilterPass, Recursion]:
-    """The filter whose weights are by predictions, or in smoothing by past and future; and what it carries on."""
-    return (robust_smoother if smooth else resumed_filter)(grid, transitions, start)
-
-
 def robust_smoother(grid: ObservationGrid, transitions: Transitions, start: Recursion) -> tuple[FilterPass, Recursion]:
     """The filter in which past and future give the weights. Combined with `backward_information` it is a smoother.
 
@@ -189,7 +181,7 @@ def robust_smoother(grid: ObservationGrid, transitions: Transitions, start: Recu
             transition, variance = transitions.steps[k - 1]
             later = later + grid.information.at(k).weighted(posterior.weight)
             later = later.inflated(variance).substituted(transition)
-    weight, gain_ratio = _weights(posteriors[::-1])
+    weight, gain_ratio = _stacked_weights(posteriors[::-1])
     weighted, median = grid.weighted(weight), scale.median()[:, None].expand_as(gain_ratio)
     states = kalman_filter(weighted, transitions, mapped(start.state, lambda x: x[: len(grid.times)]))
     return FilterPass(weighted, transitions, states, weight, gain_ratio, median), recursion
@@ -208,7 +200,8 @@ def resumed_filter(
     states, posteriors, medians, origins, clearings = [], [], [], [], []
     for k in range(grid.length):
         predicted = state.predicted(*transitions.steps[k - 1]) if k else state
-        check_finite(predicted.covariance[filters], k)
+        if not bool(predicted.covariance[filters].isfinite().all()):
+            raise overflow_error(k)
         posterior = _scale_posterior(scale.expected(), predicted, grid, k)
         posterior = _with_trust(posterior, torch.cat([nothing, trusted > 0]))
         valid = posterior.valid[filters] & posterior.valid[challengers]
@@ -217,12 +210,12 @@ def resumed_filter(
         log_odds = log_odds + change
         replaced = log_odds > 0
         ended = replaced | ~(log_odds > ABANDONED_LOG_ODDS)
-        predicted, scale, posterior = _continued((predicted, scale, posterior), _origin(replaced, nothing))
+        predicted, scale, posterior = _series_at((predicted, scale, posterior), _origin(replaced, nothing))
         started = (ended | same) & posterior.valid[filters] & (posterior.weight[filters] < REJECTED)
         cleared = nothing
         log_odds = torch.where(started, PRIOR_LOG_ODDS, torch.where(ended, -torch.inf, log_odds))
         if bool(started.any()):
-            predicted, scale, posterior = _continued((predicted, scale, posterior), _origin(nothing, started))
+            predicted, scale, posterior = _series_at((predicted, scale, posterior), _origin(nothing, started))
             new = torch.cat([nothing, started])
             challenger, cleared = _challenger(predicted, grid, k)
             predicted = predicted._replace(
@@ -233,13 +226,13 @@ def resumed_filter(
             posterior = _full_weight(scale.expected(), grid, k).where(new, posterior)
         trusted = torch.where(started, 2.0 * determining, (trusted - valid.to(trusted.dtype)).clamp(min=0.0))
         scale = scale.updated(posterior)
-        state, gains = _updated(predicted, grid, k, posterior)
+        state, gains = _posterior(predicted, grid, k, posterior)
         states.append(FilteredState(predicted, state, gains))
         posteriors.append(posterior)
         medians.append(scale.median()[filters])
         origins.append(_origin(replaced, started))
         clearings.append(torch.cat([nothing, cleared]))
-    weight, gain_ratio = _weights(posteriors)
+    weight, gain_ratio = _stacked_weights(posteriors)
     median = torch.stack(medians, dim=1)
     found = FilterPass(grid.weighted(weight), transitions, states, weight, gain_ratio, median, origins, clearings)
     return found, Recursion(state, scale, trusted, log_odds)
@@ -254,12 +247,12 @@ def _origin(replaced: Bool[Tensor, " b"], started: Bool[Tensor, " b"]) -> Int[Te
     return index
 
 
-def _continued(known: T, origin: Int[Tensor, " c"]) -> T:
+def _series_at(known: T, origin: Int[Tensor, " c"]) -> T:
     """Of the series that each one continues."""
     return mapped(known, lambda x: x[origin])
 
 
-def _weights(posteriors: list[ScalePosterior]) -> tuple[Tensor, Tensor]:
+def _stacked_weights(posteriors: list[ScalePosterior]) -> tuple[Tensor, Tensor]:
     """Weight and gain ratio of each row, `(b, G)`."""
     weights, gain_ratios = zip(*((posterior.weight, posterior.gain_ratio) for posterior in posteriors), strict=True)
     return torch.stack(weights, dim=1), torch.stack(gain_ratios, dim=1)
@@ -298,7 +291,7 @@ def _misfit(predicted: Gaussian, grid: ObservationGrid, index: int) -> Float[Ten
     return (distance / observation.any(-1).sum(-1).clamp(min=1)).clamp(min=1.0)
 
 
-def _updated(
+def _posterior(
     predicted: Gaussian, grid: ObservationGrid, index: int, posterior: ScalePosterior
 ) -> tuple[Gaussian, list[Tensor]]:
     """After a row with its weight. `P H^T scatter H P` inflates the covariance."""
@@ -339,3 +332,161 @@ def _scale_posterior(
         variance = torch.where(finite[:, None, None], variance, 0.0)
     present = observation.any(-1).expand(b, m)
     return infer_scale(expected, innovation, variance, present).where(valid, full_weight)
+
+
+def without_rounding(transition: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
+    """Phi with zeros where two states turn into each other by rounding alone, as after half a period; or stay so.
+
+    The products `Phi_ij Phi_ji` and `Phi_ii Phi_jj` do not depend on the units of states.
+    """
+    diagonal = transition.diagonal(dim1=-2, dim2=-1)
+    turned, stayed = (transition * transition.mT).abs(), (diagonal[..., :, None] * diagonal[..., None, :]).abs()
+    gone = torch.diag_embed((stayed < _NO_TURN * turned).any(-1))
+    return torch.where(((turned > 0) & (turned < _NO_TURN * stayed)) | gone, 0.0, transition)
+
+
+# The filters of rows, compiled or in PyTorch
+
+
+Carried = Gaussian | Recursion  # what the Kalman filter and the robust filter carry from one row to the next
+
+
+class StateMoments(NamedTuple):
+    """Mean and covariance of the state at each row. The covariance is infinite in diffuse directions."""
+
+    mean: Float[Tensor, "b grid n"]
+    covariance: Float[Tensor, "b grid n n"]
+
+
+class FilteredRows(NamedTuple):
+    """What a filter or a smoother finds at each row of b series."""
+
+    estimates: StateMoments  # after each row in a filter, given all rows in a smoother
+    predicted: StateMoments | None  # before each row is used, by the filter. None unless asked for
+    weights: Float[Tensor, "b grid"]  # of each row, in (0, 1]
+    least_squares: Float[Tensor, "b grid"] | None  # of the Kalman filter: the smallest sum of squares so far
+    carried: Carried  # what the filter carries on from the last row
+
+
+def filter_rows(
+    grid: ObservationGrid,
+    transitions: Transitions,
+    start: Carried | None,
+    *,
+    compiled: bool,
+    robust: bool = False,
+    smooth: bool = False,
+    predict: bool = False,
+) -> FilteredRows:
+    """The Kalman filter, the robust filter, or their smoothers. The rows of a robust one must be bounded.
+
+    In PyTorch it is a loop, with gradients.
+
+    Args:
+        start: the state before the first row, or what earlier rows carry on, predicted to it. None: a diffuse start.
+        compiled: whether compiled code does it, without gradients.
+        predict: whether to give what is predicted too. Series must not share a covariance then.
+    """
+    if compiled and robust and smooth:
+        weights = _filter_in_cpp("robust_filter", grid, transitions, start, True, False).weights
+        found = _filter_in_cpp("filter", grid.weighted(weights), transitions, start, True, predict)
+        return found._replace(weights=weights, least_squares=None)
+    if compiled:
+        return _filter_in_cpp("robust_filter" if robust else "filter", grid, transitions, start, smooth, predict)
+    start = diffuse_start(grid, transitions) if start is None else start
+    carried: Carried
+    if robust:
+        start = Recursion.first(start) if isinstance(start, Gaussian) else start
+        passed, carried = (robust_smoother if smooth else resumed_filter)(grid, transitions, start)
+    else:
+        assert isinstance(start, Gaussian)
+        passed = kalman_pass(grid, transitions, start)
+        carried = passed.states[-1].posterior
+    states = passed.estimates(smooth)
+    predicted, least_squares = None, None
+    if predict:
+        predicted = _moments([passed.without_challengers(state.predicted) for state in passed.states])
+    if not robust:
+        least_squares = torch.stack([state.least_squares for state in states], dim=1)
+    return FilteredRows(_moments(states), predicted, passed.weight[: len(grid.times)], least_squares, carried)
+
+
+def _moments(states: list[Gaussian]) -> StateMoments:
+    mean = torch.stack([state.mean for state in states], dim=1)
+    return StateMoments(mean, torch.stack([state.full_covariance() for state in states], dim=1))
+
+
+@torch.no_grad()
+def _filter_in_cpp(
+    entry: Literal["filter", "robust_filter"],
+    grid: ObservationGrid,
+    transitions: Transitions,
+    start: Carried | None,
+    smooth: bool,
+    predict: bool,
+) -> FilteredRows:
+    """By compiled code. In smoothing "robust_filter" gives weights by past and future beside the filter."""
+    (b, length, m), n = grid.values.shape, grid.rows.shape[-1]
+    robust, resumed = entry == "robust_filter", None
+    if start is None:
+        start_mean, start_covariance = grid.values.new_zeros(b, n), grid.values.new_zeros(grid.models, n, n)
+    else:
+        state = start if isinstance(start, Gaussian) else start.state
+        start_mean, start_covariance = state.mean[:b], state.covariance[:b]
+        resumed = None if isinstance(start, Gaussian) else packed(start)
+    covariances = b if robust else max(grid.models, len(start_covariance))
+    threads = threads_for(covariances, m * length, n)
+    mean, of_rows = grid.values.new_empty(b, length, n), grid.values.new_empty(b, length)
+    covariance, overflow = mean.new_empty(covariances, length, n, n), torch.full((covariances,), -1)
+    needed = predict or (robust and smooth)  # the compiled smoother goes back over the predictions
+    predicted = StateMoments(torch.empty_like(mean), torch.empty_like(covariance)) if needed else None
+    carried = mean.new_empty(b, 2 * (n + n * n + 2 * SCALES) + 2) if robust else None
+    run(
+        entry,
+        FilterProblem(b, covariances, grid.models, length, m, n, threads, smooth, start is None),
+        rows=grid.rows.contiguous(),
+        values=grid.values.contiguous(),
+        transition=transitions.transition.contiguous(),
+        variance=transitions.variance.contiguous(),
+        lag_index=transitions.index.expand(grid.models, -1).contiguous(),
+        start_mean=start_mean.contiguous(),
+        start_covariance=start_covariance.expand(covariances, n, n).contiguous(),
+        mean=mean,
+        covariance=covariance,
+        least_squares=None if robust else of_rows,
+        weight=of_rows if robust else None,
+        predicted_mean=None if predicted is None else predicted.mean,
+        predicted_covariance=None if predicted is None else predicted.covariance,
+        resumed=resumed,
+        carried=carried,
+        overflow=overflow,
+    )
+    if bool((overflow >= 0).any()):
+        raise overflow_error(int(overflow[overflow >= 0].min()))
+    estimates = StateMoments(mean, covariance.expand(b, length, n, n))
+    predicted = predicted if predict else None
+    if carried is not None:
+        return FilteredRows(estimates, predicted, of_rows, None, _recursion_of(carried, n))
+    last = Gaussian(mean[:, -1], covariance[:, -1], None, of_rows[:, -1])
+    return FilteredRows(estimates, predicted, torch.ones_like(of_rows), of_rows, last)
+
+
+def packed(carried: Carried) -> Float[Tensor, "b numbers"]:
+    """As robust.cpp has it: of each series the filter and its challenger, then `trusted` and the odds.
+
+    Of the Kalman filter: mean and covariance.
+    """
+    if isinstance(carried, Gaussian):
+        return torch.cat([carried.mean, carried.covariance.flatten(1)], dim=1)
+    state, scale, trusted, log_odds = carried
+    each = torch.cat([state.mean, state.covariance.flatten(1), scale.counts, scale.last], dim=1)
+    filters, challengers = each.chunk(2)
+    return torch.cat([filters, challengers, trusted[:, None], log_odds[:, None]], dim=1)
+
+
+def _recursion_of(numbers: Float[Tensor, "b numbers"], n: int) -> Recursion:
+    """What `packed` has packed, of states of n entries."""
+    each = torch.cat(numbers[:, :-2].chunk(2, dim=1))
+    mean, covariance, counts, last = each.split([n, n * n, SCALES, SCALES], dim=1)
+    state = Gaussian(mean, covariance.unflatten(1, (n, n)), None, mean.new_zeros(len(mean)))
+    return Recursion(state, NoiseScale(counts, last), numbers[:, -2], numbers[:, -1])

@@ -8,7 +8,10 @@ observation j in the Kalman filter. `rfa.estimation.contributions` has both.
 Source: appendix A.3, equations `precision_weighted_average` and `conditional_objective`; docs/theory.md for Riccati.
 """
 
+import functools
 import math
+import numbers
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,22 +19,117 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from rfa.checks import check_choice, require
-from rfa.ops.problem import Prior
 
 from .contributions import LARGEST_DISTANCE, Average, carried_observations, lyapunov_averages, riccati_averages
-from .linear_sde import LinearSDE
-from .matrices import InitialMoments, check_covariance, identity_like, positive, real, trace
+from .linear_sde import InitialMoments, LinearSDE, check_covariance, identity_like, real, symmetric, trace
 from .problem import EstimationProblem, ObservationGrid, Transitions, along_grid, make_problem
-from .recursive_filter import Recursion, diffuse_start, kalman_pass, robust_pass
-from .robust_weight import LOWEST_LOG_WEIGHT, Number, Penalty, RobustWeight
-from .row_filters import Direction, filter_problem
+from .recursive_filter import (
+    FilteredRows,
+    Recursion,
+    diffuse_start,
+    filter_rows,
+    kalman_pass,
+    resumed_filter,
+    robust_smoother,
+)
 
+Direction = Literal["filter", "smooth"]
+Penalty = Literal["power", "welsch"]
+EstimatorPrior = Literal["lyapunov", "riccati"]  # the operator's may be more
 Start = Literal["recursive", "leave_one_out", "query"]
-PRIORS = ("lyapunov", "riccati")  # that `robust_estimate` has; the operator's may be more
 
 _HALVINGS = 6
 _SAME = 1e-12  # relative: a rise of the objective by rounding
 _LARGEST_VARIANCE = 100.0  # of a prediction, in units of the noise: a less certain one weights nothing
+_LEAST_EIGENVALUE = 1e-9  # of a covariance, over the largest: what is less comes from rounding
+_LOWEST_LOG_WEIGHT = -69.0  # log 1e-30: a row's largest weight is at least this, so that its variance is finite
+_SMALLEST_NU = 1e-6  # below, all weight lies within sqrt(nu) of the estimate and is lost to rounding
+_SMALLEST_MEAN = 1e-30  # mean weight: quotients by it stay finite
+_CHI_RANGE = 12.0  # chi_m lies within that distance of sqrt(m): its deviation is about 0.7 for any m
+
+
+@dataclass(frozen=True)
+class RobustWeight:
+    """`w(s) = rho'(s)` of a squared distance s of m dimensions (appendix A.3).
+
+    power: `w = (1 + s / nu)^-kappa`, `rho = nu / (kappa - 1) (1 - (1 + s / nu)^(1 - kappa))`. With `kappa = 1` the
+        weight is, up to `(nu + m) / nu`, the posterior mean of the inverse scale of a Student-t residual.
+    welsch: `w = exp(-s / m)`, `rho = m (1 - exp(-s / m))`, the limit of `kappa = (nu + m) / m` for large nu. With an
+        infinite nu and a finite kappa all weights are 1.
+    """
+
+    nu: float | int  # degrees of freedom >= 1e-6
+    kappa: float | int | None  # exponent > 0
+    size: int  # m
+    penalty: Penalty = "power"
+
+    def __post_init__(self):
+        good = [isinstance(x, numbers.Real) and not isinstance(x, bool) for x in (self.nu, self.kappa)]
+        expected = f"degrees of freedom > 0, at least {_SMALLEST_NU}"
+        require(good[0] and self.nu >= _SMALLEST_NU, "nu", self.nu, expected)
+        finite = self.kappa is None or (good[1] and 0 < self.kappa < math.inf)
+        require(finite, "kappa", self.kappa, "a finite exponent > 0, a number")
+        check_choice("penalty", self.penalty, Penalty)
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether all weights are 1."""
+        return self.penalty == "power" and math.isinf(self.nu)
+
+    @property
+    def exponent(self) -> float:
+        """kappa, by default `(nu + m) / m` with the model's m: logits do not grow with the dimension."""
+        return (self.nu + self.size) / self.size if self.kappa is None else self.kappa
+
+    def log_weight(self, distance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """`log w` of squared distances."""
+        if self.gaussian:
+            return torch.zeros_like(distance)
+        if self.penalty == "welsch":
+            return -distance / self.size
+        return -self.exponent * torch.log1p(distance / self.nu)
+
+    def cost(self, distance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The penalty rho of squared distances."""
+        if self.gaussian:
+            return distance
+        if self.penalty == "welsch":
+            return -self.size * torch.expm1(-distance / self.size)
+        if self.exponent == 1:
+            return self.nu * torch.log1p(distance / self.nu)
+        return self.nu / (self.exponent - 1) * -torch.expm1((1 - self.exponent) * torch.log1p(distance / self.nu))
+
+    @functools.cache  # noqa: B019 - the cache holds a few numbers only
+    def consistency(self, observed: int | None = None) -> tuple[float, float]:
+        """For `s ~ chi^2_k`, that is, a right model: the mean weight, and the variance over that of all weights 1.
+
+        They are `E w` and `(E[w^2 s] / k) / (E w + 2 E[w' s] / k)^2`, the asymptotic variance of an M-estimator of
+        location. k is how many of the m components a row has.
+        """
+        k = self.size if observed is None else observed
+        if self.gaussian or not k:
+            return 1.0, 1.0
+        # chi_k, the root of s, has a density without a singularity. Powers of large k overflow, so logarithms are used.
+        low, high = max(0.0, math.sqrt(k) - _CHI_RANGE), math.sqrt(k) + _CHI_RANGE
+        root = low + (high - low) * (torch.arange(2**17, dtype=torch.float64) + 0.5) / 2**17
+        density = torch.softmax((k - 1) * torch.log(root) - root.square() / 2, dim=0)
+        s = root.square()
+        log_weight = self.log_weight(s)
+        largest = log_weight.max()
+        weight = torch.exp(log_weight - largest)  # both ratios do not depend on this scale
+        slope = -weight / self.size if self.penalty == "welsch" else -self.exponent * weight / (self.nu + s)
+        spread = (density * weight.square() * s).sum() / k
+        mean = (density * weight).sum()
+        sensitivity = torch.maximum(mean + 2 * (density * slope * s).sum() / k, 1e-4 * mean)
+        return (mean * largest.exp()).clamp(min=_SMALLEST_MEAN).item(), (spread / sensitivity.square()).item()
+
+    def calibration(self, observed: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The product of both numbers of `consistency` for each row's components: weights are divided by it."""
+        if not observed.numel():
+            return observed.to(torch.float64)
+        counts, position = observed.unique(return_inverse=True)
+        table = [math.prod(self.consistency(k)) for k in counts.tolist()]
+        return torch.tensor(table, dtype=torch.float64, device=observed.device)[position]
 
 
 class Estimate(NamedTuple):
@@ -55,17 +153,17 @@ def robust_estimate(
     times: Real[Tensor, "*#batch T"],
     observations: Real[Tensor, "*#batch T m"],
     *,
-    nu: Number = 16.0,
-    kappa: Number | None = 2.0,
+    nu: float | int = 16.0,
+    kappa: float | int | None = 2.0,
     penalty: Penalty = "power",
-    prior: Prior = "riccati",
+    prior: EstimatorPrior = "riccati",
     iterations: int = 5,
     start: Start = "recursive",
     direction: Direction = "filter",
     query_times: Real[Tensor, "*#batch queries"] | None = None,
     initial: InitialMoments | None = None,
-    query_noise: Number | Real[Tensor, "n n"] = 0.0,
-    noise_floor: Number | Real[Tensor, "n n"] = 0.0,
+    query_noise: float | int | Real[Tensor, "*covariance"] = 0.0,
+    noise_floor: float | int | Real[Tensor, "*covariance"] = 0.0,
     return_weights: bool = True,
 ) -> Estimate:
     """Robust, precision-weighted estimates of the state of a linear SDE, by the formulas of this file.
@@ -118,12 +216,13 @@ def robust_estimate(
 
     Source: appendix A.3. The Riccati prior and the recursive start go beyond the paper (docs/theory.md).
     """
-    check_choice("prior", prior, PRIORS)
+    check_choice("prior", prior, EstimatorPrior)
     check_choice("start", start, Start)
     check_choice("direction", direction, Direction)
     whole = isinstance(iterations, int) and not isinstance(iterations, bool) and iterations >= 1
     require(whole, "iterations", iterations, "a whole number >= 1")
-    weight = RobustWeight.of(nu, kappa, sde.observation_size, penalty)
+    weight = RobustWeight(nu, kappa, sde.observation_size, penalty)
+    weight = replace(weight, penalty="welsch") if kappa is None and weight.gaussian else weight
     noises = _noise("query_noise", query_noise, sde, prior), _noise("noise_floor", noise_floor, sde, prior)
     options = _Options(prior == "riccati", weight, iterations, start, *noises)
     robust, smooth = not weight.gaussian, direction == "smooth"
@@ -181,11 +280,13 @@ def _dense_estimates(problem: EstimationProblem, options: _Options, with_weights
     first = diffuse_start(grid, transitions) if problem.initial is None else problem.initial
     passed, states = None, None
     if options.start == "recursive" and not options.robust_weight.gaussian:
-        passed, _ = robust_pass(grid, transitions, Recursion.first(first), problem.smooth)
+        robust_pass = robust_smoother if problem.smooth else resumed_filter
+        passed, _ = robust_pass(grid, transitions, Recursion.first(first))
         states = [state.mean for state in passed.estimates(problem.smooth)]
     if options.riccati:
         passed = kalman_pass(grid, transitions, first) if passed is None else passed
-        grid = passed.with_median_noise(grid)
+        if not bool((passed.median_scale == 1).all()):  # distances are measured with the median scale of the noise
+            grid = grid.weighted(1 / passed.median_scale)
         averages = riccati_averages(problem, passed, carried_observations(problem, grid, transitions))
     else:
         noises = options.query_noise, options.noise_floor
@@ -239,7 +340,7 @@ def _reweighted_estimate(
     for _ in range(options.iterations):
         weight = robust_weight.log_weight(distance).masked_fill(~present, -torch.inf)
         best = weight.detach().amax(-1, keepdim=True) if len(indices) else weight
-        raised = torch.where(best.isfinite(), best - best.clamp(min=LOWEST_LOG_WEIGHT), 0.0)
+        raised = torch.where(best.isfinite(), best - best.clamp(min=_LOWEST_LOG_WEIGHT), 0.0)
         weight = torch.exp(weight - raised)
         step = average.mean(weight / calibration)
         distance, cost = measure(step)
@@ -279,3 +380,80 @@ def _at_observation(mean: Tensor, covariance: Tensor, grid: ObservationGrid, ind
     innovation = values[..., None] - rows @ mean[..., None]
     gain = spread @ rows.mT @ torch.linalg.pinv(rows @ spread @ rows.mT, hermitian=True, rtol=1e-12)
     return torch.where(grid.present[:, index, None], mean + (gain @ innovation)[..., 0], mean)
+
+
+def positive(covariance: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
+    """The symmetric part, with its negative eigenvalues raised to small positive ones: they come from rounding.
+
+    An infinite matrix stays as it is. The gradient is that of the covariance as given.
+    """
+    covariance = symmetric(covariance)
+    given = covariance.detach()
+    finite = given.isfinite().all(-1).all(-1)[..., None, None]
+    units = given.diagonal(dim1=-2, dim2=-1).abs().sqrt()  # the units of the states must not change the result
+    units = torch.where((units > 0) & units.isfinite(), units, 1.0)[..., None]
+    eigenvalues, basis = torch.linalg.eigh(torch.where(finite, given / units / units.mT, 0.0))
+    negative = (eigenvalues[..., :1] < 0)[..., None]
+    if not bool(negative.any()):
+        return covariance
+    raised = torch.maximum(eigenvalues, _LEAST_EIGENVALUE * eigenvalues.abs().amax(-1, keepdim=True))
+    rebuilt = units * symmetric((basis * raised[..., None, :]) @ basis.mT) * units.mT
+    return torch.where(negative, rebuilt + (covariance - given), covariance)
+
+
+def filter_problem(problem: EstimationProblem, robust: bool) -> tuple[FilteredRows, Float[Tensor, "b grid n n"]]:
+    """The filter or the smoother of a problem, and its covariance: the stationary one where nothing is observed."""
+    options = {"compiled": problem.compiled, "robust": robust, "smooth": problem.smooth}
+    found = filter_rows(problem.grid, problem.transitions, problem.initial, **options)
+    covariance, stationary = found.estimates.covariance, problem.stationary
+    if stationary is not None and bool((unseen := problem.observation_counts() == 0).any()):
+        covariance = torch.where(unseen[..., None, None], stationary[:, None], covariance)
+    return found, covariance
+
+
+class RecursiveEstimate(NamedTuple):
+    """What `recursive_estimate` finds.
+
+    Args:
+        mean: `(..., Tq, n)`, in units of the state.
+        covariance: `(..., Tq, n, n)`. Infinite where nothing is known.
+        weights: `(..., T)`: the weight of each row, 1 where it has no prediction or is missing. In filtering it is the
+            weight by earlier rows. Rows of a new level get theirs only once the level is accepted.
+    """
+
+    mean: Float[Tensor, "*batch queries n"]
+    covariance: Float[Tensor, "*batch queries n n"]
+    weights: Float[Tensor, "*batch T"]
+
+
+def recursive_estimate(
+    sde: LinearSDE,
+    times: Real[Tensor, "*#batch T"],
+    observations: Real[Tensor, "*#batch T m"],
+    *,
+    direction: Direction = "filter",
+    query_times: Real[Tensor, "*#batch queries"] | None = None,
+    initial: InitialMoments | None = None,
+) -> RecursiveEstimate:
+    """The recursive robust filter or smoother, at which `robust_estimate` starts: time and memory are linear in T.
+
+    Each row is weighted by its prediction from earlier rows, once. The error of a row comes from `N(0, s R)`, and the
+    filter learns how often each scale s occurs. With w the mean weight over s (`rfa.estimation.recursive_filter`):
+
+        m = m- + K_w (z - C m-),    K_w the Kalman gain with noise R / w
+
+    In smoothing a row is weighted by the filter's prediction or by past and future together, whichever expects the row
+    more. Then the Kalman smoother runs with noises R / w.
+
+    Args, and errors, are those of `robust_estimate`. It is compiled code where that is.
+
+    Source: `rfa.estimation.recursive_filter`; beyond the paper (docs/theory.md).
+    """
+    check_choice("direction", direction, Direction)
+    smooth = direction == "smooth"
+    problem = make_problem(sde, times, observations, query_times, initial, robust=True, smooth=smooth)
+    grid = problem.grid
+    found, covariance = filter_problem(problem, robust=True)
+    mean, covariance = (along_grid(x, grid.query_index) for x in (found.estimates.mean, covariance))
+    weights = along_grid(found.weights, grid.observation_rows)
+    return RecursiveEstimate(*(grid.by_series(x) for x in (mean, covariance, weights)))

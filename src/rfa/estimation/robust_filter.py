@@ -13,18 +13,17 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from rfa.checks import require
+from rfa.checks import needs, require
 from rfa.files import check_writable, write_whole
 from rfa.version import __version__
 
+from .components import Component, StructuralModel, to_factors
 from .linear_sde import LinearSDE
-from .parameter_search import ParameterSearch, model_of, read_fixed, series_scale
-from .readings_problem import ReadingsProblem, ReadingsTable, filter_readings, irregular_names
-from .recursive_filter import Recursion
-from .row_filters import Carried, FilteredRows
+from .parameter_search import ParameterSearch, read_fixed, series_scale
+from .readings_problem import ReadingsProblem, ReadingsTable, filter_readings, irregular_names, model_of
+from .recursive_filter import Carried, FilteredRows, Recursion
 from .series import ReadingInfo, Readings, RowLabels, by_name, like, read_later, read_one, read_series
 from .series_estimate import Diagnostics, SeriesEstimate
-from .structural_model import Component, StructuralModel, to_factors
 from .time_axis import TimeAxis, next_times
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -232,16 +231,7 @@ class RobustFilter:
         return self._estimate(problem, filtered._replace(estimates=found.estimates, weights=found.weights))
 
     @_alone
-    def forecast(
-        self,
-        query_times: Any,
-        *,
-        sensor: Any = None,
-        exog: Any = None,
-        offset: Any = None,
-        noise: Any = None,
-        observation: Any = None,
-    ) -> SeriesEstimate:
+    def forecast(self, query_times: Any, **info: Any) -> SeriesEstimate:
         """Readings at later times, from all readings so far.
 
         Args:
@@ -256,21 +246,11 @@ class RobustFilter:
             ValueError: for a time before the last reading, a number of steps where there is no frequency, and without
                 an argument that `fit` had.
         """
-        problem, run = self._ahead(query_times, ReadingInfo(sensor, exog, offset, noise, observation))
+        problem, run = self._ahead(query_times, ReadingInfo(**info))
         return self._estimate(problem, run, begin=1)
 
     @_alone
-    def predict(
-        self,
-        query_times: Any,
-        return_std: bool = False,
-        *,
-        sensor: Any = None,
-        exog: Any = None,
-        offset: Any = None,
-        noise: Any = None,
-        observation: Any = None,
-    ) -> Any:
+    def predict(self, query_times: Any, return_std: bool = False, **info: Any) -> Any:
         """Readings at any times, in any order: forecasts after the last reading, and smoothed estimates before.
 
         Args:
@@ -285,9 +265,8 @@ class RobustFilter:
         Raises:
             ValueError: as `fit`, for times that are none, and without an argument that `fit` had.
         """
-        info = ReadingInfo(sensor, exog, offset, noise, observation)
         readings = self._readings
-        given = self._axis, readings, "query_times", query_times, None, info, self.model.states
+        given = self._axis, readings, "query_times", query_times, None, ReadingInfo(**info), self.model.states
         asked = read_later(*given, in_order=False)
         order = np.argsort(asked.times, kind="stable")
         past = asked.times[order] <= readings.times[-1]
@@ -325,16 +304,7 @@ class RobustFilter:
 
     @_alone
     def simulate(
-        self,
-        query_times: Any,
-        paths: int = 1000,
-        *,
-        generator: torch.Generator | None = None,
-        sensor: Any = None,
-        exog: Any = None,
-        offset: Any = None,
-        noise: Any = None,
-        observation: Any = None,
+        self, query_times: Any, paths: int = 1000, *, generator: torch.Generator | None = None, **info: Any
     ) -> Any:
         """Readings at later times, drawn together: each path is one possible future.
 
@@ -356,23 +326,13 @@ class RobustFilter:
         require(isinstance(paths, numbers.Integral) and paths >= 1, "paths", paths, "a whole number >= 1")
         drawn = generator is None or isinstance(generator, torch.Generator)
         require(drawn, "generator", generator, "a torch.Generator, or None")
-        problem, run = self._ahead(query_times, ReadingInfo(sensor, exog, offset, noise, observation))
+        problem, run = self._ahead(query_times, ReadingInfo(**info))
         readings = problem.table.readings
         found = problem.drawn(self.sde, run.estimates, int(paths), generator) + readings.offset[1:, None]
         return like(self._given, found, self._axis.labels(readings.times[1:]))
 
     @_alone
-    def update(
-        self,
-        time: Any,
-        value: float | int,
-        *,
-        sensor: Any = None,
-        exog: Any = None,
-        offset: float | int | None = None,
-        noise: float | int | None = None,
-        observation: Any = None,
-    ) -> SeriesEstimate:
+    def update(self, time: Any, value: float | int, **info: Any) -> SeriesEstimate:
         """One more reading, without a look at the earlier ones. The parameters stay.
 
         `exog` and `observation` are a row, or a pandas Series with their names as its index. What `fit` had is needed.
@@ -384,8 +344,7 @@ class RobustFilter:
             ValueError: as `fit`, and for a time before the last reading.
         """
         last, carried = self._last, self._carried or self._filtered()[1].carried
-        info = ReadingInfo(sensor, exog, offset, noise, observation)
-        new = read_one(self._axis, last, time, value, info, self.model.states)
+        new = read_one(self._axis, last, time, value, ReadingInfo(**info), self.model.states)
         problem, run = self._continued(new, carried)
         self._run, self._carried = None, run.carried
         self._later.append(new)
@@ -423,6 +382,7 @@ class RobustFilter:
             ValueError: before `fit`, and for a place that cannot be written.
             MissingExtra: without the package `onnx`.
         """
+        needs("onnx")
         from .onnx_filter import filter_model
 
         problem, run = self._filtered()

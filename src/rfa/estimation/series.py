@@ -118,6 +118,8 @@ class RowLabels:
         own = index_of(given)
         if own is None:
             return given
+        import pandas as pd
+
         length = len(self.times)
         require(len(own) == length, name, f"{len(own)} rows", f"{length}, one for each time")
         if self.index is not None and own.equals(self.index):
@@ -130,13 +132,13 @@ class RowLabels:
         if order is None and times is not None:
             if np.array_equal(times, self.times):
                 return given
-            permuted = _order(_index(times), _index(self.times))  # of numbers it may be that of rows: refused
+            permuted = _order(pd.Index(times), pd.Index(self.times))  # of numbers it may be that of rows: refused
             order = permuted if dated else None
         if order is not None:
             return given.iloc[order]
         if name == "values" and self.index is None and permuted is None:
             return given
-        silent = own.equals(_index(np.arange(length)))
+        silent = own.equals(pd.Index(np.arange(length)))
         other_kind = times is None and not (dated and self.axis.origin is not None) and own.is_monotonic_increasing
         expected = f"its labels in any order; {name}.to_numpy() for rows by position"
         require(
@@ -326,12 +328,6 @@ def column_names(given: Any) -> tuple[str, ...]:
 def index_of(given: Any) -> Any:
     """The index of a pandas Series or DataFrame. None for anything else."""
     return given.index if hasattr(given, "index") and hasattr(given, "to_numpy") else None
-
-
-def _index(numbers: np.ndarray) -> Any:
-    import pandas as pd
-
-    return pd.Index(numbers)
 
 
 def _order(own: Any, wanted: Any) -> np.ndarray | None:

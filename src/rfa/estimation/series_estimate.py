@@ -10,10 +10,10 @@ from jaxtyping import Float
 
 from rfa.checks import needs, require
 
+from .components import SeriesScale
 from .readings_problem import ReadingsProblem
-from .row_filters import FilteredRows, StateMoments
+from .recursive_filter import FilteredRows, StateMoments
 from .series import like
-from .structural_model import SeriesScale
 from .time_axis import TimeAxis, as_numbers, drawable
 
 OUTLIER_GAIN = 0.2  # gain of a reading over its Kalman gain, below which it is an outlier

@@ -21,6 +21,9 @@ _LARGEST = 1e100  # time: squares are computed
 _ROUGH = 0.15  # of a step: the rounding with which a number of steps is known
 SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0, "week": 604800.0, "year": 31556952.0}
 
+_USUAL = {name: SECONDS[name] for name in ("minute", "hour", "day", "week", "year")} | {"half day": 43200.0}
+_NEAR = 0.025  # relative: 12 months of 31 days are a year
+
 
 @dataclass(frozen=True)
 class TimeAxis:
@@ -264,6 +267,31 @@ def calendar_step(dates: np.ndarray) -> Any:
     weekdays = bool((index.day_of_week < 5).all()) and np.median(gaps) == 1
     weekends = int(((index.day_of_week[1:] < index.day_of_week[:-1]) & (gaps >= 3)).sum())
     return pd.offsets.BDay() if weekdays and weekends > 0 else None
+
+
+def doubtful_period(period: float, steps: np.ndarray, unit: str) -> str | None:
+    """What is wrong with a period that looks counted in something else than the unit of time of dates. None: nothing.
+
+    It is no usual period, but would be one if it counted readings or a shorter unit: 24 readings an hour apart are a
+    day. Or it is shorter than two readings. `steps` are > 0.
+    """
+
+    def usual(seconds: float) -> str | None:
+        return next((name for name, size in _USUAL.items() if abs(seconds / size - 1) < _NEAR), None)
+
+    gap, least, size = float(np.median(steps)), float(steps.min()), SECONDS[unit]
+    seen = period >= 2 * least * (1 - _NEAR)
+    if seen and usual(period * size):
+        return None
+    text = f"the unit of time is the {unit}, so a period of {period:g} is {period / gap:.4g} readings"
+    shorter = {f"{name}s": seconds for name, seconds in SECONDS.items() if seconds < size}
+    for counted, seconds in {"readings": gap * size, **shorter}.items():
+        name = usual(period * seconds)
+        if name and period * seconds >= 2 * gap * size * (1 - _NEAR):
+            same = [f', or time_unit="{each}"' for each, x in SECONDS.items() if abs(seconds / x - 1) < 1e-6]
+            mend = f"period={_USUAL[name] / size:.6g}{''.join(same)}"
+            return f"{text}. If {period:g} {counted} are meant, that is one {name}, give {mend}"
+    return None if seen else f"{text}, and two are the least that show a pattern. time_unit gives another unit"
 
 
 def dates_and_kind(times: Any) -> tuple[np.ndarray | None, Any]:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import scipy.linalg
 import statsmodels.api as sm
-import torch
 from statsmodels.tsa.statespace.initialization import Initialization
 
-from rfa.estimation import Autoregression, Cycle, Level, LinearSDE, RobustFilter, Season, Trend, robust_estimate
-from rfa.estimation.structural_model import Regression, StructuralModel
+from rfa.estimation import Autoregression, Cycle, Level, LinearSDE, RobustFilter, Season, Trend
+from rfa.estimation.components import StructuralModel
+from rfa.estimation.readings_problem import Regression
 
 from .series_models import column, dense_log_likelihood, hours, unobserved_components
 
@@ -84,14 +84,10 @@ NEVER_SEEN = {  # the sine of a wave whose half period is the step; states held 
     "quarters": (Level() + Season(4, 2), GRID, WALK, None),
     "months": (Level() + Season(12, 6), GRID, WALK, None),
     "hours": (Level() + Season(24, 12), GRID, WALK, None),
-    "hours as days": (Level() + Season(1.0, 12), 20000 + GRID / 24, WALK, None),
-    "a half period": (Level() + Season(2, 1), GRID, WALK, None),
     "every third": (Level() + Season(6), GRID, np.where(np.arange(50) % 3, np.nan, WALK), None),
-    "trend": (Trend() + Season(4, 2), GRID, WALK, None),
     "aliases": (Level() + Season(4, 3), GRID, WALK, None),
     "seen once": (Level() + Season(4, 2), SHIFTED, WALK, None),
     "irregular": (Level() + Season(4, 2), np.sort(np.random.default_rng(2).uniform(0, 50, 50)), WALK, None),
-    "twice": (Level() + Season(4) + Season(8, 2, name="eighths"), GRID, WALK, None),
     "ones": (Level(), GRID, WALK, np.ones((50, 1))),
     "line": (Trend() + Season(4, 2), GRID, WALK, np.c_[3 * np.ones(50), GRID]),
 }
@@ -118,18 +114,6 @@ def test_states_that_no_reading_sees(in_torch, case):
         theirs = sm.tsa.UnobservedComponents(values, "llevel", use_exact_diffuse=True, **specification)
         expected = theirs.loglike([fixed.get(name, 0.05) for name in theirs.param_names])
         assert found.log_likelihood == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize(("period", "harmonics"), [(4, 2), (12, 6), (2, 1)])
-def test_rows_beside_a_state_that_none_sees(period, harmonics):
-    """The state stays unknown, the others are statsmodels' from the first `period` rows on."""
-    parameters = {"sigma2.level": 0.1, f"sigma2.freq_seasonal_{period}({harmonics})": 0.05, "sigma2.irregular": 1.0}
-    sde = (Level() + Season(period, harmonics)).to_sde(parameters)
-    season = [{"period": period, "harmonics": harmonics}]
-    theirs = unobserved_components(WALK, parameters, level="llevel", freq_seasonal=season)
-    known = robust_estimate(sde, torch.from_numpy(GRID), torch.from_numpy(WALK)[:, None], nu=torch.inf)
-    assert known.covariance[-1].diagonal().isinf().tolist() == [False] * (2 * harmonics) + [True]
-    np.testing.assert_allclose(known.mean[period:].T, theirs.filtered_state[:, period:], atol=1e-6)
 
 
 def test_a_damped_trend():
@@ -177,14 +161,6 @@ def test_a_damped_cycle():
     found = RobustFilter(Cycle(), robust=False).fit(np.arange(100), NILE - NILE.mean(), fixed=parameters)
     assert found.log_likelihood == pytest.approx(expected.llf, abs=1e-6)
     np.testing.assert_allclose(found.smooth().states["cycle"], expected.smoothed_state[0], **CLOSE)
-
-
-def test_an_undamped_cycle_and_its_fit():
-    parameters = {"sigma2.irregular": 9000.0, "sigma2.cycle": 400.0, "frequency.cycle": 0.5}
-    values = NILE - NILE.mean()
-    found = RobustFilter(Cycle(damped=False), robust=False).fit(np.arange(100), values, fixed=parameters)
-    expected = unobserved_components(values, parameters, irregular=True, **CYCLE)
-    same(found, expected, ["cycle", "cycle.auxiliary"], 3)
 
 
 def test_regression_is_generalised_least_squares():

@@ -13,10 +13,11 @@ from rfa.estimation import LinearSDE, robust_estimate
 from .models import EYE, coupled, matrix, papers_estimate, rotating, trend
 
 MODELS = {"rotating": rotating, "coupled": coupled, "trend": trend}
+PRIORS, STARTS = ["lyapunov", "riccati"], ["leave_one_out", "query", "recursive"]
 
 
-@cover(name=MODELS, nu=[math.inf, 5.0], direction=["filter", "smooth"], known=[False, True])
-def test_by_finite_differences(name, nu, direction, known):
+@cover(name=MODELS, nu=[math.inf, 5.0], direction=["filter", "smooth"], known=[False, True], prior=PRIORS, start=STARTS)
+def test_by_finite_differences(name, nu, direction, known, prior, start):
     given = MODELS[name]()
     n, m = given.state_size, given.observation_size
     times = matrix([0.0, 0.4, 0.9, 1.5, 1.9])
@@ -26,8 +27,7 @@ def test_by_finite_differences(name, nu, direction, known):
         sde = LinearSDE(dynamics, diffusion @ diffusion.mT, observation, noise @ noise.mT)
         initial = (mean, torch.eye(n, dtype=torch.float64)) if known else None
         found = papers_estimate(
-            sde, times, seen, prior="riccati", nu=nu, direction=direction, initial=initial, start="leave_one_out",
-            iterations=2,
+            sde, times, seen, prior=prior, nu=nu, direction=direction, initial=initial, start=start, iterations=2
         )  # fmt: skip
         return found.mean[2:], found.covariance[2:], found.objective  # three states need three moments
 

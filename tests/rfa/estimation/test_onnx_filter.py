@@ -9,8 +9,8 @@ import pytest
 
 from rfa.checks import MissingExtra
 from rfa.estimation import Autoregression, Cycle, Level, RobustFilter, Season, Trend
+from rfa.estimation.components import StructuralModel
 from rfa.estimation.parameter_search import parameter_kinds
-from rfa.estimation.structural_model import StructuralModel
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
@@ -43,8 +43,6 @@ VALUES = {"sigma2.level": 0.01, "sigma2.trend": 1e-5, "damping.trend": 0.9, "sig
 VALUES |= {"sigma2.cycle": 0.2, "frequency.cycle": 0.7, "damping.cycle": 0.95}  # others: 1
 CASES = {
     "level": (Level(), 500, ("fill value",)),
-    "trend of two sensors": (Trend(), 500, ("sensor",)),
-    "damped trend and season": (Trend(damped=True) + Season(24.0, 2), 500, ()),
     "autoregression with regressors": (Level() + Autoregression(), 500, ("exog",)),
     "cycle with known noises": (Level() + Cycle(), 500, ("offset", "noise")),
     "rows of C": (Trend(), 500, ("observation",)),

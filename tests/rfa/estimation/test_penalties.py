@@ -6,7 +6,7 @@ import scipy.stats
 import torch
 
 from rfa.estimation import LinearSDE
-from rfa.estimation.robust_weight import RobustWeight
+from rfa.estimation.robust_estimator import RobustWeight
 
 from .models import irregular_times, matrix, papers_estimate
 
@@ -76,20 +76,3 @@ def test_what_is_never_seen_is_not_there():
         torch.testing.assert_close(found.mean, expected.mean, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(found.covariance, expected.covariance, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(found.weights, expected.weights, rtol=1e-9, atol=1e-12)
-
-
-def test_coverage_where_rows_show_one_of_eight_components():
-    """90 % bands held 79 % of the states while every row's distance was taken for that of eight components."""
-    sizes, times = torch.eye(8), torch.arange(50, dtype=torch.float64) * 0.1
-    sde = LinearSDE(-0.3 * sizes, 0.5 * sizes, sizes, sizes)
-    start, generator = (torch.zeros(8), sde.stationary_covariance()), torch.Generator().manual_seed(0)
-    states, observations = sde.simulate(times, generator, initial=start, sample_shape=(20,))
-    shown = torch.randint(8, (50,), generator=generator)
-    observations = observations.masked_fill(torch.arange(8) != shown[:, None], torch.nan)
-    found = papers_estimate(
-        sde, times, observations, prior="riccati", initial=start, nu=16.0, kappa=2.0, iterations=5,
-        start="leave_one_out", return_weights=False,
-    )  # fmt: skip
-    width = scipy.stats.norm.ppf(0.95) * found.covariance.diagonal(dim1=-2, dim2=-1).sqrt()
-    # 8,000 states whose errors are correlated along a series: about 1 % of sampling error; an asymptotic band
-    assert 0.87 < ((found.mean - states).abs() < width).double().mean() < 0.92

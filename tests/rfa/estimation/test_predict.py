@@ -1,9 +1,6 @@
 """`RobustFilter.predict` at any times, and the conventions of scikit-learn."""
 
-import multiprocessing
-
 import numpy as np
-import pandas as pd
 import pytest
 
 from rfa.estimation import Level, RobustFilter, Season, Trend
@@ -65,16 +62,6 @@ def test_after_updates_it_knows_the_later_readings():
     np.testing.assert_allclose(parts.predict(asked), whole.predict(asked), rtol=1e-6)
 
 
-def test_pandas_gives_a_series_with_the_times_as_asked():
-    index = pd.date_range("2024-03-20", periods=40, freq="D", tz="Europe/Berlin")
-    series = pd.Series(np.arange(40.0), index)
-    found = RobustFilter(Trend()).fit(series)
-    asked = pd.DatetimeIndex([index[-1] + pd.Timedelta("2D"), index[3]])
-    mean = found.predict(asked)
-    assert mean.index.equals(asked)
-    np.testing.assert_allclose(mean, [41.0, 3.0], atol=1e-3)
-
-
 def test_parameters_by_name():
     found = RobustFilter(Level(), time_unit="hour").fit(*readings())
     assert found.set_params(robust=False) is found
@@ -109,20 +96,3 @@ def test_scikit_learn_clones_and_selects():
     assert "season" in str([*search.best_estimator_.model.states])
     assert search.best_score_ > -0.3
     np.testing.assert_allclose(search.predict([96.0 + 3.0]), 1.0, atol=0.3)
-
-
-def ahead(found: RobustFilter) -> float:
-    return float(found.forecast([200.0]).mean[0])
-
-
-@pytest.mark.parametrize("kind", ["fork", "spawn"])
-def test_processes_take_a_fitted_filter(kind):
-    """`spawn` is joblib's loky, whose workers are new interpreters too."""
-    joblib = pytest.importorskip("joblib", reason="joblib, which comes with scikit-learn")
-    found = RobustFilter(Trend()).fit(*readings())
-    if kind == "spawn":
-        results = joblib.Parallel(2)(joblib.delayed(ahead)(found) for _ in range(2))
-    else:
-        with multiprocessing.get_context(kind).Pool(2) as pool:
-            results = pool.map(ahead, [found, found])
-    assert results == [ahead(found)] * 2

@@ -10,9 +10,9 @@ import torch
 from cover import cover, some
 
 from rfa.estimation import LinearSDE, robust_estimate
-from rfa.estimation.robust_weight import NoiseScale, infer_scale
+from rfa.estimation.gaussian import NoiseScale, infer_scale
 
-from .models import coupled, irregular_times, matrix, trend
+from .models import irregular_times, matrix, trend
 
 KALMAN = {"nu": math.inf}
 
@@ -41,7 +41,7 @@ def error(estimate, states: torch.Tensor) -> float:
     return (estimate.mean - states)[..., :2].square().sum(-1).mean().sqrt().item()
 
 
-@pytest.mark.parametrize("missed", [0.3, 2.5, 8.0, 60.0])
+@pytest.mark.parametrize("missed", [0.3, 8.0, 60.0])
 def test_a_row_is_weighed_by_bayes_rule(missed):
     """Mean and variance of a scalar state after a row are those of the mixture's posterior, by quadrature."""
     variance = 2.0
@@ -113,35 +113,6 @@ def test_the_filter_does_not_see_the_future():
         torch.testing.assert_close(part.covariance, whole.covariance[:, :length], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("direction", ["filter", "smooth"])
-def test_a_missing_row_is_no_row(direction):
-    sde, times = coupled(), irregular_times(20)
-    seen = sde.simulate(times, torch.Generator().manual_seed(4), (0.2, 20.0)).observations
-    seen[7] = torch.nan
-    kept = torch.arange(20) != 7
-    gap = robust_estimate(sde, times, seen, direction=direction)
-    less = robust_estimate(sde, times[kept], seen[kept], direction=direction, query_times=times)
-    for mine, theirs in zip(less[:2], gap[:2], strict=True):  # from the second row on, which shows the last state
-        torch.testing.assert_close(mine[2:], theirs[2:], rtol=1e-7, atol=1e-7)
-
-
-@cover(1, prior=["lyapunov", "riccati"], direction=["filter", "smooth"])
-def test_gradients(prior, direction):
-    sde, times = coupled(), irregular_times(6)
-    seen = sde.simulate(times, torch.Generator().manual_seed(0), (0.3, 20.0)).observations
-
-    def run(observations, diffusion, noise):
-        model = LinearSDE(sde.dynamics, diffusion, sde.observation, noise @ noise.T)
-        found = robust_estimate(model, times, observations, prior=prior, direction=direction, iterations=2)
-        return found.mean[2:], found.covariance[2:]
-
-    inputs = [seen, sde.diffusion, torch.linalg.cholesky(sde.observation_noise)]
-    inputs = [x.clone().requires_grad_() for x in inputs]
-    assert torch.autograd.gradcheck(
-        lambda z, q, r: run(z, (q + q.T) / 2, r), inputs, atol=1e-5, rtol=1e-3, fast_mode=True
-    )
-
-
 def level(noise: float = 1.0) -> LinearSDE:
     """A random walk, seen."""
     return LinearSDE(matrix([[0.0]]), matrix([[0.1]]), matrix([[1.0]]), matrix([[noise]]))
@@ -174,18 +145,6 @@ def test_readings_far_off_at_the_start_are_forgotten(model, direction, rows):
     spread = expected.covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     assert ((found.mean - expected.mean).abs() / spread)[..., 10:, :].amax((0, 2, 3)).max() < 0.5
     assert torch.autograd.grad(found.mean[..., 10:, :].sum(), wrong)[0].isfinite().all()
-
-
-@cover(1, direction=["filter", "smooth"], prior=["riccati", "lyapunov"], far=[(1e6, 1e-4), (1e9, 1e-2)])
-def test_an_offset_changes_nothing(direction, prior, far):
-    """Distances are formed from differences: 1e9 standard deviations from zero they still tell an outlier."""
-    (offset, most), (times, values) = far, drifting(100)
-    values[12] += 30
-    options = {"direction": direction, "prior": prior}
-    expected = robust_estimate(level(), times, values, **options)
-    found = robust_estimate(level(), times, values + offset, **options)
-    assert (found.mean - offset - expected.mean).abs().max() < most
-    assert (found.weights - expected.weights).abs().max() < most
 
 
 @pytest.mark.parametrize("start", some(["recursive", "leave_one_out"], 1))
@@ -247,7 +206,7 @@ def extreme_problem(seed: int):
 
 # the first had a mean that was not finite, or a covariance with a negative eigenvalue; the others failed on the way
 @pytest.mark.parametrize(
-    "seed", some([368, 606, 686, 1004, 1114, 1187, 1452, 55, 545, 1409, 1982, 2373, 2563, 3177, 3513], 6)
+    "seed", some([368, 606, 686, 1004, 1114, 1187, 1452, 55, 545, 1409, 1982, 2373, 2563, 3177, 3513], 4)
 )
 def test_extreme_series_have_finite_means_and_positive_covariances(seed):
     sde, times, seen, options = extreme_problem(seed)

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cover import cover
 from statsmodels.stats.diagnostic import acorr_ljungbox
 from statsmodels.stats.stattools import jarque_bera
 
@@ -32,10 +33,7 @@ def simulated(length: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.nd
     return times, level + generator.normal(size=length), level
 
 
-@pytest.mark.parametrize("places", [[0], [1], [0, 1]], ids=str)
-@pytest.mark.parametrize(
-    "model", [Level(), Trend(), Level() + Season(7.0, harmonics=1)], ids=["level", "trend", "season"]
-)
+@cover(1, places=[[0], [1], [0, 1]], model=[Level(), Trend(), Level() + Season(7.0, harmonics=1)])
 def test_wrong_readings_at_the_start_are_refused(model, places):
     """Nothing before them tells that they are wrong. The fit is that of the series without them."""
     random = np.random.default_rng(2)
@@ -156,20 +154,6 @@ def test_simulated_paths_have_the_moments_of_the_forecast(robust):
     np.testing.assert_array_equal(paths, again)
 
 
-def test_simulated_paths_of_pandas_have_the_times():
-    """With an offset and regressors, as in the forecast; of a table each sensor's noise."""
-    index = pd.date_range("2026-01-01", periods=30, freq="D", tz="Europe/Berlin")
-    exog = pd.DataFrame({"x": np.sin(np.arange(33.0))}, index=pd.date_range(index[0], periods=33, freq="D"))
-    series = pd.Series(3 * exog.x.to_numpy()[:30] + np.random.default_rng(0).normal(size=30) / 100, index=index)
-    found = RobustFilter(Level()).fit(series, exog=exog[:30], fixed={"level": 0.0})
-    paths = found.simulate(3, 20, exog=exog[30:], offset=100.0)
-    expected = found.forecast(3, exog=exog[30:], offset=100.0)
-    assert paths.index.equals(expected.mean.index)
-    assert (paths.sub(expected.mean, axis=0).abs().mean(axis=1) < 0.1).all()
-    with pytest.raises(ValueError, match="paths: got 0, expected a whole number >= 1"):
-        found.simulate(3, 0, exog=exog[30:])
-
-
 def test_known_offsets_noises_and_rows():
     """An offset is a shift of the values; a known noise adds to the sensor's; a row scales what a reading shows."""
     times, values, _ = simulated(30)
@@ -198,8 +182,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize("name", LATER)
+@cover(1, name=LATER, call=CALLS.values())
 def test_a_later_call_needs_what_the_fit_had(name, call):
     """Without it, it is refused by name. An offset or a noise of 0 must be said, unless `fit` had no other."""
     given = {"sensor": ["a", "b"] * 15, "offset": np.r_[0.0, np.full(29, 50.0)], "noise": 4.0}

@@ -16,7 +16,7 @@ from rfa.estimation import (
     Trend,
     robust_estimate,
 )
-from rfa.estimation.matrices import symmetric
+from rfa.estimation.linear_sde import symmetric
 
 from .models import coupled, irregular_times, matrix, trend, with_gaps
 

@@ -21,7 +21,7 @@ def lagging() -> LinearSDE:
 
 @cover(
     1,
-    gap=[0.1, 2.0, 5.0, 8.0, 10.0, 30.0, 3600.0],
+    gap=[0.1, 2.0, 8.0, 30.0, 3600.0],
     direction=["filter", "smooth"],
     start=[None, (matrix([0.0, 0.0]), EYE)],
 )
@@ -44,7 +44,7 @@ def test_a_lagging_sensor(gap, direction, start):
     assert (error < 3 * variance.sqrt())[variance.isfinite()].all()
 
 
-@cover(1, nu=[math.inf, 5.0], gap=[30.0, 100.0, 1000.0, 1e6])
+@cover(1, nu=[math.inf, 5.0], gap=[30.0, 1e6])
 def test_a_level_beside_a_fast_mode(gap, nu):
     """The level wanders on, `P + q gap`, while the fast mode has settled at `q / (2 mu)`."""
     sde = LinearSDE(matrix([[-1e3, 0.0], [0.0, 0.0]]), EYE, matrix([[1.0, 1.0]]), matrix([[1.0]]))
@@ -62,7 +62,7 @@ def test_a_level_beside_a_fast_mode(gap, nu):
     assert gap < variances[1] < 1 + gap + 0.1 * gap
 
 
-@cover(prior=["lyapunov", "riccati"], direction=["filter", "smooth"], nu=[math.inf, 5.0])
+@cover(1, prior=["lyapunov", "riccati"], direction=["filter", "smooth"], nu=[math.inf, 5.0])
 def test_units_of_states_and_components_do_not_matter(prior, direction, nu):
     """A change of units of the states and of what is seen changes nothing but the units."""
     times, states, seen = irregular_times(15), matrix([1e-7, 1e7]), matrix([1e5, 1e-6])
