@@ -39,7 +39,7 @@ CHECKED = [
     "rfa.models.modeling",
     "rfa.models.attention",
 ]
-CHECKED += ["rfa.models.decoder", "rfa.models.time_series", "rfa.models.series_tokens"]
+CHECKED += ["rfa.models.decoder", "rfa.models.time_series"]
 CHECKED += [f"rfa.integrations.{name}" for name in ("attention_interface", "replaced_attention")]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")  # before rfa is imported
 # Where shapes are checked: these call every annotated function of these; everywhere it takes half of all time.

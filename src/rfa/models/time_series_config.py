@@ -14,8 +14,7 @@ from rfa.checks import check_range, require
 from .attention import AttentionConfig, StateSpaceConfig
 from .configuration import ATTENTION_FIELDS, DecoderConfig, with_value_errors
 from .presets import PRESETS
-from .series_tokens import robust_location_and_spread
-from .time_series_data import SeriesExample, times_and_values
+from .time_series_data import SeriesExample, robust_location_and_spread, times_and_values
 
 _MOST_CHANNELS = 2**20
 _LEARNED = {"learn_frequencies": "frequencies", "learn_decay": "decay"}
@@ -57,7 +56,7 @@ class RFATimeSeriesConfig(DecoderConfig):
     """
 
     model_type = "rfa_time_series"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["degrees_of_freedom", "robust_weights"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["degrees_of_freedom"]
 
     refuses_idle_fields = True
 

@@ -1,9 +1,9 @@
-"""Batches of series of different lengths for transformers' `Trainer`."""
+"""Series as users have them, their robust scales, and batches of them for transformers' `Trainer`."""
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rfa.checks import as_array, require
 
-# Series as users have them, tensors, NumPy arrays, pandas objects or lists, as tensors
+MEDIAN_DEVIATION = 1.482602218505602  # standard deviations of a normal distribution per median deviation
 
 # (times, values), or a mapping with these entries and others
 SeriesExample = tuple[Any, Any] | Mapping[str, Any]
@@ -69,12 +69,31 @@ def numbers(name: str, given: Any) -> Shaped[Tensor, "*shape"]:
     return found
 
 
+def median(values: Float[Tensor, "batch length channels"]) -> Float[Tensor, "batch channels"]:
+    """The median along the length without NaN, of two middle numbers their mean; NaN where all are NaN."""
+    missing = values.isnan()
+    ordered = values.masked_fill(missing, math.inf).sort(dim=1).values  # infinity, unlike NaN, has a gradient of zero
+    count = (~missing).sum(1, keepdim=True)
+    middle = torch.cat([(count - 1).clamp(min=0) // 2, (count // 2).minimum((count - 1).clamp(min=0))], dim=1)
+    low, high = ordered.gather(1, middle).unbind(1)
+    return torch.where(missing.all(1), math.nan, torch.lerp(low, high, 0.5))
+
+
+def robust_location_and_spread(
+    values: Float[Tensor, "batch length channels"],
+) -> tuple[Float[Tensor, "batch channels"], Float[Tensor, "batch channels"]]:
+    """The median, and 1.4826 times the median absolute deviation from it (Hampel 1974); NaN without readings."""
+    location, missing = median(values), values.isnan()
+    deviation = (values.masked_fill(missing, 0.0) - location[:, None]).abs()
+    return location, MEDIAN_DEVIATION * median(deviation.masked_fill(missing, math.nan))
+
+
 _OF_ROWS, _OF_QUERIES = ("times", "values", "observed_mask"), ("query_times", "targets", "target_mask")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TimeSeriesCollator:
-    """Makes one batch of several series: holds readings back as queries, then pads or packs.
+    """Makes one batch of several series: holds readings back as queries, and pads shorter series with rows of NaN.
 
     Each example is a dictionary of NumPy arrays, lists or tensors: `times` `(length,)` and `values` `(length,
     channels)`. It may have `observed_mask` `(length, channels)`. It may also have `query_times`, `targets` and
@@ -84,8 +103,6 @@ class TimeSeriesCollator:
     Args:
         forecast: this share of the readings, the last ones, becomes queries with targets.
         hold_out: this share of the other readings, taken at random, becomes queries with targets too.
-        padding_side: where a shorter series gets rows without a reading.
-        pack: put all series into one row, with `segment_ids`, instead of padding.
 
     Raises:
         ValueError: for a share that is not between 0 and 1, or examples that do not fit.
@@ -93,14 +110,10 @@ class TimeSeriesCollator:
 
     forecast: float = 0.25
     hold_out: float = 0.0
-    padding_side: Literal["right", "left"] = "right"
-    pack: bool = False
 
     def __post_init__(self) -> None:
         for name in ("forecast", "hold_out"):
             require(0 <= getattr(self, name) < 1, name, getattr(self, name), "a share from 0 to below 1")
-        sides = ("right", "left")
-        require(self.padding_side in sides, "padding_side", self.padding_side, f"one of {sides}")
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Shaped[Tensor, "..."]]:
         """The arguments of `RFAForTimeSeries.forward` for these series."""
@@ -111,9 +124,7 @@ class TimeSeriesCollator:
             found = part["values"].shape[1]
             require(found == channels, "values", f"{found} channels", f"{channels}, as in the first series")
             require(set(part) == names, "examples", sorted(part), f"the same entries in each, {sorted(names)}")
-        if self.pack:
-            return self._packed(parts)
-        return {name: self._padded(name, parts) for name in parts[0]}
+        return {name: _padded(name, parts) for name in parts[0]}
 
     def _parts(self, example: Mapping[str, Any]) -> dict[str, Tensor]:
         """The tensors of a series, with held-back readings as queries."""
@@ -159,30 +170,19 @@ class TimeSeriesCollator:
         held[before[torch.randperm(len(before))[:drawn]]] = True
         return held
 
-    def _padded(self, name: str, parts: list[dict[str, Tensor]]) -> Tensor:
-        """One entry of all series, with rows that are no reading and targets that are not scored."""
-        given = [part[name] for part in parts]
-        longest = max(map(len, given))
-        rows = []
-        for part, one in zip(parts, given, strict=True):
-            missing = longest - len(one)
-            if name in ("times", "query_times"):
-                filling = part["times"][-1:].to(one.dtype).expand(missing)
-            else:
-                empty = False if one.dtype == torch.bool else math.nan
-                filling = one.new_full((missing, *one.shape[1:]), empty)
-            first = [filling, one] if self.padding_side == "left" else [one, filling]
-            rows.append(torch.cat(first))
-        return torch.stack(rows)
 
-    def _packed(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """All series in one row."""
-        batch = {name: torch.cat([part[name] for part in parts])[None] for name in parts[0]}
-        for name, of in (("segment_ids", "times"), ("query_segment_ids", "query_times")):
-            if of in batch:
-                numbers = [torch.full((len(part[of]),), number) for number, part in enumerate(parts)]
-                batch[name] = torch.cat(numbers)[None]
-        return batch
+def _padded(name: str, parts: list[dict[str, Tensor]]) -> Tensor:
+    """One entry of all series, with rows that are no reading and targets that are not scored at the end."""
+    given, rows = [part[name] for part in parts], []
+    longest = max(map(len, given))
+    for part, one in zip(parts, given, strict=True):
+        missing = longest - len(one)
+        if name in ("times", "query_times"):
+            filling = part["times"][-1:].to(one.dtype).expand(missing)
+        else:
+            filling = one.new_full((missing, *one.shape[1:]), False if one.dtype == torch.bool else math.nan)
+        rows.append(torch.cat([one, filling]))
+    return torch.stack(rows)
 
 
 def _in_wide_dtype(readings: Tensor) -> Tensor:

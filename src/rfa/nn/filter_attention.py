@@ -11,7 +11,6 @@ from rfa.dynamics import rotation_of_heads, turn
 from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.positions import Positions
 from rfa.ops.problem import Options, Parameters, Problem, Weight, certificate_missing
-from rfa.ops.reference import robust_weights
 from rfa.ops.routing import LogSource, gaussian_parameters, located_posterior_routing, routing_step
 from rfa.ops.transforms import transformed
 
@@ -20,7 +19,6 @@ from .cache_layer import FilterLayer
 from .checks import check_rates
 from .dot_product_attention import ascending_slopes
 from .dynamics import NOISE_PARTS, HeadDynamics, LayerPrior, Noise, ProcessNoiseAs, bank
-from .projections import finite_where_absent
 
 Step = Literal["learned", "precision"]
 Aggregation = Literal["consensus", "routing"]
@@ -195,21 +193,6 @@ class RobustFilterAttention(Attention):
         ahead = dynamics["horizon"][:, None] if "horizon" in dynamics else 0.0
         frequency = dynamics["frequency"]
         return rotation_of_heads(frequency, of_keys), rotation_of_heads(frequency, of_queries + ahead)
-
-    def robust_weights(
-        self, hidden_states: Float[Tensor, "batch length hidden"], positions: Positions
-    ) -> Float[Tensor, "batch heads queries keys"]:
-        """How far each key agrees with each query: 1 where it does, 0 for a key that is not seen.
-
-        Posterior routing, whose weights are Gaussian, raises `ValueError`.
-
-        Args:
-            hidden_states, positions: of the tokens, already normalised.
-        """
-        require(self.aggregation == "consensus", "aggregation", self.aggregation, "'consensus' for robust weights")
-        hidden_states = finite_where_absent(hidden_states, positions)
-        query, (key, _, given) = self.queries(hidden_states), self.located_states(hidden_states, positions)
-        return robust_weights(query, key, Problem(Parameters(**self.dynamics()), given["positions"], self.options))
 
     def estimate_with_cache(
         self, query: HeadStates, key: HeadStates, value: HeadStates, cached: FilterLayer, *, positions: Positions

@@ -129,7 +129,6 @@ def test_equal_to_dense_weights(name, changes, block):
 @pytest.mark.parametrize(
     "name",
     [
-        "c3-yarn",
         "c4-fox",
         "c7-rope-alibi-innovation",
         "x3-rotation-riccati",

@@ -9,7 +9,7 @@ from rfa.models.presets import PLAIN_NAMES
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "train_length": 16}
 NAMES = [name for name in PRESETS if name not in PLAIN_NAMES]
 # One for each way through the code: masks, biases, turned values, gates, decay, cut caches, the filter's priors.
-FEW = ["b1-rope", "b2-alibi", "b3-decayed-rope", "c2-window", "c4-fox", "x3-rotation-riccati", "x4-content-riccati"]
+FEW = ["b1-rope", "b2-alibi", "b3-decayed-rope", "c4-fox", "x3-rotation-riccati", "x4-content-riccati"]
 FEW += ["x5-content-clock", "x6-content-dynamics", "rfa"]
 PATHS = NAMES if ALL else [*FEW, "m2-sc-rfa", "x1-riccati"]
 FILTERS = [name for name in NAMES if isinstance(PRESETS[name], FilterAttentionConfig)]

@@ -4,7 +4,7 @@ import torch
 from cover import ALL
 
 from rfa.dynamics import rotary_frequencies
-from rfa.nn import ContentFilterAttention, DotProductAttention, FilterCache, RobustFilterAttention, Yarn, alibi_slopes
+from rfa.nn import ContentFilterAttention, DotProductAttention, FilterCache, RobustFilterAttention, alibi_slopes
 
 from .by_hand import perturb
 
@@ -55,8 +55,6 @@ PRODUCTS = {
     "clock of slopes": {"frequency": ROPE, "slopes": SLOPES, "learn_slopes": True, "clock": "content"},
     "c7": {"frequency": ROPE, "slopes": SLOPES, "innovation": True},
     "learned slopes": {"slopes": SLOPES, "learn_slopes": True},
-    "window": {"frequency": ROPE, "window": 3},
-    "yarn": {"frequency": ROPE, "yarn": Yarn(1000)},  # no text here is as long
     "forget gate": {"gates": "forget"},
     "gains": {"frequency": ROPE, "gates": "gain", "slopes": SLOPES},
     "gates and clock": {"frequency": ROPE, "gates": "forget", "clock": "content"},
@@ -69,7 +67,7 @@ LAYERS["content"] = (ContentFilterAttention, {})
 # one for each way through the code
 WAYS = ["defaults", "m2", "horizon, values do not turn", "learned", "exponential", "flat", "riccati", "clock, horizon"]
 WAYS += ["unit states", "tied", "precision", "noise", "routing with the others"]
-WAYS += ["b2", "b3", "clock of slopes", "c7", "window", "yarn", "forget gate", "gains", "gates and clock"]
+WAYS += ["b2", "b3", "clock of slopes", "c7", "forget gate", "gains", "gates and clock"]
 WAYS += ["as released", "content"]
 WAYS = list(LAYERS) if ALL else WAYS
 UNTURNED = ("plain", "b2", "learned slopes", "forget gate", "content")  # no frequencies, or phases of their own

@@ -11,7 +11,7 @@ from .layers import HEADS, SIZE, build
 
 LENGTH = 5
 NAMES = ["learned", "clock, horizon", "precision", "noise", "routing", "content", "clock", "b1", "RoPER with decay"]
-NAMES += ["clock of slopes", "b3", "learned slopes", "window", "forget gate", "unit states", "gains", "coupled"]
+NAMES += ["clock of slopes", "b3", "learned slopes", "forget gate", "unit states", "gains", "coupled"]
 
 
 def made(name, dtype):
