@@ -18,7 +18,7 @@ from transformers import (
 import rfa
 from integrations.hosts import NAMES, assert_generation_is_consistent, generate, host, tokens
 from rfa.integrations import ReplacedAttention, replace_attention
-from rfa.integrations.replaced_attention import first_temperature
+from rfa.integrations.replace_attention import first_temperature
 
 ALL = {
     "weight": "student_t",
