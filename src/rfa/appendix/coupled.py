@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rfa.checks import check_choice, require
 from rfa.dynamics import accumulated_variance, cross_transport, decay_kernel, time_dtype
 from rfa.nn.cache import locate_tokens
-from rfa.nn.checks import check_frequencies, check_learnable, check_rates, check_sizes, check_states
+from rfa.nn.checks import check_frequencies, check_rates, check_sizes, check_states
 from rfa.nn.dynamics import (
     INVERSE_TEMPERATURE,
     KEY_NOISE,
@@ -253,30 +253,19 @@ def _sources(
 
 
 class _HeadProcess(PositiveParameters):
-    """Decay, frequencies and noises of one process; fixed buffers for the first two unless learned."""
+    """The given decay and frequencies of one process, and its learned noises."""
 
-    def __init__(self, frequency: Tensor, decay: Tensor, steady_state: float, learned: bool):
+    def __init__(self, frequency: Tensor, decay: Tensor, steady_state: float):
         super().__init__()
         each = torch.ones_like(decay)
         self.register_buffer("frequency", frequency.clone())
-        self.learned = learned
-        if learned:  # frequencies grow or shrink by one factor a mode, so that conjugate pairs keep their sign
-            self.hold("decay", decay.clamp(min=SMALLEST))
-            self.hold("pace", torch.ones_like(frequency[:, ::2]))
-        else:
-            self.register_buffer("decay", decay.clone())
+        self.register_buffer("decay", decay.clone())
         self.hold("process_noise", torch.where(decay > 0, 2 * decay * steady_state, SMALLEST))
         self.hold("key_noise", KEY_NOISE * each)
         self.hold("prior_variance", each)
 
     def forward(self, dtype: torch.dtype) -> Process:
-        values = self.positive(dtype)
-        frequency, decay = self.get_buffer("frequency"), values.get("decay")
-        if decay is None:
-            decay = self.get_buffer("decay")
-        else:
-            frequency = frequency * values["pace"].repeat_interleave(2, dim=-1)
-        return Process(decay, frequency, values["process_noise"], values["key_noise"], values["prior_variance"])
+        return Process(self.get_buffer("decay"), self.get_buffer("frequency"), **self.positive(dtype))
 
 
 class _Weighing(PositiveParameters):
@@ -313,8 +302,6 @@ class CoupledFilterAttention(nn.Module):
         steady_state: initial steady-state variance `sigma^2 / (2 mu)` of both.
         weight: "student_t" or "exponential".
         innovation: return the correction toward the estimate, not the estimate.
-        learn_rates: make parameters of the decays and of a factor on the frequencies of both processes; frequencies
-            then come in conjugate pairs.
 
     Raises:
         ValueError: if sizes or options do not fit together.
@@ -336,7 +323,6 @@ class CoupledFilterAttention(nn.Module):
         steady_state: float = 0.1,
         weight: Weight = "student_t",
         innovation: bool = True,
-        learn_rates: bool = False,
     ):
         super().__init__()
         auxiliary_size = hidden_size if auxiliary_size is None else auxiliary_size
@@ -351,9 +337,6 @@ class CoupledFilterAttention(nn.Module):
         auxiliary_frequency = frequency if auxiliary_frequency is None else auxiliary_frequency
         auxiliary_decay = decay if auxiliary_decay is None else auxiliary_decay
         check_frequencies("auxiliary_frequency", auxiliary_frequency, num_heads, modes)
-        for name, given in (("frequency", frequency), ("auxiliary_frequency", auxiliary_frequency)):
-            if learn_rates:
-                check_learnable("learn_rates", name, given)
         check_rates("decay", decay, num_heads)
         check_rates("auxiliary_decay", auxiliary_decay, num_heads)
         self.weight, self.innovation = weight, innovation
@@ -365,8 +348,8 @@ class CoupledFilterAttention(nn.Module):
         self.auxiliary_key_projection, self.auxiliary_value_projection = (projection(auxiliary_size) for _ in range(2))
         deviation = complex_deviation(hidden_size, hidden_size) * math.sqrt(0.5)
         self.output_projection = NormalLinear(2 * hidden_size, hidden_size, deviation)
-        self.target_process = _HeadProcess(frequency, decay, steady_state, learn_rates)
-        self.auxiliary_process = _HeadProcess(auxiliary_frequency, auxiliary_decay, steady_state, learn_rates)
+        self.target_process = _HeadProcess(frequency, decay, steady_state)
+        self.auxiliary_process = _HeadProcess(auxiliary_frequency, auxiliary_decay, steady_state)
         self.judge = _Weighing(num_heads, coupling)  # this name is that of its parameters in checkpoints
 
     def forward(

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -26,7 +26,7 @@ from rfa.nn.projections import merge_heads, repeated_for_heads
 from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.problem import Options, Parameters, Prior, Problem, Weight
 
-from .located import TOKEN_ARGUMENTS, LayerNote, Mask, locate, note_of
+from .located import TOKEN_ARGUMENTS, UNREAD_ARGUMENTS, LayerNote, Mask, locate, note_of
 
 Model = TypeVar("Model", bound=nn.Module)
 _CHANGING = ("dynamic", "longrope")  # kinds of RoPE whose frequencies depend on the length
@@ -157,8 +157,8 @@ class ReplacedAttention(nn.Module):
                 not.
             output_attentions: refused; the fused operator has no weights.
             cache: the name of `past_key_values` in transformers 5.24 and later.
-            kwargs: what else the model passes. `segment_ids`, and the arguments by which collators describe packed
-                sequences, are read; the cosines of the model's own rotation are not used.
+            kwargs: what else the model passes. `segment_ids` are read; the cosines of the model's own rotation are not
+                used.
 
         Raises:
             ValueError: for a mask that is not causal with padding or packed sequences, positions that jump, arguments
@@ -166,7 +166,8 @@ class ReplacedAttention(nn.Module):
         """
         wanted = self.config.output_attentions if output_attentions is None else output_attentions
         require(not wanted, "output_attentions", wanted, "False: the operator keeps no weights")
-        require(kwargs.get("times") is None, "times", "given", "none: tokens that take part stand at 0, 1, 2, ...")
+        for name in UNREAD_ARGUMENTS:
+            require(kwargs.get(name) is None, name, "given", "None: tokens stand at 0, 1, 2, ...; see segment_ids")
         batch, queries, _ = hidden_states.shape
         past_key_values = one_cache(past_key_values, cache)
         cached = 0 if past_key_values is None else int(past_key_values.get_seq_length(self.layer_idx))
@@ -451,7 +452,7 @@ def load_replaced(
     expected, dynamics = f"weights of this model with config.{OPTIONS_FIELD}, no more", dict[str, Tensor]()
     try:
         with quiet_transformers():  # it would warn of the dynamics
-            model, info = AutoModelForCausalLM.from_pretrained(
+            model, info = cast(Any, AutoModelForCausalLM).from_pretrained(
                 path, **given, trust_remote_code=False, use_safetensors=True, output_loading_info=True
             )
         for file in path.glob("*.safetensors"):
@@ -474,4 +475,4 @@ def load_replaced(
     found = "; ".join(f"{kind}: {', '.join(sorted(names)[:4])}" for kind, names in both.items() if names)
     require(not found, "folder", found, f"in {path} the {expected}")
     model.load_state_dict(dynamics, strict=False)
-    return model.eval()
+    return cast(PreTrainedModel, model.eval())

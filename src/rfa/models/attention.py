@@ -16,7 +16,7 @@ from rfa.dynamics import partitioned_frequencies, rope_frequencies, rotary_frequ
 from rfa.nn import Attention, ContentFilterAttention, RobustFilterAttention
 from rfa.nn.dynamics import NOISE_PARTS, LayerPrior, Noise, ProcessNoiseAs
 from rfa.nn.filter_attention import SourcePrior, Step
-from rfa.nn.state_options import Clock
+from rfa.nn.projections import Clock
 from rfa.ops.problem import Certified, Weight
 
 _LARGEST = 10**300  # the largest integer that is stored as a float

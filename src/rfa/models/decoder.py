@@ -17,8 +17,7 @@ from rfa.nn import HeadDynamics, NormalLinear
 from rfa.nn.checks import check_ids
 from rfa.nn.content import ContentDynamics
 from rfa.nn.dynamics import FullPrecision
-from rfa.nn.projections import normal_projection
-from rfa.nn.state_options import TokenLogits
+from rfa.nn.projections import TokenLogits, normal_projection
 from rfa.ops.positions import Positions, check_tensor
 from rfa.ops.transforms import joined, recorded_weights
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from rfa.checks import require
 from rfa.nn import Attention, DotProductAttention, alibi_slopes
 from rfa.nn.dot_product_attention import Gates, ascending_slopes
-from rfa.nn.state_options import Clock
+from rfa.nn.projections import Clock
 
 from .attention import AttentionConfig, DecayRates, FrequencyBank
 

@@ -23,8 +23,7 @@ from rfa.ops.positions import Positions, check_given, check_tensor, checked_posi
 from rfa.ops.transforms import readable, values_at_hand
 
 from .decoder import RFAPreTrainedModel
-from .time_series_config import RFATimeSeriesConfig
-from .time_series_data import robust_location_and_spread
+from .time_series_data import RFATimeSeriesConfig, robust_location_and_spread
 
 FEWEST = 4  # readings of a channel: fewer say too little of its spread
 FEWEST_LOCATED = 3  # of fewer, one wrong reading moves the median anywhere

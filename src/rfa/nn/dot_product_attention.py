@@ -19,7 +19,7 @@ from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
 from .checks import check_frequencies, check_rates
 from .dynamics import FullPrecision, HeadDynamics
-from .state_options import TokenLogits
+from .projections import TokenLogits
 
 # The numbers of a baseline's heads, as ALiBi's slopes, and the map of the released RoPE code
 

@@ -3,9 +3,9 @@
 from .mutation import Mutation
 
 PACKAGE = [
-    Mutation("rfa/auto_classes.py", "        sys.meta_path.insert(0, _Waiting())", "        pass",
+    Mutation("rfa/__init__.py", "        sys.meta_path.insert(0, _Waiting())", "        pass",
              "transformers, imported later, does not know the model", "test_import.py"),
-    Mutation("rfa/auto_classes.py", "        _add(sys.modules[MAPPING])", "        pass",
+    Mutation("rfa/__init__.py", "        _add(sys.modules[_MAPPING])", "        pass",
              "transformers, imported before, does not know the model", "test_import.py"),
     Mutation("rfa/__init__.py", 'if installed("transformers"):', "if True:",
              "a star import asks for what is not installed", "test_import.py"),

@@ -41,7 +41,6 @@ COMBINATIONS = [  # rules of the configuration, and one of the layer's: those ar
     ("prior", {"prior": "alibi"}),
     ("frequencies", {"frequencies": "as_released"}),
     ("learn_frequencies", {"learn_frequencies": True, "frequencies": "rope"}),  # no pairs to keep
-    ("num_key_value_heads", {"num_key_value_heads": 3}),
     ("dropout", {"attention_dropout": 1.0}),
     ("backend", {"backend": "gpu"}),
 ]

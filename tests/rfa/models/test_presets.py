@@ -21,7 +21,7 @@ from rfa.models import (
 )
 from rfa.models.presets import PLAIN_NAMES
 from rfa.nn import ContentFilterAttention, DotProductAttention, RobustFilterAttention
-from rfa.nn.state_options import LEAST_RATE
+from rfa.nn.projections import LEAST_RATE
 
 from .small import FILTERS, NAMES, PATHS, SIZES, small, tokens
 
@@ -256,8 +256,6 @@ def test_defaults_are_the_papers_size():
         ("m2-sc-rfa", {"normalise_states": True}),
         ("c4-fox", {"normalise_states": True}),
         ("x6-content-dynamics", {"normalise_states": True}),
-        ("m2-sc-rfa", {"num_key_value_heads": 2}),
-        ("b1-rope", {"num_key_value_heads": 1}),
         ("m2-sc-rfa", {"attention_dropout": 0.5}),
         ("b1-rope", {"attention_dropout": 0.5}),
     ],

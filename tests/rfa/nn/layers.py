@@ -122,7 +122,5 @@ KEPT = torch.ones(2, 9, dtype=torch.bool)
 ROWS = {
     "reorder": (lambda cache: cache.reorder_cache(torch.tensor([1, 1])), [1, 1]),
     "grow": (lambda cache: cache.reorder_cache(torch.tensor([1, 0, 0])), [1, 0, 0]),
-    "repeat": (lambda cache: cache.batch_repeat_interleave(3), [0, 0, 0, 1, 1, 1]),
-    "indices": (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
-    "mask": (lambda cache: cache.batch_select_indices(torch.tensor([False, True])), [1]),
+    "shrink": (lambda cache: cache.reorder_cache(torch.tensor([1])), [1]),
 }

@@ -65,7 +65,6 @@ REFUSED = [  # the argument that the message names, and the layer's options
     (RobustFilterAttention, "dropout", {**ROUTED, "dropout": 0.1}),
     (RobustFilterAttention, "backend", {"dropout": 0.1, "backend": "cpu"}),
     (DotProductAttention, "gates", {"gates": "forget", "causal": False}),
-    (DotProductAttention, "num_key_value_heads", {"num_key_value_heads": 3}),
     (RobustFilterAttention, "source_prior", {"source_prior": "exponential"}),
     (DotProductAttention, "decay", {"decay": torch.ones(1)}),
     (DotProductAttention, "slopes", {"slopes": -ONES}),

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from cover import cover
 from ops import oracle
 
 from rfa.dynamics import rotary_frequencies
@@ -117,22 +116,3 @@ def test_a_dropped_weight_leaves_the_others_larger():
     none = (estimates[0] == 0).all(-1)
     assert (kept ^ none).all()
     assert abs(float(none.double().mean()) - 0.4) < 5 * math.sqrt(0.24 / 400)  # of 400 draws
-
-
-@cover(preset=["m2-sc-rfa", "b1-rope", "c4-fox"], groups=[1, 2])
-def test_shared_keys_are_equal_keys(preset, groups):
-    """A layer whose heads have copies of one group's keys and values is the layer with groups."""
-    torch.manual_seed(0)
-    shared = PRESETS[preset].build(HIDDEN, 4, 4, num_key_value_heads=groups).double()
-    full = PRESETS[preset].build(HIDDEN, 4, 4).double()
-    state = shared.state_dict()
-    for name in ("key_projection", "value_projection"):
-        for part in ("weight", "bias"):
-            of_groups = state[f"{name}.{part}"].unflatten(0, (groups, -1))
-            state[f"{name}.{part}"] = of_groups.repeat_interleave(4 // groups, 0).flatten(0, 1)
-    full.load_state_dict(state)
-    keys, times, mask = data()
-    torch.testing.assert_close(shared(keys, times=times, key_mask=mask), full(keys, times=times, key_mask=mask))
-    assert shared.key_projection.out_features == 2 * HIDDEN * groups // 4
-    shared(keys, times=times).square().sum().backward()
-    assert shared.key_projection.weight.grad.abs().max() > 0
