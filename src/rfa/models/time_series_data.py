@@ -267,7 +267,7 @@ def _transformers_fields() -> set[str]:
     }
 
 
-_OF_ROWS, _OF_QUERIES = ("times", "values", "observed_mask"), ("query_times", "targets", "target_mask")
+_ENTRIES = ("times", "values", "query_times", "targets")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -275,9 +275,9 @@ class TimeSeriesCollator:
     """Makes one batch of several series: holds readings back as queries, and pads shorter series with rows of NaN.
 
     Each example is a dictionary of NumPy arrays, lists or tensors: `times` `(length,)` and `values` `(length,
-    channels)`. It may have `observed_mask` `(length, channels)`. It may also have `query_times`, `targets` and
-    `target_mask` of its own. Then nothing is held back. `targets` without `query_times` are those of the rows.
-    Values in float64 stay so: the model takes each window's location from them before it rounds to its own dtype.
+    channels)`, with NaN where nothing was read. It may have `query_times` and `targets` of its own. Then nothing is
+    held back. `targets` without `query_times` are those of the rows. Values in float64 stay so: the model takes each
+    window's location from them before it rounds to its own dtype.
 
     Args:
         forecast: this share of the readings, the last ones, becomes queries with targets.
@@ -308,13 +308,11 @@ class TimeSeriesCollator:
     def _parts(self, example: Mapping[str, Any]) -> dict[str, Tensor]:
         """The tensors of a series, with held-back readings as queries."""
         for name in example:
-            require(name in (*_OF_ROWS, *_OF_QUERIES), "examples", name, f"some of {(*_OF_ROWS, *_OF_QUERIES)}")
+            require(name in _ENTRIES, "examples", name, f"some of {_ENTRIES}")
         times, values = times_and_values(example)
         require(len(times) > 0, "times", "no rows", "at least one row in each series")
         values = _in_wide_dtype(values)
         given = {name: example[name] for name in example if example[name] is not None}
-        if "observed_mask" in given:
-            values = values.masked_fill(~_mask("observed_mask", given["observed_mask"], values), math.nan)
         part = {"times": times, "values": values}
         if "query_times" in given:
             part["query_times"] = numbers("query_times", given["query_times"])
@@ -324,9 +322,6 @@ class TimeSeriesCollator:
             targets = part["targets"] = _in_wide_dtype(numbers("targets", given["targets"]))
             fits = tuple(targets.shape) == (outputs, channels)
             require(fits, "targets", tuple(targets.shape), f"{(outputs, channels)}, one row for each output")
-            if "target_mask" in given:
-                part["target_mask"] = _mask("target_mask", given["target_mask"], targets)
-        require("target_mask" not in given or "targets" in given, "target_mask", "a mask", "targets with it")
         if "targets" in part or "query_times" in part:
             return part
         held = self._held(~values.isnan().all(-1))
@@ -359,7 +354,7 @@ def _padded(name: str, parts: list[dict[str, Tensor]]) -> Tensor:
         if name in ("times", "query_times"):
             filling = part["times"][-1:].to(one.dtype).expand(missing)
         else:
-            filling = one.new_full((missing, *one.shape[1:]), False if one.dtype == torch.bool else math.nan)
+            filling = one.new_full((missing, *one.shape[1:]), math.nan)
         rows.append(torch.cat([one, filling]))
     return torch.stack(rows)
 
@@ -368,12 +363,3 @@ def _in_wide_dtype(readings: Tensor) -> Tensor:
     """Readings in the default dtype at least. float64 stays: in float32 a high level would swallow what changes."""
     kind = readings.dtype if readings.is_floating_point() else torch.float64
     return readings.to(torch.promote_types(kind, torch.get_default_dtype()))
-
-
-def _mask(name: str, given: Any, of: Tensor) -> Tensor:
-    """A mask of a tensor's shape: booleans, or zeros and ones."""
-    found = torch.as_tensor(np.asarray(given) if not isinstance(given, Tensor) else given)
-    require(tuple(found.shape) == tuple(of.shape), name, tuple(found.shape), f"{tuple(of.shape)}")
-    flags = found.dtype == torch.bool or bool(((found == 0) | (found == 1)).all())
-    require(flags, name, found.dtype, "booleans")
-    return found.to(torch.bool)

@@ -26,7 +26,7 @@ from rfa.models.saved_files import read_config
 from rfa.nn.dynamics import bank
 from rfa_lab.record import read_rows
 
-from .small import NAMES, SIZES
+from .small import PATHS, SIZES
 
 KIND = {
     "filter": FilterAttentionConfig(),
@@ -36,7 +36,7 @@ KIND = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PATHS)
 def test_forms_of_a_preset(name):
     attention = PRESETS[name]
     assert read_attention(json.loads(json.dumps(attention.to_dict()))) == attention

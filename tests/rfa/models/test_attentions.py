@@ -10,7 +10,7 @@ from rfa.nn.cache import locate_tokens
 from rfa.nn.projections import merge_heads
 from rfa.ops.dense import rotated
 
-from .small import EXACT, NAMES, SIZES, assert_same, small, tokens
+from .small import EXACT, RELATIVE, SIZES, assert_same, small, tokens
 
 PADDED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1] * 9])
 SEGMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 5, 5], [2, 2, 2, 2, 2, 2, 0, 0, 0]])
@@ -27,7 +27,7 @@ def seen(given):
     return visible
 
 
-@cover(1, name=[name for name in NAMES if PRESETS[name].is_relative()], given=GIVEN)
+@cover(1, name=RELATIVE, given=GIVEN)
 def test_rows_sum_to_one_over_the_keys_that_are_seen(name, given):
     model, ids, given = small(name, train_length=4), tokens(), GIVEN[given]
     output, plain = model(ids, output_attentions=True, **given), model(ids, **given)

@@ -119,9 +119,9 @@ def test_the_collator_holds_readings_back():
         assert torch.equal(batch["targets"][row], values[asked])
         assert batch["values"][row, asked].isnan().all()
         assert int((~batch["values"][row].isnan()).all(-1).sum()) == 11
-    own = TimeSeriesCollator()([{"times": times, "values": values, "targets": values, "observed_mask": values < 9}])
+    own = TimeSeriesCollator()([{"times": times, "values": values, "targets": values}])
     assert set(own) == {"times", "values", "targets"}
-    assert int((~own["values"].isnan()).sum()) == 9
+    assert torch.equal(own["values"].isnan(), values.isnan()[None])
     assert set(TimeSeriesCollator(forecast=0)([{"times": times, "values": values}])) == {"times", "values"}
 
 
@@ -202,9 +202,6 @@ BAD_EXAMPLES = [
     ("examples", {}, [{"times": T[0], "values": V[0], "target": V[0]}]),  # a misspelt entry
     ("targets", {}, [{"times": T[0], "values": V[0], "targets": V[0, :4]}]),
     ("targets", {}, [{"times": T[0], "values": V[0], "query_times": Q[0, :2], "targets": V[0]}]),
-    ("target_mask", {}, [{"times": T[0], "values": V[0], "targets": V[0], "target_mask": V[0, :3] > 0}]),
-    ("target_mask", {}, [{"times": T[0], "values": V[0], "target_mask": V[0] > 0}]),
-    ("observed_mask", {}, [{"times": T[0], "values": V[0], "observed_mask": [2, 0]}]),
     ("values", {}, [{"times": T[0], "values": V[0]}, {"times": T[0], "values": V[0, :, :1]}]),
     ("values", {}, [{"times": T[0], "values": "text"}]),
     ("times", {}, [{"times": [], "values": []}]),

@@ -65,10 +65,8 @@ LAYERS |= {name: (RobustFilterAttention, {"decay": BOTH_DECAY, **options}) for n
 LAYERS |= {name: (DotProductAttention, options) for name, options in PRODUCTS.items()}
 LAYERS["content"] = (ContentFilterAttention, {})
 # one for each way through the code
-WAYS = ["defaults", "m2", "horizon, values do not turn", "learned", "exponential", "flat", "riccati", "clock, horizon"]
-WAYS += ["unit states", "tied", "precision", "noise", "routing with the others"]
-WAYS += ["b2", "b3", "clock of slopes", "c7", "forget gate", "gains", "gates and clock"]
-WAYS += ["as released", "content"]
+WAYS = ["defaults", "m2", "learned", "exponential", "clock, horizon", "unit states", "precision", "noise"]
+WAYS += ["routing with the others", "b3", "clock of slopes", "forget gate", "gains", "as released", "content"]
 WAYS = list(LAYERS) if ALL else WAYS
 UNTURNED = ("plain", "b2", "learned slopes", "forget gate", "content")  # no frequencies, or phases of their own
 IRREGULAR = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0, 7.5, 9.0], dtype=torch.float64)

@@ -66,7 +66,7 @@ EMPTY = {
 }
 
 
-@cover(empty=EMPTY, name=["m2", "riccati", "learned"])
+@cover(1, empty=EMPTY, name=["m2", "riccati", "learned"])
 def test_an_empty_cache_may_meet_other_parameters(name, empty):
     """Tables of the prior, which the kernels keep in the cache, are those of the parameters before."""
     layer, x = build(name, torch.float32), hidden(length=9, dtype=torch.float32)

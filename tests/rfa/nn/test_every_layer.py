@@ -13,7 +13,7 @@ from .layers import KEPT, LAYERS, SITUATIONS, WAYS, build
 SEGMENTS = torch.tensor([[5, 5, 2, 2, 2, 5, 9]])  # one of them in two parts
 GIVEN = ["default times", "irregular", "each row its own", "padding longer than a chunk", "a gap", "segments"]
 NO_SOURCE = ("precision", "routing", "all that")  # where a query sees no key the estimate is its value
-RELATIVE = [name for name in LAYERS if name != "as released"]  # which knows its origin
+RELATIVE = [name for name in WAYS if name != "as released"]  # which knows its origin
 
 
 @pytest.mark.parametrize("name", RELATIVE)
@@ -31,7 +31,7 @@ def test_masked_tokens_are_as_if_absent(name):
     torch.testing.assert_close(found[:, kept], expected, rtol=EXACT, atol=EXACT)
 
 
-@pytest.mark.parametrize("name", [name for name in WAYS if name != "as released"])
+@pytest.mark.parametrize("name", RELATIVE)
 def test_packed_is_separate(name):
     layer, x = build(name), hidden()
     found = layer(x, segment_ids=SEGMENTS.expand(2, -1))
