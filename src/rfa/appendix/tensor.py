@@ -116,7 +116,8 @@ def tensor_filter_attention(
 
 def _with_noises(given: dict[str, Tensor]) -> Parameters:
     """The parameters, with zeros for both noises where they are not given."""
-    return Parameters(**dict.fromkeys(_NOISES, torch.zeros_like(given["decay"])) | given)  # type: ignore[arg-type]
+    zeros = {} if _NOISES[0] in given else dict.fromkeys(_NOISES, torch.zeros_like(given["decay"]))
+    return Parameters(**given, **zeros)  # type: ignore[arg-type]
 
 
 def _located(
