@@ -46,7 +46,6 @@ class DotProductAttentionConfig(AttentionConfig):
             "riccati" (slopes from learned noises, without decay), or
             "content_riccati" (Kalman gains that depend on the content, without decay).
             Both Riccati priors start at ALiBi's slopes.
-        learn_frequencies: train the frequencies, which are fixed by default.
         clock: "times", the given times; or "content": each token says how fast the time of each head passes until the
             next token. Rotation, slopes and decay follow that clock.
         frequencies, decay, rotate_values, innovation, normalise_states, certified, backend: as in `AttentionConfig`.
@@ -64,7 +63,6 @@ class DotProductAttentionConfig(AttentionConfig):
     rotate_values: bool = False
     innovation: bool = False
     prior: str = "flat"
-    learn_frequencies: bool = False
     clock: Clock = "times"
 
     def check_rules(self) -> None:

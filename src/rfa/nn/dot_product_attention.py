@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from rfa.checks import check_choice, require
 from rfa.dynamics import riccati_log_gain, rotation, rotation_of_heads, turn
@@ -53,21 +53,13 @@ def rotate_as_released(x: Tensor, frequency: Tensor, times: Tensor) -> Tensor:
 
 
 class Geometry(FullPrecision):
-    """The numbers of a baseline's heads, each None where the baseline does not use it. Frequencies may be learned."""
+    """The fixed numbers of a baseline's heads, each None where the baseline does not use it."""
 
     frequency: Tensor | None
     decay: Tensor | None
     slopes: Tensor | None
 
-    def __init__(
-        self,
-        heads: int,
-        modes: int,
-        frequency: Tensor | None,
-        decay: Tensor | None,
-        slopes: Tensor | None,
-        learn_frequencies: bool,
-    ):
+    def __init__(self, heads: int, modes: int, frequency: Tensor | None, decay: Tensor | None, slopes: Tensor | None):
         super().__init__()
         if frequency is not None:
             check_frequencies("frequency", frequency, heads, modes)
@@ -75,10 +67,7 @@ class Geometry(FullPrecision):
             if rate is not None:
                 check_rates(name, rate, heads)
             self.register_buffer(name, rate)
-        if learn_frequencies and frequency is not None:
-            self.frequency = nn.Parameter(frequency.clone())
-        else:
-            self.register_buffer("frequency", frequency)
+        self.register_buffer("frequency", frequency)
 
 
 RotaryMap = Literal["complex", "as_released"]
@@ -102,7 +91,6 @@ class DotProductAttention(Attention):
         slopes: ALiBi's linear bias `-slope * lag`, `(heads,)`; None for none.
         learn_slopes: the slopes are those of a Riccati prior without decay, `-log(1 - K)` at unit intervals, whose
             noises sigma^2 and eta^2 are learned and start where the slopes are the given ones.
-        learn_frequencies: the frequencies are parameters.
         gates: "forget" adds the Forgetting Transformer's bias `sum_{l = j + 1 .. i} log f_l`, with
             `f_l = 1 / (1 + exp(-w_h.x_l - b_h))` of each token and head (Lin et al. 2025, arXiv:2503.02130).
             "gain" adds `log K_j + sum_{l = j + 1 .. i} log(1 - K_l)`, the Riccati prior without decay whose measurement
@@ -127,7 +115,6 @@ class DotProductAttention(Attention):
         decay: Float[Tensor, " heads"] | None = None,
         slopes: Float[Tensor, " heads"] | None = None,
         learn_slopes: bool = False,
-        learn_frequencies: bool = False,
         gates: Gates | None = None,
         rotate_values: bool = False,
         innovation: bool = False,
@@ -152,9 +139,8 @@ class DotProductAttention(Attention):
         # slopes and gates make scores fall with time; normalised states bound them, where nothing changes their lengths
         bounded = (slopes is not None or gates is not None) and self.state_scale is not None and self.causal
         self.settle_certified(None if bounded and rotary_map == "complex" else UNBOUNDED_PRODUCTS)
-        require(turns or not learn_frequencies, "learn_frequencies", True, "frequencies and rotary_map='complex'")
         fixed_slopes = None if learn_slopes or gates else slopes
-        self.geometry = Geometry(num_heads, self.modes, frequency, decay, fixed_slopes, learn_frequencies)
+        self.geometry = Geometry(num_heads, self.modes, frequency, decay, fixed_slopes)
         if learn_slopes:
             none = torch.zeros(num_heads, self.modes, dtype=torch.float32), torch.zeros(num_heads, dtype=torch.float32)
             self.dynamics = HeadDynamics(*none, prior="riccati", slopes=slopes, uses_query_noise=False, robust=False)

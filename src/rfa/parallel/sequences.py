@@ -197,8 +197,7 @@ def fully_sharded(
         The same model. `torch.distributed.checkpoint` saves it, and loads it on any number of processes.
 
     Raises:
-        ValueError: for a model without such a decoder, where a policy would cast learned frequencies of a baseline, or
-            without a mesh where there are no processes.
+        ValueError: for a model without such a decoder, or without a mesh where there are no processes.
     """
     if mesh is None and "RANK" not in os.environ:  # torchrun sets it, and PyTorch begins with all its processes then
         check_initialised("mesh")
@@ -206,9 +205,7 @@ def fully_sharded(
     blocks = [module for module in model.modules() if isinstance(module, RFABlock)]
     require(blocks != [], "model", type(model).__name__, "a model with the decoder of rfa.models")
     for block in blocks:
-        for name, module in _precise(block) if policy.param_dtype is not None else ():
-            runs = type(module).forward is not nn.Module.forward  # FSDP2 gathers weights when a forward pass begins
-            require(runs, "mp_policy", f"{policy.param_dtype} with learned {name}", "param_dtype=None with it")
+        for module in _precise(block) if policy.param_dtype is not None else ():
             own = replace(policy, param_dtype=None, output_dtype=None)
             # its numbers are used after its forward pass too
             fully_shard(module, mesh=mesh, mp_policy=own, **{**options, "reshard_after_forward": False})
@@ -226,11 +223,11 @@ def _cast_inputs(module: nn.Linear | nn.LayerNorm, args: tuple[Tensor, ...]) -> 
     return tuple(x.to(module.weight.dtype) for x in args)
 
 
-def _precise(block: RFABlock) -> list[tuple[str, FullPrecision]]:
-    """The outermost modules in full precision that learn something, by name."""
+def _precise(block: RFABlock) -> list[FullPrecision]:
+    """The outermost modules in full precision that learn something."""
     found: dict[str, FullPrecision] = {}
     for name, module in block.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer in found)
         if isinstance(module, FullPrecision) and not inside and next(module.parameters(), None) is not None:
             found[name] = module
-    return list(found.items())
+    return list(found.values())

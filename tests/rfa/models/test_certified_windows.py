@@ -97,19 +97,6 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_generation(way):
-    """As from a cache that keeps everything."""
-    model, options = steep(), {"max_new_tokens": 60, "do_sample": False, "return_dict_in_generate": True, **WAYS[way]}
-    ids = tokens(1 if way == "lookup" else 2, 130)
-    made = model.generate(ids, **options)
-    cache = made.past_key_values
-    assert all((layer.dropped == 0) == (way == "a cache of fixed size") for layer in cache.layers)
-    expected = steep(certified=None).generate(ids, **options)
-    assert torch.equal(made.sequences, expected.sequences)
-    assert all(layer.dropped == 0 for layer in expected.past_key_values.layers)
-
-
 def test_generation_warns_once():
     model, ids = steep(), tokens(1, 130)
     for block in model.model.layers:

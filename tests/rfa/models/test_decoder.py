@@ -31,13 +31,6 @@ def test_padding_has_finite_gradients(name):
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-@cover(1, name=ONE_OF_EACH, origin=[-3.25, 1e6])
-def test_a_shift_of_all_times_changes_nothing(name, origin):
-    model, ids = small(name), tokens()
-    times = torch.tensor([0.0, 0.5, 0.75, 2.0, 2.5, 4.0, 7.0, 7.25, 9.0], dtype=torch.float64)
-    assert_same(model(ids, times=times + origin).logits, model(ids, times=times).logits, 1e-4)
-
-
 @pytest.mark.parametrize("ignored", [False, True])
 def test_loss_shifts_inside(ignored):
     model, ids = small("m2-sc-rfa"), tokens()

@@ -46,7 +46,7 @@ COMBINATIONS = [  # rules of the configuration, and one of the layer's: those ar
 ]
 BASELINE_COMBINATIONS = [
     ("rotate_values", {"rotate_values": True, "frequencies": "as_released"}),
-    ("learn_frequencies", {"learn_frequencies": True, "frequencies": "none"}),
+    ("learn_frequencies", {"learn_frequencies": True}),
     *((name, {name: value}) for name, value in (("learn_decay", True), ("gate", False), ("horizon", 0.7))),
     ("decay", {"prior": "riccati", "decay": "spectral"}),
     ("clock", {"frequencies": "none", "clock": "content"}),

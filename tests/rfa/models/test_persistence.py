@@ -6,7 +6,6 @@ import pickle
 import pytest
 import torch
 from cover import cover
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rfa.models import (
@@ -142,15 +141,3 @@ def test_vocabularies_of_another_size(kind, size, tmp_path):
         assert output.logits.shape[-1] == len(head.bias) == size
     model.save_pretrained(tmp_path)
     assert torch.equal(kind.from_pretrained(tmp_path)(ids).logits, output.logits)
-
-
-@pytest.mark.parametrize("problem", ["regression", "single_label_classification", "multi_label_classification"])
-def test_problem_types(problem):
-    labels = {"regression": torch.rand(2, 3), "single_label_classification": torch.tensor([0, 2])}
-    labels["multi_label_classification"] = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
-    losses = {"regression": nn.MSELoss(), "single_label_classification": nn.CrossEntropyLoss()}
-    losses["multi_label_classification"] = nn.BCEWithLogitsLoss()
-    model = built(RFAForSequenceClassification, num_labels=3, problem_type=problem)
-    output = model(tokens(), labels=labels[problem])
-    torch.testing.assert_close(output.loss, losses[problem](output.logits, labels[problem]))
-    output.loss.backward()

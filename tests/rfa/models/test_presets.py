@@ -229,14 +229,6 @@ def test_there_is_one_default():
     assert torch.equal(one(x), other(x))
 
 
-def test_defaults_are_the_papers_size():
-    config = preset("rfa")
-    sizes = (config.vocab_size, config.hidden_size, config.num_hidden_layers, config.num_attention_heads)
-    assert sizes == (50257, 256, 6, 8)
-    assert (config.intermediate_size, config.train_length) == (1024, 512)
-    assert config.to_dict() == RFAConfig().to_dict()
-
-
 @pytest.mark.parametrize(
     ("name", "override"),
     [

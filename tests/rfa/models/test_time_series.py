@@ -121,20 +121,6 @@ def test_gradients_reach_values_and_times():
     assert torch.autograd.gradcheck(predicted, given, eps=1e-6, atol=1e-5)
 
 
-def test_gradients_of_each_series_under_vmap():
-    times, values, _ = data()
-    model = network(num_hidden_layers=1)
-    parameters = dict(model.named_parameters())
-
-    def loss(parameters, times, values):
-        given = (times[None], values[None].nan_to_num())
-        return torch.func.functional_call(model, parameters, given, {"targets": values[None].nan_to_num()}).loss
-
-    found = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, times, values)
-    alone = torch.func.grad(loss)(parameters, times[1], values[1])
-    assert_same(found["embedding.weight"][1], alone["embedding.weight"])
-
-
 @pytest.mark.parametrize("preset", KINDS[:3:2])
 def test_a_query_comes_after_the_reading_of_its_time(preset):
     times, values, _ = data()
@@ -206,7 +192,7 @@ def test_a_batch_without_a_seen_target_costs_nothing(likelihood):
 
 def test_saved_models_are_the_same(tmp_path):
     times, values, queries = data()
-    model = network("x3-rotation-riccati", location=[1.0, 2.0], spread=[3.0, 4.0], learn_frequencies=True)
+    model = network("x3-rotation-riccati", location=[1.0, 2.0], spread=[3.0, 4.0])
     model.save_pretrained(tmp_path)
     loaded = AutoModel.from_pretrained(tmp_path).eval()
     assert isinstance(loaded, RFAForTimeSeries)

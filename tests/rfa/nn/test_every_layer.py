@@ -4,7 +4,6 @@ import pytest
 import torch
 from cover import cover
 
-import rfa.ops.dense
 from rfa.nn.dynamics import FullPrecision
 
 from .by_hand import EXACT, assert_near, hidden
@@ -50,16 +49,6 @@ def test_nothing_to_see_gives_the_bias(name):
     out.sum().backward()
     assert x.grad.isfinite().all()
     assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
-
-
-@pytest.mark.parametrize("name", WAYS)
-def test_rows_in_blocks_are_the_whole(name, monkeypatch):
-    layer, x, mask = build(name, backend="reference"), hidden(), torch.ones(2, 7, dtype=torch.bool)
-    mask[1, :2] = False
-    whole = layer(x, key_mask=mask)
-    monkeypatch.setattr(rfa.ops.dense, "_SCORES", 1)  # one row at a time without gradients
-    with torch.no_grad():
-        torch.testing.assert_close(layer(x, key_mask=mask), whole, rtol=EXACT, atol=EXACT)
 
 
 @cover(1, situation=GIVEN, name=LAYERS)

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 from cover import cover
-from models.small import small, tokens
 from ops import oracle
 from scipy import integrate, linalg
 
-from rfa.models import RFAForCausalLM, preset
 from rfa.nn import FilterCache, RobustFilterAttention
 from rfa.nn.filter_attention import precision_gain
 
@@ -211,20 +209,3 @@ def test_noise_on_irregular_times_has_no_fused_backend():
     for given in ({}, {"past_key_values": FilterCache()}):
         with torch.no_grad(), pytest.raises(ValueError, match="backend: got 'cpu' with time-dependent noise"):
             layer(x, times=IRREGULAR, **given)
-
-
-@pytest.mark.parametrize("override", [{name: value} for name, value in [
-    ("tie_key_value", True), ("step", "precision"), ("noise", "time_dependent"),
-]], ids=str)  # fmt: skip
-def test_in_the_model(override, tmp_path):
-    model, ids = small("m2-sc-rfa", **override).train(), tokens()
-    output = model(ids, labels=ids)
-    assert (output.logits - small("m2-sc-rfa")(ids).logits).abs().max() > 1e-7
-    output.loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    model.eval().save_pretrained(tmp_path)
-    again = RFAForCausalLM.from_pretrained(tmp_path)
-    assert again.config.attention == model.config.attention
-    assert torch.equal(again(ids).logits, model(ids).logits)
-    with pytest.raises(ValueError, match=next(iter(override))):
-        preset("b1-rope", **override)

@@ -100,19 +100,3 @@ def test_nothing_that_positions_have_may_stand_beside_them():
     for name, value in (("times", times), ("key_mask", mask)):
         with pytest.raises(ValueError, match=rf"^{name}: got 'given beside positions'"):
             attention(keys, positions=positions, **{name: value})
-
-
-def test_a_dropped_weight_leaves_the_others_larger():
-    """One key: it is dropped, and the estimate is 0, or it is kept, and the estimate is the value over 0.6."""
-    attention = layer("m2-sc-rfa", dropout=0.4)
-    keys = torch.randn(200, 1, HIDDEN, dtype=torch.float64)
-    k = attention.keys(keys)
-    value = attention.values(keys, k)
-    estimates = []
-    estimate = attention.estimate
-    attention.estimate = lambda *given, **rest: estimates.append(estimate(*given, **rest)) or estimates[0]
-    attention(keys)
-    kept = torch.isclose(estimates[0], value / 0.6).all(-1)
-    none = (estimates[0] == 0).all(-1)
-    assert (kept ^ none).all()
-    assert abs(float(none.double().mean()) - 0.4) < 5 * math.sqrt(0.24 / 400)  # of 400 draws
