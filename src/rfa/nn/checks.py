@@ -79,11 +79,6 @@ def check_frequencies(name: str, given: Tensor, heads: int, modes: int) -> None:
         require(bool(given.isfinite().all()), name, given.tolist(), "finite numbers")
 
 
-def check_learnable(option: str, name: str, frequency: Tensor) -> None:
-    """Raise `ValueError` unless the modes of each head come in the pairs in which an option learns them."""
-    require(paired(frequency), option, True, f"{name} in conjugate pairs (w, -w) with it")
-
-
 def paired(frequency: Tensor) -> bool:
     """Whether the modes of each head come in conjugate pairs `(w, -w)`."""
     even = frequency.shape[-1] % 2 == 0
