@@ -64,8 +64,8 @@ OPERATOR = [
              "the number of modes in the anisotropic score", "rfa/appendix/test_tensor.py"),
     Mutation("rfa/ops/routing.py", "- channels // 2 * total.log()", "- total.log()",
              "the normaliser of a Gaussian of several modes", "rfa/nn/test_extensions.py"),
-    Mutation("rfa/appendix/coupled.py", "variance = remaining * x_noise + cross_power * driver_variance + added",
-             "variance = remaining * x_noise + added", "the driver's uncertainty is left out", "rfa/appendix/test_coupled_layer.py"),
+    Mutation("rfa/appendix/coupled.py", "x_noise + over.cross_power[:, :, 0] * driver_variance + over.added[:, :, 0]",
+             "x_noise + over.added[:, :, 0]", "the driver's uncertainty is left out", "rfa/appendix/test_coupled_layer.py"),
 ]  # fmt: skip
 
 KERNELS = [
