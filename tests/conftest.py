@@ -39,15 +39,15 @@ CHECKED = [
     "rfa.models.modeling",
     "rfa.models.attention",
 ]
-CHECKED += ["rfa.models.decoder", "rfa.models.time_series", "rfa.models.series_tokens"]
-CHECKED += [f"rfa.integrations.{name}" for name in ("attention_interface", "replaced_attention")]
+CHECKED += ["rfa.models.decoder", "rfa.models.time_series"]
+CHECKED += ["rfa.integrations.replace_attention"]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")  # before rfa is imported
 # Where shapes are checked: these call every annotated function of these; everywhere it takes half of all time.
 SHAPES_CHECKED = ("rfa/dynamics/", "rfa/nn/", "rfa/ops/test_filter_attention_closed_forms")
 SHAPES_CHECKED += ("rfa/estimation/test_shapes", "rfa/models/test_shapes", "rfa/models/test_time_series")
 SHAPES_CHECKED += ("rfa/appendix/", "rfa/ops/test_content", "rfa/ops/test_routing")
 SHAPES_CHECKED += ("test_architecture",)
-SHAPES_CHECKED += ("rfa/integrations/test_replace_attention", "rfa/integrations/test_attention_interface")
+SHAPES_CHECKED += ("rfa/integrations/test_replace_attention",)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, `pytest &`, starts deaf to it
 settings.register_profile("rfa", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

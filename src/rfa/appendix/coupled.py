@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rfa.checks import check_choice, require
 from rfa.dynamics import accumulated_variance, cross_transport, decay_kernel, time_dtype
 from rfa.nn.cache import locate_tokens
-from rfa.nn.checks import check_frequencies, check_learnable, check_rates, check_sizes, check_states
+from rfa.nn.checks import check_frequencies, check_rates, check_sizes, check_states
 from rfa.nn.dynamics import (
     INVERSE_TEMPERATURE,
     KEY_NOISE,
@@ -54,18 +54,6 @@ class Observations(NamedTuple):
     value: Tensor
     times: Tensor
     mask: Tensor | None
-
-
-class _SourceStates(NamedTuple):
-    """Pairs at the times of the auxiliary observations.
-
-    States `(batch, heads, 1, sources, 2, modes)` complex, of keys and of values; the variance of the target's,
-    `(b, heads, 1, sources)`.
-    """
-
-    target: Tensor
-    auxiliary: Tensor
-    variance: Tensor
 
 
 def coupled_filter_attention(
@@ -119,20 +107,23 @@ def coupled_filter_attention(
     dtype = torch.promote_types(query.dtype, torch.float32)
     with without_autocast(query):
         processes = target_process, auxiliary_process
-        sources = _sources(target, auxiliary, processes, coupling, dtype)
-        states = _complex(query.to(dtype))
+        target_states, driver_states, target_variance = _sources(target, auxiliary, processes, coupling, dtype)
+        states = torch.complex(*query.to(dtype).chunk(2, dim=-1))
         query_noise, floor, robustness, temperature = (p.to(dtype)[:, None, None] for p in prediction_weights)
         y_noise = auxiliary_process.key_noise.to(dtype)[:, None, None]
 
         def dense_rows(rows: slice) -> DenseRows:
-            visible, seen, lag = _lags(target.times[:, rows], auxiliary)
+            lag = target.times[:, rows, None] - auxiliary.times[:, None, :]
+            visible = lag >= 0 if auxiliary.mask is None else (lag >= 0) & auxiliary.mask[:, None, :]
+            seen = visible[:, None]
+            lag = lag[:, None].to(time_dtype(lag.device)).masked_fill(~seen, 0.0)
             over = _transport(processes, coupling, lag, dtype)
-            predicted = over.own * sources.target + over.cross * sources.auxiliary
+            predicted = over.own * target_states + over.cross * driver_states
             unknown = ~torch.view_as_real(predicted).isfinite().all(-1).all(-1).all(-1)
             key, value = predicted.masked_fill(unknown[..., None, None], 0.0).unbind(-2)
             nonfinite = ~torch.view_as_real(states[:, :, rows]).isfinite().all(-1).all(-1)
             rows_alone = states[:, :, rows].masked_fill(nonfinite[..., None], 0.0)
-            variance = over.remaining * sources.variance + over.cross_power * y_noise + over.added + floor
+            variance = over.remaining * target_variance + over.cross_power * y_noise + over.added + floor
             difference = rows_alone[:, :, :, None] - key
             residual = (difference.real.square() + difference.imag.square()).sum(-1)
             scale = (robustness * (channels // 2), effective_variance(variance, query_noise, weight))
@@ -148,26 +139,12 @@ def coupled_filter_attention(
     return torch.cat([estimate.real, estimate.imag], dim=-1).to(query.dtype)
 
 
-def _lags(times: Tensor, auxiliary: Observations) -> tuple[Tensor, Tensor, Tensor]:
-    """Which sources are seen at these times, `(b, rows, sources)` and `(b, 1, rows, sources)`, and their lags."""
-    lag = times[:, :, None] - auxiliary.times[:, None, :]
-    visible = lag >= 0
-    if auxiliary.mask is not None:
-        visible = visible & auxiliary.mask[:, None, :]
-    seen = visible[:, None]
-    return visible, seen, lag[:, None].to(time_dtype(lag.device)).masked_fill(~seen, 0.0)
-
-
-def _complex(x: Tensor) -> Tensor:
-    return torch.complex(*x.chunk(2, dim=-1))
-
-
 def _pairs(observations: Observations, dtype: torch.dtype) -> Tensor:
     """Keys and values as complex states `(batch, heads, length, 2, modes)`, zero where they take no part."""
     states = torch.stack([observations.key, observations.value], dim=-2).to(dtype)
     if observations.mask is not None:
         states = states.masked_fill(~observations.mask[:, None, :, None, None], 0.0)
-    return _complex(states)
+    return torch.complex(*states.chunk(2, dim=-1))
 
 
 class _Transport(NamedTuple):
@@ -221,62 +198,51 @@ def _sources(
     processes: tuple[Process, Process],
     coupling: Tensor,
     dtype: torch.dtype,
-) -> _SourceStates:
-    """Each auxiliary observation, and the target as it is known at its time."""
-    x_noise = processes[0].key_noise.to(dtype)[:, None]
-    x_prior, y_prior = (process.prior_variance.to(dtype)[:, None] for process in processes)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """At the times of the auxiliary observations: the target as it is known then, the observation, and a variance.
+
+    States `(batch, heads, 1, sources, 2, modes)` complex, of keys and of values; the variance of the target's,
+    `(b, heads, 1, sources)`.
+    """
+    x, y = processes
+    y_noise, y_prior, x_noise, x_prior = (
+        p.to(dtype)[:, None] for p in (y.key_noise, y.prior_variance, x.key_noise, x.prior_variance)
+    )
     target_states, auxiliary_states = _pairs(target, dtype), _pairs(auxiliary, dtype)
 
     index, lag, found = _last(auxiliary.times, auxiliary.mask, target.times)  # the auxiliary at the target's times
-    rates = [p.to(lag.dtype)[:, None] for p in processes[1]]
-    phase = lag[:, None, :, None] * processes[1].frequency.to(lag.dtype)[:, None, :]
-    decay = (rates[0] * lag[:, None])[..., None].expand_as(phase)
-    turned = torch.exp(torch.complex(-decay, phase))[..., None, :].to(auxiliary_states.dtype)
-    driver = turned * _take(auxiliary_states, index).masked_fill(~found[:, None, :, None, None], 0.0)
-    lag = lag[:, None]
-    driver_variance = decay_kernel(2 * rates[0], lag) * rates[3] + rates[2] * accumulated_variance(rates[0], lag)
-    driver_variance = torch.where(found[:, None], driver_variance.to(dtype), y_prior)
+    over = _transport((y, y), torch.zeros_like(coupling), lag[:, None, None], dtype)  # nothing drives it
+    driver = over.own[:, :, 0] * _take(auxiliary_states, index)
+    driver = driver.masked_fill(~found[:, None, :, None, None], 0.0)
+    driver_variance = torch.where(found[:, None], over.remaining[:, :, 0] * y_noise + over.added[:, :, 0], y_prior)
 
     index, lag, found = _last(target.times, target.mask, auxiliary.times)  # the target at the auxiliary's times
     over = _transport(processes, coupling, lag[:, None, None], dtype)
-    own, cross = over.own[:, :, 0], over.cross[:, :, 0]
-    carried = own * _take(target_states, index) + cross * _take(driver, index)
+    carried = over.own[:, :, 0] * _take(target_states, index) + over.cross[:, :, 0] * _take(driver, index)
     carried = carried.masked_fill(~found[:, None, :, None, None], 0.0)
-    remaining, cross_power, added = over.remaining[:, :, 0], over.cross_power[:, :, 0], over.added[:, :, 0]
     driver_variance = torch.take_along_dim(driver_variance, index[:, None], dim=2)
-    variance = remaining * x_noise + cross_power * driver_variance + added
+    variance = over.remaining[:, :, 0] * x_noise + over.cross_power[:, :, 0] * driver_variance + over.added[:, :, 0]
     variance = torch.where(found[:, None], variance, x_prior)
-    return _SourceStates(carried[:, :, None], auxiliary_states[:, :, None], variance[:, :, None])
+    return carried[:, :, None], auxiliary_states[:, :, None], variance[:, :, None]
 
 
 # Robust filter attention across two coupled processes as a layer (appendix E.4)
 
 
 class _HeadProcess(PositiveParameters):
-    """Decay, frequencies and noises of one process; fixed buffers for the first two unless learned."""
+    """The given decay and frequencies of one process, and its learned noises."""
 
-    def __init__(self, frequency: Tensor, decay: Tensor, steady_state: float, learned: bool):
+    def __init__(self, frequency: Tensor, decay: Tensor, steady_state: float):
         super().__init__()
         each = torch.ones_like(decay)
         self.register_buffer("frequency", frequency.clone())
-        self.learned = learned
-        if learned:  # frequencies grow or shrink by one factor a mode, so that conjugate pairs keep their sign
-            self.hold("decay", decay.clamp(min=SMALLEST))
-            self.hold("pace", torch.ones_like(frequency[:, ::2]))
-        else:
-            self.register_buffer("decay", decay.clone())
+        self.register_buffer("decay", decay.clone())
         self.hold("process_noise", torch.where(decay > 0, 2 * decay * steady_state, SMALLEST))
         self.hold("key_noise", KEY_NOISE * each)
         self.hold("prior_variance", each)
 
     def forward(self, dtype: torch.dtype) -> Process:
-        values = self.positive(dtype)
-        frequency, decay = self.get_buffer("frequency"), values.get("decay")
-        if decay is None:
-            decay = self.get_buffer("decay")
-        else:
-            frequency = frequency * values["pace"].repeat_interleave(2, dim=-1)
-        return Process(decay, frequency, values["process_noise"], values["key_noise"], values["prior_variance"])
+        return Process(self.get_buffer("decay"), self.get_buffer("frequency"), **self.positive(dtype))
 
 
 class _Weighing(PositiveParameters):
@@ -313,8 +279,6 @@ class CoupledFilterAttention(nn.Module):
         steady_state: initial steady-state variance `sigma^2 / (2 mu)` of both.
         weight: "student_t" or "exponential".
         innovation: return the correction toward the estimate, not the estimate.
-        learn_rates: make parameters of the decays and of a factor on the frequencies of both processes; frequencies
-            then come in conjugate pairs.
 
     Raises:
         ValueError: if sizes or options do not fit together.
@@ -336,7 +300,6 @@ class CoupledFilterAttention(nn.Module):
         steady_state: float = 0.1,
         weight: Weight = "student_t",
         innovation: bool = True,
-        learn_rates: bool = False,
     ):
         super().__init__()
         auxiliary_size = hidden_size if auxiliary_size is None else auxiliary_size
@@ -351,9 +314,6 @@ class CoupledFilterAttention(nn.Module):
         auxiliary_frequency = frequency if auxiliary_frequency is None else auxiliary_frequency
         auxiliary_decay = decay if auxiliary_decay is None else auxiliary_decay
         check_frequencies("auxiliary_frequency", auxiliary_frequency, num_heads, modes)
-        for name, given in (("frequency", frequency), ("auxiliary_frequency", auxiliary_frequency)):
-            if learn_rates:
-                check_learnable("learn_rates", name, given)
         check_rates("decay", decay, num_heads)
         check_rates("auxiliary_decay", auxiliary_decay, num_heads)
         self.weight, self.innovation = weight, innovation
@@ -365,8 +325,8 @@ class CoupledFilterAttention(nn.Module):
         self.auxiliary_key_projection, self.auxiliary_value_projection = (projection(auxiliary_size) for _ in range(2))
         deviation = complex_deviation(hidden_size, hidden_size) * math.sqrt(0.5)
         self.output_projection = NormalLinear(2 * hidden_size, hidden_size, deviation)
-        self.target_process = _HeadProcess(frequency, decay, steady_state, learn_rates)
-        self.auxiliary_process = _HeadProcess(auxiliary_frequency, auxiliary_decay, steady_state, learn_rates)
+        self.target_process = _HeadProcess(frequency, decay, steady_state)
+        self.auxiliary_process = _HeadProcess(auxiliary_frequency, auxiliary_decay, steady_state)
         self.judge = _Weighing(num_heads, coupling)  # this name is that of its parameters in checkpoints
 
     def forward(
@@ -407,7 +367,10 @@ class CoupledFilterAttention(nn.Module):
             auxiliary = locate_tokens(batch, sources, device, auxiliary_times, auxiliary_key_mask, None)
         except ValueError as error:
             raise ValueError(f"auxiliary_{error}") from None
-        times, auxiliary_times = _on_one_clock(times, length, auxiliary_times, sources, device)
+        times = torch.arange(length, device=device) if times is None else times
+        auxiliary_times = torch.arange(sources, device=device) if auxiliary_times is None else auxiliary_times
+        dtype = times_dtype(times, auxiliary_times)  # in which their differences are exact
+        times, auxiliary_times = (torch.atleast_2d(each.to(dtype)) for each in (times, auxiliary_times))
 
         hidden_states = finite_where_absent(hidden_states, positions)
         auxiliary_states = finite_where_absent(auxiliary_states, auxiliary)
@@ -432,13 +395,3 @@ class CoupledFilterAttention(nn.Module):
         if self.innovation:
             estimate = estimate - value
         return self.output_projection(merge_heads(estimate))
-
-
-def _on_one_clock(
-    times: Tensor | None, length: int, auxiliary_times: Tensor | None, sources: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Both `(b, length)`, in a dtype in which their differences are exact."""
-    first = torch.arange(length, device=device) if times is None else times
-    second = torch.arange(sources, device=device) if auxiliary_times is None else auxiliary_times
-    dtype = times_dtype(first, second)
-    return torch.atleast_2d(first.to(dtype)), torch.atleast_2d(second.to(dtype))

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from rfa.checks import require
 from rfa.dynamics import covariance, decay_kernel
@@ -32,7 +31,6 @@ from rfa.ops.transforms import without_autocast
 _NOISES = ("process_noise", "key_noise")  # both, or neither in the zero-noise form
 _PER_MODE = ("decay", "frequency", *_NOISES, "query_noise")
 _OF_HEADS = ("noise_floor", "robustness", "inverse_temperature")
-_FRAME = 32  # rows that share a frame, in the zero-noise form
 
 
 def tensor_filter_attention(
@@ -74,8 +72,8 @@ def tensor_filter_attention(
     of a query and a key (4 GB in float32 for one head of 32 modes and 1,500 tokens). Without gradients rows are
     computed in blocks of bounded memory.
 
-    Without `process_noise` and `key_noise` it is the zero-noise form (appendix B.2.3), of which xPos is a limit. Sigma
-    is constant there, so a head has one matrix of weights. It is formed for 32 rows at a time: memory is `O(N d)`.
+    Without `process_noise` and `key_noise` both are 0. This is the zero-noise form (appendix B.2.3), of which xPos is a
+    limit: Sigma is constant, so the modes of a head have the same weights.
 
     Args:
         query, key, value: `(batch, heads, length, 2 d)`; real parts first, then imaginary parts. Values have as many
@@ -103,7 +101,7 @@ def tensor_filter_attention(
     expected = {*_PER_MODE, *_OF_HEADS}
     if parameters.keys() not in (expected, expected - {*_NOISES}):
         raise TypeError(f"parameters: got {sorted(parameters)}, expected {sorted(expected)}")
-    given, noise = _with_noises(parameters)
+    given = _with_noises(parameters)
     options = Options(causal, weight, rotate_values, "lyapunov", True, False, return_log_precision)
     anywhere = options._replace(rotate_values=False)  # the width of the values is checked below, for another reason
     validate(query, key, value, given, anywhere, _PER_MODE)
@@ -113,24 +111,17 @@ def tensor_filter_attention(
         raise ValueError(
             f"value: got {value.shape[-1]} channels, expected {channels}, the query's: each mode has weights of its own"
         )
-    return _located(positions, query, key, value, given, options, noise)
+    return _located(positions, query, key, value, given, options)
 
 
-def _with_noises(given: dict[str, Tensor]) -> tuple[Parameters, bool]:
-    """The parameters, with zeros for both noises where they are not given, and whether they are."""
-    noise = _NOISES[0] in given
-    zeros = {} if noise else dict.fromkeys(_NOISES, torch.zeros_like(given["decay"]))
-    return Parameters(**given, **zeros), noise  # type: ignore[arg-type]
+def _with_noises(given: dict[str, Tensor]) -> Parameters:
+    """The parameters, with zeros for both noises where they are not given."""
+    zeros = {} if _NOISES[0] in given else dict.fromkeys(_NOISES, torch.zeros_like(given["decay"]))
+    return Parameters(**given, **zeros)  # type: ignore[arg-type]
 
 
 def _located(
-    positions: Positions,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    given: Parameters,
-    options: Options,
-    noise: bool,
+    positions: Positions, query: Tensor, key: Tensor, value: Tensor, given: Parameters, options: Options
 ) -> Any:
     """`tensor_filter_attention` of arguments that are checked already."""
     batch, heads, queries, channels = query.shape
@@ -145,18 +136,15 @@ def _located(
         if rotate_values:
             value_frame = rotated(value_frame, frequency, positions.key_times, inverse=True)
         states, nonfinite = zip(*map(finite, (query_frame, key_frame, value_frame)), strict=True)
-        if noise:
-            by_mode = tuple(x.unflatten(-1, (2, channels // 2)).permute(0, 1, 4, 2, 3) for x in states)
+        by_mode = tuple(x.unflatten(-1, (2, channels // 2)).permute(0, 1, 4, 2, 3) for x in states)
 
-            def dense_rows(rows: slice) -> DenseRows:
-                rows_alone = (by_mode[0][..., rows, :], *by_mode[1:])
-                unknown = (nonfinite[0][..., rows], *nonfinite[1:])
-                return _rows(rows_alone, unknown, given.to(dtype), positions.rows(rows), options)
+        def dense_rows(rows: slice) -> DenseRows:
+            rows_alone = (by_mode[0][..., rows, :], *by_mode[1:])
+            unknown = (nonfinite[0][..., rows], *nonfinite[1:])
+            return _rows(rows_alone, unknown, given.to(dtype), positions.rows(rows), options)
 
-            blocks = row_blocks(batch, heads * channels // 2, queries, key.shape[2])
-            estimate, log_sums = masked_softmax(blocks, dense_rows, return_log_precision)
-        else:
-            estimate, log_sums = _without_noise(states, nonfinite, given.to(dtype), positions, options)
+        blocks = row_blocks(batch, heads * channels // 2, queries, key.shape[2])
+        estimate, log_sums = masked_softmax(blocks, dense_rows, return_log_precision)
         if rotate_values:
             estimate = rotated(estimate, frequency, positions.query_times)
     estimate = estimate.to(query.dtype)
@@ -204,77 +192,18 @@ def _rows(
     )
 
 
-def _without_noise(
-    states: tuple[Tensor, ...],
-    nonfinite: tuple[Tensor, ...],
-    parameters: Parameters,
-    positions: Positions,
-    options: Options,
-) -> tuple[Tensor, Tensor | None]:
-    """The estimates, and log sums `(batch, heads, 1, queries)` if asked for, where every Sigma is sigma_0^2.
-
-    A block of rows has its frame at its first query's time. Earlier keys decay until then and queries from then on, so
-    that nothing grows; the lags within a block are formed one by one. Autograd computes each block once more.
-    """
-    query, key, value = states
-    dtype, modes = query.dtype, query.shape[-1] // 2
-    floor, robustness, beta = (
-        x[:, None, None] for x in (parameters.noise_floor, parameters.robustness, parameters.inverse_temperature)
-    )
-    total = effective_variance(floor, parameters.query_noise[:, None], options.weight)
-    scale, rate = ((x.repeat(1, 1, 2)) for x in (total.rsqrt(), parameters.decay[:, None]))  # of each channel
-    query, key = query * scale, key * scale
-
-    def block(query: Tensor, key: Tensor, value: Tensor, rate: Tensor, start: int) -> tuple[Tensor, Tensor | None]:
-        rows = slice(start, start + query.shape[2])
-        part = positions.rows(rows)
-        visible, now, then = part.visible(options.causal), part.query_times, part.key_times
-        first = now.amin(-1, keepdim=True)
-        earlier, near = visible & (then <= first)[:, None], visible & (then > first)[:, None]
-        after, before = (x.to(dtype)[:, None, :, None] for x in (now - first, (first - then).clamp(min=0)))
-        ahead, since = decay_kernel(rate, after), decay_kernel(rate, before)
-        moved = since * key
-        distance = query.square().sum(-1, keepdim=True) + ahead.square() @ moved.square().mT
-        distance = (distance - 2 * (ahead * query) @ moved.mT).clamp(min=0.0)
-        index = near.flatten(0, 1).any(0).nonzero()[:, 0]  # keys with lags of their own
-        lag = part.keys(index).lags(near[..., index], dtype)
-        decay = decay_kernel(rate[..., None, :], lag[..., None])
-        apart = (query[..., None, :] - decay * key[:, :, None, index]).square().sum(-1)
-        alone = torch.zeros_like(distance).index_copy(-1, index, apart)
-        distance = torch.where(near[:, None], alone, distance)
-        weighed = evidence(distance, (robustness * modes,), options.weight)
-        score = log_weights(-torch.log(positive(floor)), weighed, robustness, beta, options.weight)
-
-        def average(weights: Tensor) -> Tensor:
-            moved_values = ahead * ((weights * earlier[:, None]) @ (since * value))
-            of_near = (weights * near[:, None])[..., index]
-            return moved_values + torch.einsum("bhqk,bhqkc,bhkc->bhqc", of_near, decay, value[:, :, index])
-
-        unknown = nonfinite[0][..., rows] | sees_any(visible, nonfinite[1])
-        found = DenseRows(score, visible, average, unknown, sees_any(visible, nonfinite[2]))
-        return masked_softmax([rows], lambda _: found, options.log_precision)
-
-    parts = [
-        checkpoint(block, part, key, value, rate, start * _FRAME, use_reentrant=False, preserve_rng_state=False)
-        for start, part in enumerate(query.split(_FRAME, dim=2))
-    ]
-    estimates, sums = zip(*parts, strict=True)
-    return torch.cat(estimates, dim=2), torch.cat(sums, dim=-1)[:, :, None] if options.log_precision else None
-
-
 class TensorFilterAttention(Attention):
     """The anisotropic operator between projections: each mode learns noises of its own (appendix B.1).
 
-    Memory is `O(N^2 d)`, as of `tensor_filter_attention`; `O(N d)` with `noise=False`, the zero-noise form of
-    appendix B.2.3. There is no cache and no fused kernel.
+    Memory is `O(N^2 d)`, as of `tensor_filter_attention`. There is no cache and no fused kernel.
 
     Args:
         hidden_size: d_model.
         num_heads: H.
         frequency, decay: `(heads, modes)`, and `(heads, modes)` or `(heads,)`, as of `rfa.nn.RobustFilterAttention`.
-        noise: whether keys have a process noise and a measurement noise.
+        noise: whether keys have a process noise and a measurement noise; False for the form of appendix B.2.3.
         weight, rotate_values, innovation, steady_state: as of `rfa.nn.RobustFilterAttention`.
-        tie_key_value, causal, normalise_states, num_key_value_heads: of every layer; see `rfa.nn.Attention`.
+        tie_key_value, causal, normalise_states: of every layer; see `rfa.nn.Attention`.
 
     Raises:
         ValueError: if sizes or options do not fit together.
@@ -294,7 +223,7 @@ class TensorFilterAttention(Attention):
         steady_state: float = 0.1,
         **options: Any,
     ):
-        known = {"tie_key_value", "causal", "normalise_states", "num_key_value_heads"}
+        known = {"tie_key_value", "causal", "normalise_states"}
         for name in options.keys() - known:
             require(False, name, options[name], f"options among {', '.join(sorted(known))}")
         super().__init__(hidden_size, num_heads, innovation, backend="reference", certified=None, **options)
@@ -321,8 +250,7 @@ class TensorFilterAttention(Attention):
         """The operator under the layer's dynamics."""
         given = {name: x.reshape(self.num_heads, -1) for name, x in self.mode_dynamics().items()}
         given |= {"noise_floor": given["noise_floor"][:, 0], **self.weighing.positive(query.dtype)}
-        parameters, noise = _with_noises(given)
-        return _located(positions, query, key, value, parameters, self.options, noise)  # type: ignore[no-any-return]
+        return _located(positions, query, key, value, _with_noises(given), self.options)  # type: ignore[no-any-return]
 
     def estimate_with_cache(
         self, query: HeadStates, key: HeadStates, value: HeadStates, cached: FilterLayer, *, positions: Positions

@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache
 
 from rfa.checks import require
 from rfa.models import packing
-from rfa.models.packing import PACKING, Mask, NewTokens, TokenFlags, packed_segments, visible_pairs
+from rfa.models.packing import Mask, NewTokens, TokenFlags, packed_segments, visible_pairs
 from rfa.nn.cache_layer import Turns, TurnTable, turns
 from rfa.ops.positions import Positions, checked_positions
 from rfa.ops.prior import DecodingCache
@@ -44,7 +44,8 @@ def read_mask(mask: Mask | None, batch: int, queries: int, keys: int) -> TokenFl
         raise
 
 
-TOKEN_ARGUMENTS = ("segment_ids", *PACKING)  # arguments of a model that say where its tokens stand
+TOKEN_ARGUMENTS = ("segment_ids", "position_ids")  # arguments of a model that say where its tokens stand
+UNREAD_ARGUMENTS = ("times", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")  # others that say so, and are refused
 
 
 class Located(NamedTuple):
@@ -159,10 +160,9 @@ def _new_positions(tokens: NewTokens, mask: Mask | None, given: Mapping[str, Any
     keys = tokens.cached + tokens.length
     flags = read_mask(mask, tokens.batch, tokens.length, keys)
     tokens = tokens._replace(key_mask=flags.key_mask)
-    given = {**given, "attention_mask": flags.segment_ids}
-    if _are_default_positions(given.get("position_ids"), tokens):
-        del given["position_ids"]
-    segment_ids = packed_segments(tokens, given.get("segment_ids"), given)
+    position_ids = given.get("position_ids")
+    position_ids = None if _are_default_positions(position_ids, tokens) else position_ids
+    segment_ids = packed_segments(tokens, given.get("segment_ids"), flags.segment_ids, position_ids)
     places = tokens.places()
     if before is not None:
         known = segment_ids is not None or not before.packed

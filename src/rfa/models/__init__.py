@@ -19,12 +19,11 @@ from .dot_product import DotProductAttentionConfig
 from .modeling import RFAForCausalLM, RFAForMaskedLM, RFAForSequenceClassification, RFAForTokenClassification, RFAModel
 from .presets import PRESETS, describe, preset
 from .time_series import RFAForTimeSeries, TimeSeriesOutput
-from .time_series_config import RFATimeSeriesConfig
-from .time_series_data import TimeSeriesCollator
+from .time_series_data import RFATimeSeriesConfig, TimeSeriesCollator
 
 for _model_type, _classes in AUTO_CLASSES.items():
     _config = globals()[_classes["AutoConfig"]]
-    # `rfa.auto_classes` has announced the configurations, hence exist_ok
+    # `import rfa` has announced the configurations, hence exist_ok
     transformers.AutoConfig.register(_model_type, _config, exist_ok=True)
     for _auto in _classes.keys() - {"AutoConfig"}:
         getattr(transformers, _auto).register(_config, globals()[_classes[_auto]])

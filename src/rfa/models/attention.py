@@ -16,7 +16,7 @@ from rfa.dynamics import partitioned_frequencies, rope_frequencies, rotary_frequ
 from rfa.nn import Attention, ContentFilterAttention, RobustFilterAttention
 from rfa.nn.dynamics import NOISE_PARTS, LayerPrior, Noise, ProcessNoiseAs
 from rfa.nn.filter_attention import SourcePrior, Step
-from rfa.nn.state_options import Clock
+from rfa.nn.projections import Clock
 from rfa.ops.problem import Certified, Weight
 
 _LARGEST = 10**300  # the largest integer that is stored as a float
@@ -122,7 +122,7 @@ class FrequencyBank(CheckedFields):
 
     Args:
         kind: "partitioned" (SC-RFA's bank), "paired_rope" (RoPE's bank in conjugate pairs, the same in all heads),
-            "rope" (as published, for dot products), "yarn" (RoPE with YaRN for sequences longer than in training),
+            "rope" (as published, for dot products),
             "as_released" (the map of the paper's code), or "none".
         base: ratio of the fastest to the slowest frequency.
         slow_modes: "rotate", or "real" to set every frequency with `omega T_train < 2 pi` to 0. Such a mode does not
@@ -134,7 +134,7 @@ class FrequencyBank(CheckedFields):
 
     noun: ClassVar[str] = "frequencies"
 
-    kind: Literal["rope", "yarn", "paired_rope", "partitioned", "none", "as_released"] = "partitioned"
+    kind: Literal["rope", "paired_rope", "partitioned", "none", "as_released"] = "partitioned"
     base: float = 10000.0
     slow_modes: Literal["rotate", "real"] = "rotate"
 
@@ -303,7 +303,7 @@ class StateSpaceConfig(AttentionConfig):
     def check_rules(self) -> None:
         """Raise `ValueError` for frequencies that a filter does not have, or cannot learn."""
         kind = self.frequencies.kind
-        require(kind not in ("as_released", "yarn"), "frequencies", kind, "dot-product attention with it")
+        require(kind != "as_released", "frequencies", kind, "dot-product attention with it")
         paired = kind != "rope" or not self.learn_frequencies
         require(paired, "learn_frequencies", True, "frequencies='paired_rope' or 'partitioned' with it")
 

@@ -133,7 +133,6 @@ class DecoderConfig(PreTrainedConfig):
     intermediate_size: int | None = None
     num_hidden_layers: int = 6
     num_attention_heads: int = 8
-    num_key_value_heads: int | None = None
     attention_dropout: float = 0.0
     layer_norm_eps: float = 1e-5
     causal: bool = True
@@ -144,8 +143,6 @@ class DecoderConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
-        if self.num_key_value_heads is None:  # other libraries read it
-            self.num_key_value_heads = self.num_attention_heads
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
@@ -154,7 +151,7 @@ class DecoderConfig(PreTrainedConfig):
             if hasattr(self, name):
                 check_range(name, getattr(self, name), least, most)
         heads = self.num_attention_heads
-        check_sizes(self.hidden_size, heads, self.num_key_value_heads)
+        check_sizes(self.hidden_size, heads)
         require(0 < self.layer_norm_eps < 1, "layer_norm_eps", self.layer_norm_eps, "a small positive number")
         self.attention.check_heads(self.hidden_size, heads)
         check_dropout(self.attention_dropout, self.attention.backend)
@@ -165,7 +162,6 @@ class DecoderConfig(PreTrainedConfig):
             self.hidden_size,
             self.num_attention_heads,
             self.length_in_training(),
-            num_key_value_heads=self.num_key_value_heads,
             dropout=self.attention_dropout,
             causal=self.causal,
         )
@@ -229,14 +225,6 @@ def _name_adapter_targets() -> None:
 
 
 _MOST_LABELS = 2**20
-_FORMER_FIELDS = {
-    "score": "`weight`, or `attention=DotProductAttentionConfig(...)`",
-    "frequency_base": "`base`",
-    "learn_frequency": "`learn_frequencies`",
-    "aggregation": "`attention=RoutingAttentionConfig(...)`",
-    "dynamics": "`attention=ContentAttentionConfig(...)`",
-    **dict.fromkeys(("taps", "sink", "output_gain", "gated_heads"), "nothing"),
-}
 
 
 def _constructor_arguments(cls: type[DecoderConfig], given: dict[str, Any]) -> dict[str, Any]:
@@ -245,8 +233,6 @@ def _constructor_arguments(cls: type[DecoderConfig], given: dict[str, Any]) -> d
     _check_version(given.pop(VERSION, __version__))
     if (labels := given.get("num_labels")) is not None:  # transformers makes a name of each
         check_range("num_labels", labels, 0, _MOST_LABELS)
-    for name, instead in _FORMER_FIELDS.items():  # transformers would keep them as attributes without an effect
-        require(name not in given, name, given.get(name), f"{instead}: configurations of before have other fields")
     attention = given.get("attention")
     if attention is not None and not isinstance(attention, AttentionConfig):
         given["attention"] = read_attention(attention)
@@ -277,7 +263,6 @@ class RFAConfig(DecoderConfig):
         vocab_size: number of token ids.
         hidden_size, num_hidden_layers, num_attention_heads: the decoder's sizes.
         intermediate_size: size of the feed-forward network; by default four times `hidden_size`.
-        num_key_value_heads: groups of heads share keys and values; by default each head has its own.
         attention_dropout: share of the attention weights that training drops; it needs the reference backend.
         train_length: tokens of a training block, T_train.
         causal: tokens see earlier tokens only. Off for a bidirectional encoder, as `RFAForMaskedLM` is; then there is

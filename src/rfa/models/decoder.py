@@ -1,6 +1,5 @@
 """The decoder that all models share: pre-norm blocks of attention and a feed-forward network, and their weights."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,8 +17,7 @@ from rfa.nn import HeadDynamics, NormalLinear
 from rfa.nn.checks import check_ids
 from rfa.nn.content import ContentDynamics
 from rfa.nn.dynamics import FullPrecision
-from rfa.nn.projections import normal_projection
-from rfa.nn.state_options import TokenLogits
+from rfa.nn.projections import TokenLogits, normal_projection
 from rfa.ops.positions import Positions, check_tensor
 from rfa.ops.transforms import joined, recorded_weights
 
@@ -220,19 +218,15 @@ class RFAPreTrainedModel(PreTrainedModel):
         embedded: Float[Tensor, "batch length hidden"],
         positions: Positions,
         past_key_values: Cache | None = None,
-        watch: Callable[[RFABlock, Tensor], None] | None = None,
         weights: list[tuple[Tensor, Tensor]] | None = None,
     ) -> Float[Tensor, "batch length hidden"]:
         """Final hidden states of embedded tokens, whose parts have variance `1 / hidden_size`.
 
-        `watch` is called with each block and its input. Each block's attention weights and their log sums join
-        `weights`, by the reference backend.
+        Each block's attention weights and their log sums join `weights`, by the reference backend.
         """
         # in the embedding's precision: under autocast the residual stream would be of half precision else
         hidden_states = self.input_projection(embedded).to(embedded.dtype)
         for layer in self.layers:
-            if watch is not None:
-                watch(cast(RFABlock, layer), hidden_states)
             with nullcontext() if weights is None else recorded_weights() as rows:
                 # by keyword, for gradient checkpointing to find the cache
                 hidden_states = layer(hidden_states, positions=positions, **{CACHE_NAME: past_key_values})

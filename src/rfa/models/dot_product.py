@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from rfa.checks import require
-from rfa.nn import Attention, DotProductAttention, Yarn, alibi_slopes
+from rfa.nn import Attention, DotProductAttention, alibi_slopes
 from rfa.nn.dot_product_attention import Gates, ascending_slopes
-from rfa.nn.state_options import Clock
+from rfa.nn.projections import Clock
 
 from .attention import AttentionConfig, DecayRates, FrequencyBank
 
@@ -24,14 +24,12 @@ class LagTerm(NamedTuple):
     slopes: Callable[[int], Tensor] | None = None  # makes the initial slopes of a number of heads
     learn_slopes: bool = False
     gates: Gates | None = None
-    windowed: bool = False  # keys farther than the training length are invisible
 
 
 # the only list of the priors of dot products
 PRIORS = {
     "flat": LagTerm(),
     "alibi": LagTerm(slopes=alibi_slopes),
-    "window": LagTerm(windowed=True),
     "forget_gate": LagTerm(gates="forget"),
     "riccati": LagTerm(slopes=ascending_slopes, learn_slopes=True),
     "content_riccati": LagTerm(slopes=ascending_slopes, gates="gain"),
@@ -44,12 +42,10 @@ class DotProductAttentionConfig(AttentionConfig):
 
     Args:
         prior: the term of the lag in the score: "flat", "alibi",
-            "window" (keys farther than the training length are invisible),
             "forget_gate" (the Forgetting Transformer's gates of the tokens in between),
             "riccati" (slopes from learned noises, without decay), or
             "content_riccati" (Kalman gains that depend on the content, without decay).
             Both Riccati priors start at ALiBi's slopes.
-        learn_frequencies: train the frequencies, which are fixed by default.
         clock: "times", the given times; or "content": each token says how fast the time of each head passes until the
             next token. Rotation, slopes and decay follow that clock.
         frequencies, decay, rotate_values, innovation, normalise_states, certified, backend: as in `AttentionConfig`.
@@ -67,7 +63,6 @@ class DotProductAttentionConfig(AttentionConfig):
     rotate_values: bool = False
     innovation: bool = False
     prior: str = "flat"
-    learn_frequencies: bool = False
     clock: Clock = "times"
 
     def check_rules(self) -> None:
@@ -76,7 +71,7 @@ class DotProductAttentionConfig(AttentionConfig):
         sloped = self.term.slopes is not None and self.term.gates is None  # gates are of tokens, and not of the lag
         lag = self.frequencies.kind != "none" or self.decay.kind != "none" or sloped
         require(lag or self.clock == "times", "clock", self.clock, "'times' where nothing depends on the lag")
-        decays = self.prior not in ("riccati", "content_riccati", "window")  # noises let old states fade as decay does
+        decays = self.prior not in ("riccati", "content_riccati")  # noises let old states fade as decay does
         alone = decays or self.decay.kind == "none"
         require(alone, "decay", self.decay.kind, f"'none' for dot products with prior={self.prior!r}")
 
@@ -106,8 +101,6 @@ class DotProductAttentionConfig(AttentionConfig):
             "decay": None if self.decay.kind == "none" else given["decay"],
             "slopes": slopes,
             "learn_slopes": term.learn_slopes,
-            "window": train_length if term.windowed else None,
             "gates": term.gates,
-            "yarn": Yarn(train_length, self.frequencies.base) if kind == "yarn" else None,
             "rotary_map": "as_released" if kind == "as_released" else "complex",
         }

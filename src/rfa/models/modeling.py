@@ -27,9 +27,9 @@ from .decoder import (
     check_labels,
     loss_divisor,
 )
-from .packing import CACHE_NAME, PACKING, Mask, NewTokens, check_absolute, one_cache, packed_segments, read_mask
+from .packing import CACHE_NAME, Mask, NewTokens, check_absolute, one_cache, packed_segments, read_mask
 
-_KNOWN = {"output_hidden_states", "cache_position", *PACKING}
+_KNOWN = {"output_hidden_states", "cache_position"}
 
 
 class RFAModel(RFAPreTrainedModel):
@@ -88,8 +88,7 @@ class RFAModel(RFAPreTrainedModel):
             require(not cached, "past_key_values", f"{cached} tokens", expected)
         key_mask, documents = read_mask(attention_mask, batch, length, cached + length, self.config.causal)
         tokens = NewTokens(batch, length, cached, embedded.device, key_mask)
-        described = {"attention_mask": documents, "position_ids": position_ids, **kwargs}
-        segment_ids = packed_segments(tokens, segment_ids, described)
+        segment_ids = packed_segments(tokens, segment_ids, documents, position_ids)
         if not self.config.attention.is_relative():
             check_absolute(tokens, segment_ids, position_ids)
         if times is None:
@@ -197,8 +196,7 @@ class RFAForCausalLM(VocabularyModel, GenerationMixin):
             output_attentions: also return the attention weights of each layer, and the log precision of each token's
                 estimate (`DecoderOutput`). The slower reference backend computes them, in O(N^2) memory.
             cache: the name of `past_key_values` in transformers 5.24 and later.
-            kwargs: `output_hidden_states`, `return_dict`, and what transformers' collators say of packed
-                documents: `seq_idx`, `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`.
+            kwargs: `output_hidden_states` and `return_dict`.
 
         Raises:
             ValueError: for an unknown argument, ids or labels outside the vocabulary, or labels, a mask, segments,

@@ -1,8 +1,8 @@
-"""What other tools say about packed sequences (masks, positions, sequence numbers, lengths), as segments."""
+"""What other tools say about padding and packed sequences, by masks and positions, as a key mask and segments."""
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from rfa.checks import require
-from rfa.ops.positions import check_device, check_flags, check_given, check_tensor, numbered, run_starts
+from rfa.ops.positions import check_flags, check_given, check_tensor, numbered, run_starts
 from rfa.ops.transforms import readable
 
 # The name of a model's cache: `past_key_values`, and `cache` from transformers 5.24 on. Models take both
@@ -26,11 +26,7 @@ def one_cache(past_key_values: Cache | None, cache: Cache | None) -> Cache | Non
     return past_key_values if cache is None else cache
 
 
-LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
-LONGEST = ("max_length_q", "max_length_k")  # follow from the lengths, without which they say nothing
-PACKING = ("position_ids", "seq_idx", *LENGTHS, *LONGEST)  # arguments by transformers' names
 NO_COLUMNS = "none with frequencies='as_released', whose turns depend on the column of a token"
-_NUMBERS = ("attention_mask", "seq_idx")  # of the sequence of each token; the first as a mask of all pairs shows them
 _HIDDEN = -1e4  # at most this in an additive mask: the weight exp(-1e4) is 0
 
 Mask = Shaped[Tensor, "..."]  # two to four dimensions, see `read_mask`
@@ -180,36 +176,27 @@ def check_absolute(
 
 
 def packed_segments(
-    tokens: NewTokens, segment_ids: Int[Tensor, "batch keys"] | None, given: Mapping[str, Any]
+    tokens: NewTokens,
+    segment_ids: Int[Tensor, "batch keys"] | None,
+    documents: Int[Tensor, "batch length"] | None = None,
+    position_ids: Int[Tensor, "*p length"] | None = None,
 ) -> Int[Tensor, "batch keys"] | None:
     """The segments of all keys of a packed batch; None for a single one.
-
-    `position_ids` that restart begin a segment, `seq_idx` numbers the sequence of each token, and `cu_seq_lens_q` holds
-    the tokens before each sequence, and the number of all.
 
     Args:
         tokens: the new tokens.
         segment_ids: segments of all keys as given, which count before everything else.
-        given: arguments by the names in `PACKING`, and the numbers that a mask of all pairs shows as `attention_mask`.
+        documents: the numbers that a mask of all pairs shows, of the new tokens.
+        position_ids: of the new tokens; where they restart a segment begins.
 
     Raises:
-        ValueError: for other positions, lengths that do not add up, or arguments that disagree. Under `torch.compile`
-            values are not compared.
+        ValueError: for other positions, or arguments that disagree. Under `torch.compile` values are not compared.
     """
-    given = {name: given[name] for name in (*_NUMBERS, *PACKING) if given.get(name) is not None}
-    if not given:
-        return segment_ids
     check_flags("segment_ids", segment_ids, tokens.batch, tokens.cached + tokens.length, tokens.device, integer=True)
     found: dict[str, Tensor] = {} if segment_ids is None else {"segment_ids": segment_ids[:, tokens.cached :]}
-    for name in _NUMBERS:
-        if (numbers := given.get(name)) is not None:
-            found[name] = _per_token(name, numbers, tokens)
-    for name in LENGTHS:
-        if (lengths := given.get(name)) is not None:
-            found[name] = _segments_of_lengths(name, lengths, tokens)
-    for name in LONGEST:
-        require(name not in given or bool(given.keys() & set(LENGTHS)), name, given.get(name), "cu_seq_lens_q with it")
-    if (position_ids := given.get("position_ids")) is not None:
+    if documents is not None:
+        found["attention_mask"] = documents
+    if position_ids is not None:
         located = _per_token("position_ids", position_ids, tokens)
         numbers = _segments_of_positions(located, tokens, continues=segment_ids is None)
         if not readable(numbers) or bool(numbers.any()):
@@ -282,21 +269,6 @@ def _check_continued(given: Tensor, offset: Tensor, tokens: NewTokens) -> None:
         fitting = sorted({int(given[row] - offset[row]), int(given[row] - offset[row] - before[row])})
         expected = f"{' or '.join(map(str, fitting))}, which continues the cached tokens, or segment_ids of all tokens"
         require(False, "position_ids", f"{int(given[row])} for the first new token (batch row {row})", expected)
-
-
-def _segments_of_lengths(name: str, given: object, tokens: NewTokens) -> Tensor:
-    """The number of the sequence of each token `(1, length)`, from the tokens before each sequence."""
-    given = check_tensor(name, given)
-    require(tokens.batch == 1, name, f"a batch of {tokens.batch}", "a batch of one row, which holds all sequences")
-    fits = given.dim() == 1 and len(given) > 1 and given.dtype in (torch.int32, torch.int64)
-    require(fits, name, f"{given.dtype} {tuple(given.shape)}", "integers (sequences + 1,)")
-    check_device(name, given, tokens.device)
-    if readable(given):
-        rises = bool((given.diff() >= 0).all()) and int(given[0]) == 0
-        expected = f"numbers that rise from 0 to {tokens.length}, the tokens of the batch"
-        require(rises and int(given[-1]) == tokens.length, name, given.tolist()[:16], expected)
-    index = torch.arange(tokens.length, device=tokens.device, dtype=given.dtype)
-    return torch.bucketize(index, given[1:].contiguous(), right=True)[None]
 
 
 def _check_agreement(found: Mapping[str, Tensor], tokens: NewTokens) -> None:

@@ -73,8 +73,6 @@ _PRESETS: dict[str, tuple[str, AttentionConfig]] = {
     "m2-no-innovation": _m2("m2 that returns the estimate, not the step toward it", innovation=False),
     "m2-released-bias": _m2("m2 with the query's noise in the bias, as released", query_noise_in_bias=True),
     "c1-nope": _dot_product("dot product without positions", frequencies=_NO_ROTATION),
-    "c2-window": _dot_product("b1 that sees one training length", prior="window"),
-    "c3-yarn": _dot_product("b1 with YaRN beyond the training length", frequencies=FrequencyBank(kind="yarn")),
     "c4-fox": _dot_product(
         "dot product with a forget gate (Forgetting Transformer)", frequencies=_NO_ROTATION, prior="forget_gate"
     ),

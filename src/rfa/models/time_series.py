@@ -1,33 +1,157 @@
-"""The time-series model: readings at any times in, distributions of values at any times out."""
+"""The time-series model: readings at any times in, distributions of values at any times out.
 
-import copy
+Every reading is a token of one sequence in order of time, and every query is one too. A query is marked absent as a
+key: it sees the readings and no token sees it. So the decoder of the language model serves without another kind of
+attention.
+"""
+
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Distribution, Normal, StudentT
 from transformers.utils import ModelOutput
 
-from rfa.checks import needs, require
-from rfa.files import check_writable, write_whole
-from rfa.nn import NormalLinear, RobustFilterAttention
+from rfa.checks import require
+from rfa.dynamics import time_dtype
+from rfa.nn import NormalLinear
 from rfa.nn.dynamics import softplus_inverse
-from rfa.ops.positions import check_given, check_tensor, times_dtype
+from rfa.ops.positions import Positions, check_given, check_tensor, checked_positions, first_time, times_dtype
 from rfa.ops.transforms import readable, values_at_hand
-from rfa.version import __version__
 
-from .decoder import RFABlock, RFAPreTrainedModel
-from .packing import NO_COLUMNS
-from .series_tokens import ReadingRows, Scale, WindowScaling, checked_readings, series_tokens
-from .time_series_config import RFATimeSeriesConfig
+from .decoder import RFAPreTrainedModel
+from .time_series_data import RFATimeSeriesConfig, robust_location_and_spread
 
+FEWEST = 4  # readings of a channel: fewer say too little of its spread
+FEWEST_LOCATED = 3  # of fewer, one wrong reading moves the median anywhere
+LINEAR_UP_TO = 4.0  # spreads: a reading farther out enters by its logarithm
+LEAST_GAP = 0.05  # typical gaps: added before the logarithm, because a query may stand at a reading's time
 FIRST_DEGREES, LEAST_DEGREES = 5.0, 2.0  # of freedom, at the start and at least
 LEAST_DEVIATION = 1e-4  # spreads
 HEAD_DEVIATION = 0.1  # of the first predictions, in spreads
+
+
+class Scale(NamedTuple):
+    """Location and spread of each window, `(batch, 1, channels)`, in the units of the values."""
+
+    location: Tensor
+    spread: Tensor
+
+
+class ReadingRows(NamedTuple):
+    """A batch of windows whose parts fit together, as `checked_readings` returns them."""
+
+    times: Tensor  # (batch, length)
+    values: Tensor  # (batch, length, channels), NaN where nothing was read
+    query_times: Tensor | None  # (batch, queries); None where every row of `values` is a query
+
+    def present(self) -> Bool[Tensor, "batch length"]:
+        """Whether a row holds a reading of any channel."""
+        return ~self.values.isnan().all(-1)
+
+
+class SeriesTokens(NamedTuple):
+    """The sequence that the decoder receives.
+
+    Features are scaled values (0 where nothing was read), flags of what was read, the logarithm of the gap to the
+    reading before, and whether the token is a query.
+    """
+
+    features: Tensor  # (batch, tokens, 2 channels + 2)
+    positions: Positions  # in typical gaps
+    of_outputs: Tensor  # (batch, outputs), the tokens of the outputs
+
+
+def checked_readings(
+    times: Tensor,
+    values: Tensor,
+    channels: int,
+    observed_mask: Tensor | None = None,
+    query_times: Tensor | None = None,
+) -> ReadingRows:
+    """The arguments of `RFAForTimeSeries.forward`, checked."""
+    check_tensor("values", values)
+    fits = values.dim() == 3 and values.shape[-1] == channels and values.is_floating_point()
+    expected = f"floating-point (batch, length, channels) with {channels} channels"
+    require(fits, "values", f"{values.dtype} {tuple(values.shape)}", expected)
+    check_tensor("times", times)
+    if observed_mask is not None:
+        check_given("observed_mask", observed_mask, "torch.bool", values.device, tuple(values.shape))
+        values = values.masked_fill(~observed_mask, torch.nan)
+    batch, length, _ = values.shape
+    present = ~values.isnan().all(-1)
+    if readable(values):
+        finite = not bool(values.isinf().any())
+        require(finite, "values", "infinite values", "finite ones, or NaN where nothing is read")
+        empty = (~present.any(-1)).nonzero().flatten().tolist()
+        require(not empty, "values", f"no reading in batch rows {empty}", "at least one reading in each row")
+    checked_positions(batch, length, length, values.device, times, None, present, None)
+    times = torch.atleast_2d(times).expand(batch, length)
+    if query_times is not None:
+        check_tensor("query_times", query_times)
+        queries = query_times.shape[-1] if query_times.dim() else 0
+        checked_positions(batch, queries, queries, values.device, None, query_times)
+        query_times = torch.atleast_2d(query_times).expand(batch, queries)
+    return ReadingRows(times, values, query_times)
+
+
+def scale_of_windows(values: Float[Tensor, "batch length channels"], config: RFATimeSeriesConfig) -> Scale:
+    """Location and spread of each window, channel by channel.
+
+    A channel with fewer than three readings in a window takes location and spread of the training data. A channel with
+    three readings, or with more than half of them equal, takes the spread. Gradients go through medians.
+    """
+    batch = values.shape[0]
+    location, spread = (values.new_tensor(x).expand(batch, -1) for x in (config.location, config.spread))
+    if config.scaling == "window" and values.shape[1]:
+        own_location, own_spread = robust_location_and_spread(values)
+        count = (~values.isnan()).sum(1)
+        location = torch.where(count >= FEWEST_LOCATED, own_location, location)
+        spread = torch.where((count >= FEWEST) & (own_spread > 0), own_spread, spread)
+    return Scale(location[:, None], spread[:, None])
+
+
+def series_tokens(readings: ReadingRows, scale: Scale, typical_gap: float, dtype: torch.dtype) -> SeriesTokens:
+    """The tokens of a batch of windows, in order of time; a query comes after the reading of the same time."""
+    times, values, query_times = readings
+    batch, length, channels = values.shape
+    present = readings.present()
+    common = times_dtype(times, query_times)
+    every = times.to(common) if query_times is None else torch.cat([times.to(common), query_times.to(common)], dim=1)
+    clock = (every - first_time(times.to(common), ~present)).to(time_dtype(times.device)) / typical_gap
+    tokens = every.shape[1]
+    wide = clock.dtype  # a finite reading stays finite, however far out it is
+    scaled = (values.nan_to_num().to(wide) - scale.location.to(wide)) / scale.spread.to(wide)
+    observed = ~values.isnan()
+    parts = torch.cat([torch.where(observed, logarithmic_beyond(scaled), 0.0), observed], dim=-1)
+    of_queries = (0, 0, 0, tokens - length)  # zeros for the queries after the readings
+    parts, is_key = F.pad(parts, of_queries), F.pad(present, of_queries[2:])
+
+    order = (~is_key).to(torch.int8).argsort(dim=-1, stable=True)
+    order = order.gather(1, clock.detach().gather(1, order).argsort(dim=-1, stable=True))
+    clock, is_key = clock.gather(1, order), is_key.gather(1, order)
+    parts = parts.gather(1, order[..., None].expand(-1, -1, 2 * channels))
+    features = torch.cat([parts, torch.stack([_log_gap(clock, is_key), ~is_key], dim=-1)], dim=-1).to(dtype)
+    positions = checked_positions(batch, tokens, tokens, values.device, clock, None, is_key, None)
+    return SeriesTokens(features, positions, order.argsort(-1)[:, 0 if query_times is None else length :])
+
+
+def logarithmic_beyond(x: Float[Tensor, "..."], linear: float = LINEAR_UP_TO) -> Float[Tensor, "..."]:
+    """`x` up to `|x| = linear`, and `linear (1 + log(|x| / linear))` with its sign beyond; its slope is continuous."""
+    size = x.abs()
+    return torch.where(size <= linear, x, x.sign() * linear * (1 + torch.log(size.clamp(min=linear) / linear)))
+
+
+def _log_gap(clock: Tensor, is_key: Tensor) -> Tensor:
+    """`log(gap + 0.05)` of each token to the reading before it, in typical gaps; 0 without one."""
+    index = torch.arange(clock.shape[1], device=clock.device).expand(clock.shape)
+    last = torch.where(is_key, index, -1).cummax(-1).values
+    before = torch.cat([last.new_full((len(last), 1), -1), last[:, :-1]], dim=1)
+    gap = (clock - clock.gather(1, before.clamp(min=0))).masked_fill(before < 0, 1 - LEAST_GAP)
+    return torch.log(gap + LEAST_GAP)
 
 
 @dataclass
@@ -38,42 +162,35 @@ class TimeSeriesOutput(ModelOutput):
         loss: mean negative log likelihood of the seen targets, 0 where none is seen; None without targets.
         location, deviation: of the distribution, `(batch, outputs, channels)`, in the units of the values.
         degrees_of_freedom: of a Student-t distribution, `(batch, outputs, channels)`; None for a Gaussian one.
-        robust_weights: of each layer, `(batch, heads, outputs, length)`, on request.
     """
 
     loss: Tensor | None = None
     location: Tensor | None = None
     deviation: Tensor | None = None
     degrees_of_freedom: Tensor | None = None
-    robust_weights: tuple[Tensor, ...] | None = None
 
     @property
     def distribution(self) -> Distribution:
         """The distribution of the values at the outputs' times, one for each channel, in their units."""
         return self._distribution(None if readable(self.location) else False)  # vmap has no values to read
 
-    def unchecked(self) -> Distribution:
-        """The distribution, also of numbers that are not finite: a training that diverges has a loss that is none."""
-        if self.degrees_of_freedom is None:
-            return self._distribution(False)
-        lost = self.degrees_of_freedom.isnan()  # PyTorch checks them in any case
-        location = cast(Tensor, self.location).masked_fill(lost, torch.nan)
-        degrees = self.degrees_of_freedom.masked_fill(lost, LEAST_DEGREES)
-        return TimeSeriesOutput(None, location, self.deviation, degrees)._distribution(False)
-
     def _distribution(self, checked: bool | None) -> Distribution:
+        """The distribution; unchecked ones of numbers that are not finite too, as of a training that diverges."""
         location, deviation = cast(Tensor, self.location), cast(Tensor, self.deviation)
-        if self.degrees_of_freedom is None:
+        degrees = self.degrees_of_freedom
+        if degrees is None:
             return Normal(location, deviation, validate_args=checked)
-        return StudentT(self.degrees_of_freedom, location, deviation, validate_args=checked)
+        if checked is False:
+            lost = degrees.isnan()  # PyTorch checks them in any case
+            location, degrees = location.masked_fill(lost, torch.nan), degrees.masked_fill(lost, LEAST_DEGREES)
+        return StudentT(degrees, location, deviation, validate_args=checked)
 
 
 class RFAForTimeSeries(RFAPreTrainedModel):
     """Filters, forecasts and imputes irregular series of several channels.
 
-    Readings and queries are tokens of one sequence in order of time. A query carries no value: it has its time, and
-    the gap since the reading before it. It sees readings, and no token sees it. The decoder is that of the language
-    model, so `config.preset` may be any of its presets.
+    A query carries no value: it has its time, and the gap since the reading before it. The decoder is that of the
+    language model, so `config.preset` may be any of its presets.
     """
 
     config_class = RFATimeSeriesConfig
@@ -82,7 +199,6 @@ class RFAForTimeSeries(RFAPreTrainedModel):
     def __init__(self, config: RFATimeSeriesConfig):
         super().__init__(config)
         features = 2 * (config.channels + 1)
-        self.scaling = WindowScaling(config.location or [], config.spread or [], config.scaling)
         self.embedding = NormalLinear(features, config.hidden_size, deviation=(features * config.hidden_size) ** -0.5)
         self.add_blocks(config)
         starts = [0.0, float(softplus_inverse(torch.tensor(1.0, device="cpu")))]
@@ -101,9 +217,6 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         query_times: Float[Tensor, "*q queries"] | Int[Tensor, "*q queries"] | None = None,
         targets: Float[Tensor, "batch outputs channels"] | None = None,
         target_mask: Bool[Tensor, "batch outputs channels"] | None = None,
-        segment_ids: Int[Tensor, "batch length"] | None = None,
-        query_segment_ids: Int[Tensor, "batch queries"] | None = None,
-        output_robust_weights: bool = False,
     ) -> TimeSeriesOutput:
         """The distribution of the values at the queries' times, and the loss where targets are given.
 
@@ -124,69 +237,34 @@ class RFAForTimeSeries(RFAPreTrainedModel):
                 reading's time sees the reading.
             targets: values at the outputs' times; NaN is not scored.
             target_mask: False where a target is not scored, beside NaN.
-            segment_ids: the series of a packed row, to which each reading belongs.
-            query_segment_ids: the series to which each query belongs.
-            output_robust_weights: also return the robust weight of each reading for each output, by layer and head:
-                `1 / (1 + r / (nu_s d (Sigma + gamma^2)))` with the terms of `rfa.robust_filter_attention`, or
-                `exp(-r / ...)` of exponential weights. It is 1 for a reading whose key is the output's query, falls
-                with their distance r, and is 0 where the output does not see the reading. Training need not make it
-                small for outliers. Presets of the filter only.
 
         Returns:
             A `TimeSeriesOutput`. Its `distribution` is a `torch.distributions` object over `(batch, outputs, channels)`
             in the units of `values`. Its `loss` is the mean negative log likelihood of the seen targets, 0 without any.
 
         Raises:
-            ValueError: for shapes that do not fit, times that do not increase, infinite values, a row of the batch
-                without any reading, or segments with `frequencies="as_released"`.
+            ValueError: for shapes that do not fit, times that do not increase, infinite values, or a row of the batch
+                without any reading.
         """
-        relative = segment_ids is None or self.config.attention.is_relative()
-        require(relative, "segment_ids", "segments", NO_COLUMNS)
-        readings = checked_readings(
-            times, values, self.config.channels, observed_mask, query_times, segment_ids, query_segment_ids
+        config = cast(RFATimeSeriesConfig, self.config)
+        readings = checked_readings(times, values, config.channels, observed_mask, query_times)
+        scale = scale_of_windows(readings.values, config)
+        tokens = series_tokens(readings, scale, config.typical_gap, self.embedding.weight.dtype)
+        hidden_states = self.run_blocks(self.embedding(tokens.features), tokens.positions)
+        index = tokens.of_outputs[..., None].expand(-1, -1, hidden_states.shape[-1])
+        raw = self.head(hidden_states.gather(1, index))
+        raw = raw.to(torch.promote_types(readings.values.dtype, torch.float32)).unflatten(-1, (-1, config.channels))
+        location, spread = (part.to(raw.dtype) for part in scale)
+        output = TimeSeriesOutput(
+            location=location + spread * raw[..., 0, :],
+            deviation=spread * (F.softplus(raw[..., 1, :]) + LEAST_DEVIATION),
+            degrees_of_freedom=LEAST_DEGREES + F.softplus(raw[..., 2, :]) if raw.shape[-2] == 3 else None,
         )
-        output = self.predict_rows(readings, output_robust_weights=output_robust_weights)
         if targets is not None:
             output.loss = self._loss(output, targets, target_mask)
         else:
             require(target_mask is None, "target_mask", "a mask without targets", "targets with it")
         return output
-
-    def predict_rows(
-        self,
-        readings: ReadingRows,
-        scale: Scale | None = None,
-        output_robust_weights: bool = False,
-        ordered: bool = False,
-    ) -> TimeSeriesOutput:
-        """The output without its loss. `scale` and `ordered` are those of `series_tokens`."""
-        config = cast(RFATimeSeriesConfig, self.config)
-        dtype = self.embedding.weight.dtype
-        tokens = series_tokens(readings, self.scaling, config.typical_gap, dtype, scale, ordered)
-        weights: list[Tensor] = []
-
-        def watch(layer: RFABlock, hidden_states: Tensor) -> None:
-            attention: Any = layer.attention
-            filters = isinstance(attention, RobustFilterAttention) and attention.aggregation == "consensus"
-            require(filters, "output_robust_weights", True, "a preset of the robust filter")
-            of_tokens = attention.robust_weights(layer.attention_norm(hidden_states), tokens.positions)
-            rows = tokens.of_outputs[:, None, :, None].expand(-1, of_tokens.shape[1], -1, of_tokens.shape[3])
-            of_outputs = of_tokens.gather(2, rows)
-            columns = tokens.of_readings[:, None, None].expand(*of_outputs.shape[:3], -1)
-            weights.append(of_outputs.gather(3, columns))
-
-        watched = watch if output_robust_weights else None
-        hidden_states = self.run_blocks(self.embedding(tokens.features), tokens.positions, watch=watched)
-        index = tokens.of_outputs[..., None].expand(-1, -1, hidden_states.shape[-1])
-        raw = self.head(hidden_states.gather(1, index))
-        raw = raw.to(torch.promote_types(readings.values.dtype, torch.float32)).unflatten(-1, (-1, config.channels))
-        location, spread = (part.to(raw.dtype) for part in tokens.scale)
-        return TimeSeriesOutput(
-            location=location + spread * raw[..., 0, :],
-            deviation=spread * (F.softplus(raw[..., 1, :]) + LEAST_DEVIATION),
-            degrees_of_freedom=LEAST_DEGREES + F.softplus(raw[..., 2, :]) if raw.shape[-2] == 3 else None,
-            robust_weights=tuple(weights) if output_robust_weights else None,
-        )
 
     def _loss(self, output: TimeSeriesOutput, targets: Tensor, target_mask: Tensor | None) -> Tensor:
         """Mean negative log likelihood of the seen targets; 0 without any."""
@@ -200,170 +278,6 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         if values_at_hand(targets):
             require(not bool((targets.isinf() & seen).any()), "targets", "infinite values", "finite ones or NaN")
         # at its location an unseen target has a finite likelihood, whose gradient is then 0
-        likelihood = output.unchecked().log_prob(torch.where(seen, targets, cast(Tensor, output.location).detach()))
+        compared = torch.where(seen, targets, cast(Tensor, output.location).detach())
+        likelihood = output._distribution(False).log_prob(compared)
         return -torch.where(seen, likelihood, 0.0).sum() / seen.sum().clamp(min=1)
-
-    @torch.no_grad()
-    def export(self, path: str | Path, readings: int) -> None:
-        """Write a step as a file of ONNX. It runs in onnxruntime, without this library and PyTorch.
-
-        The state is the last readings. One run takes one reading into it, and gives the distribution at one time: that
-        of `forward` with the readings that are kept. The network reads all of them again in each run.
-
-        | input | what |
-        | --- | --- |
-        | `kept_times`, `kept_values` | the state, `(readings,)` in float64 and `(readings, channels)` in float32 |
-        | `time`, `value` | of the reading, likewise, a number and `(channels,)`. NaN: not read; all NaN: no reading |
-        | `query_time` | float64, when a value is asked for. Not before `time` and the last reading |
-
-        | output | what |
-        | --- | --- |
-        | `location`, `deviation`, `degrees_of_freedom` | as in `TimeSeriesOutput`, `(channels,)` |
-        | `new_times`, `new_values` | the state of the next run |
-
-        A series begins with zeros and NaN. The metadata of the file have `typical_gap` and `rfa_version`.
-
-        Args:
-            path: of the file, which is written whole.
-            readings: how many are kept, at least 2.
-
-        Raises:
-            ValueError: for fewer readings, a place that cannot be written, and a preset that ONNX cannot express: one
-                that scans over its tokens, such as one with a content clock.
-            MissingExtra: without the packages `onnx` and `onnxscript`.
-        """
-        whole = isinstance(readings, int) and not isinstance(readings, bool) and readings >= 2
-        require(whole, "readings", readings, "a whole number >= 2")
-        needs("onnx", "onnxscript")
-        check_writable("path", Path(path))
-        config, times = cast(RFATimeSeriesConfig, self.config), torch.arange(readings, dtype=torch.float64)
-        values = torch.zeros(readings, config.channels, dtype=torch.float32)
-        given = {"kept_times": times, "kept_values": values, "time": times[-1] + 1, "value": values[0]}
-        given["query_time"] = times[-1] + 2
-        outputs = ["location", "deviation", *["degrees_of_freedom"] * (config.likelihood == "student_t")]
-        try:
-            program = torch.onnx.export(
-                SeriesStep(self),
-                tuple(given.values()),
-                dynamo=True,
-                verbose=False,
-                input_names=[*given],
-                output_names=[*outputs, "new_times", "new_values"],
-                custom_translation_table={torch.ops.aten.log1p.default: _log1p, torch.ops.aten.expm1.default: _expm1},
-            )
-        except torch.onnx.OnnxExporterError as error:
-            expected = "one that ONNX can express: without a scan over the tokens"
-            raise ValueError(f"preset: got {config.preset!r}, expected {expected}") from error
-        assert program is not None
-        found = program.model_proto
-        for name, each in {"typical_gap": config.typical_gap, "rfa_version": __version__}.items():
-            found.metadata_props.add(key=name, value=str(each))
-        write_whole(Path(path), lambda temporary: temporary.write_bytes(found.SerializeToString()))
-
-    @torch.no_grad()
-    def sample(
-        self,
-        times: Float[Tensor, "*t length"] | Int[Tensor, "*t length"],
-        values: Float[Tensor, "batch length channels"],
-        query_times: Float[Tensor, "*q queries"] | Int[Tensor, "*q queries"],
-        num_samples: int = 1,
-        observed_mask: Bool[Tensor, "batch length channels"] | None = None,
-    ) -> Float[Tensor, "samples batch queries channels"]:
-        """Trajectories: values at all queries' times, drawn together.
-
-        Values are drawn in order of time, and each draw becomes a reading for the draws after it. So the trajectories
-        have the dependence between times that `forward`'s distributions lack. The cost is one forward pass a query.
-
-        Args:
-            times, values, observed_mask: as in `forward`.
-            query_times: `(queries,)` or `(batch, queries)`, in any order; none may be equal to another one, or to the
-                time of a reading.
-            num_samples: the number of trajectories.
-
-        Returns:
-            Values at the queries' times, in the units of `values`.
-
-        Raises:
-            ValueError: as `forward`, for equal times, or without a sample to draw.
-        """
-        whole = isinstance(num_samples, int) and not isinstance(num_samples, bool) and num_samples >= 1
-        require(whole, "num_samples", num_samples, "a whole number >= 1")
-        check_tensor("query_times", query_times)
-        readings = checked_readings(times, values, self.config.channels, observed_mask, query_times)
-        batch, length, channels = readings.values.shape
-        asked = cast(Tensor, readings.query_times)
-        _check_distinct(readings)
-        scale = Scale(*(part[:, :1].repeat(num_samples, 1, 1) for part in self.scaling(readings.values, tokens=1)))
-        order, clock = asked.argsort(-1), times_dtype(readings.times, asked)
-        every = torch.cat([readings.times.to(clock), asked.gather(1, order).to(clock)], dim=1)
-        drawn = readings.values.new_full((batch, order.shape[1], channels), torch.nan)
-        every, known = every.repeat(num_samples, 1), torch.cat([readings.values, drawn], 1).repeat(num_samples, 1, 1)
-        by_time = every.argsort(dim=-1, stable=True)
-        place = by_time.argsort(-1)[:, length:]
-        every = every.gather(1, by_time)
-        known = known.gather(1, by_time[..., None].expand(-1, -1, channels))
-        for step in range(order.shape[1]):
-            at = place[:, step : step + 1]
-            rows = ReadingRows(every, known, every.gather(1, at), None)
-            value = self.predict_rows(rows, scale).distribution.sample().to(known.dtype)
-            known = known.scatter(1, at[..., None].expand(-1, -1, channels), value)
-        result = known.gather(1, place[..., None].expand(-1, -1, channels))
-        back = order.argsort(-1).repeat(num_samples, 1)[..., None].expand(-1, -1, channels)
-        return result.gather(1, back).unflatten(0, (num_samples, batch))
-
-
-def _check_distinct(readings: ReadingRows) -> None:
-    """Raise `ValueError` for a query at the time of a reading or of another query."""
-    asked = cast(Tensor, readings.query_times)
-    of_readings = (readings.times[:, :, None] == asked[:, None, :]) & readings.present()[:, :, None]
-    equal = of_readings.any() | (asked.sort(dim=-1).values.diff(dim=-1) == 0).any()
-    require(
-        not bool(equal), "query_times", "equal times", "times of no reading, each once; or forward(...).distribution"
-    )
-
-
-# A step of the model as a file of ONNX: the readings that it keeps are its state
-
-
-class SeriesStep(nn.Module):
-    """The step that `RFAForTimeSeries.export` writes, with its inputs and outputs."""
-
-    def __init__(self, model: Any):
-        super().__init__()
-        self.model = copy.deepcopy(model)
-        for layer in self.model.layers:
-            layer.attention.backend = "reference"
-        self.eval()
-
-    def forward(
-        self, kept_times: Tensor, kept_values: Tensor, time: Tensor, value: Tensor, query_time: Tensor
-    ) -> tuple[Tensor, ...]:
-        """The distribution at `query_time`, and the readings that are kept."""
-        seen = ~value.isnan().all(-1)
-        times = torch.where(seen, torch.cat([kept_times[1:], time[None]]), kept_times)
-        values = torch.where(seen, torch.cat([kept_values[1:], value[None]]), kept_values)
-        found = self.model.predict_rows(
-            ReadingRows(times[None], values[None], query_time[None, None], None), ordered=True
-        )
-        parts = found.location, found.deviation, found.degrees_of_freedom
-        return *(part[0, 0] for part in parts if part is not None), times, values
-
-
-def _log1p(x: Any) -> Any:
-    """For ONNX, which has none: `log(1 + x)` loses the digits of a small x."""
-    from onnxscript import opset18 as op
-
-    u = op.Add(x, 1.0)
-    exact = op.Div(op.Mul(op.Log(u), x), op.Sub(u, 1.0))  # the rounding of u cancels
-    near = op.Where(op.Equal(u, 1.0), x, exact)
-    return op.Where(op.Less(op.Abs(x), 0.5), near, op.Log(u))
-
-
-def _expm1(x: Any) -> Any:
-    """For ONNX, as `_log1p`."""
-    from onnxscript import opset18 as op
-
-    u = op.Exp(x)
-    exact = op.Div(op.Mul(op.Sub(u, 1.0), x), op.Log(u))
-    near = op.Where(op.Equal(u, 1.0), x, exact)
-    return op.Where(op.Less(op.Abs(x), 0.5), near, op.Sub(u, 1.0))

@@ -6,7 +6,7 @@ from typing import Any
 from .attention import Attention
 from .cache import FilterCache
 from .content import ContentFilterAttention
-from .dot_product_attention import DotProductAttention, Yarn, alibi_slopes
+from .dot_product_attention import DotProductAttention, alibi_slopes
 from .dynamics import HeadDynamics
 from .filter_attention import RobustFilterAttention
 from .projections import NormalLinear
@@ -19,7 +19,6 @@ __all__ = [
     "HeadDynamics",
     "NormalLinear",
     "RobustFilterAttention",
-    "Yarn",
     "alibi_slopes",
 ]
 

@@ -16,15 +16,16 @@ from .cache import Cache, check_cache, locate_tokens
 from .cache_layer import FilterLayer
 from .checks import check_backend, check_certified, check_dropout, check_sizes, check_states
 from .projections import (
+    Clock,
+    ContentClock,
     HeadStates,
+    StateScale,
     complex_deviation,
     finite_where_absent,
     merge_heads,
     normal_projection,
-    repeated_for_heads,
     split_heads,
 )
-from .state_options import Clock, ContentClock, StateScale
 
 QueryStates = Float[Tensor, "batch heads queries channels"]
 Marks = Float[Tensor, "batch heads keys ..."]  # cached beside keys and values, such as gates and speeds of clocks
@@ -52,8 +53,6 @@ class Attention(nn.Module, ABC):
         certified: eps, by which old keys are left out that provably cannot change an estimate, as of
             `robust_filter_attention`; or "auto", 2^-24 for states in float32 and 2^-12 in half precision, where the
             layer's scores have a bound and a fused backend saves time; or None, to visit all keys.
-        num_key_value_heads: groups of heads share keys and values before these are turned (Ainslie et al. 2023), which
-            saves parameters; `num_heads`. Each head turns them by its own frequencies: a cache is as large as without.
 
     Raises:
         ValueError: if sizes do not fit together, for a dropout outside [0, 1), or one that the backend does not have.
@@ -72,10 +71,9 @@ class Attention(nn.Module, ABC):
         clock: Clock = "times",
         normalise_states: bool = False,
         certified: Certified = "auto",
-        num_key_value_heads: int | None = None,
     ):
         super().__init__()
-        check_sizes(hidden_size, num_heads, num_key_value_heads)
+        check_sizes(hidden_size, num_heads)
         check_choice("clock", clock, Clock)
         self.clock = ContentClock(hidden_size, num_heads) if clock == "content" else None
         require(causal or clock == "times", "clock", clock, "'times' with causal=False: a token sets the time after it")
@@ -83,16 +81,14 @@ class Attention(nn.Module, ABC):
         self.hidden_size, self.num_heads, self.innovation = hidden_size, num_heads, innovation
         check_backend(backend)
         check_dropout(dropout, backend)
-        groups = num_heads if num_key_value_heads is None else num_key_value_heads
         self.certified = certified
         self.unbounded: str | None = None  # why scores have no bound
-        self.modes, self.num_key_value_heads = hidden_size // num_heads, groups
+        self.modes = hidden_size // num_heads
         self.backend, self.causal, self.dropout = backend, causal, dropout
         deviation = complex_deviation(hidden_size, hidden_size)
         self.query_projection = normal_projection(hidden_size, 2 * hidden_size, deviation)
-        shared_size = 2 * self.modes * groups
-        self.key_projection = normal_projection(hidden_size, shared_size, deviation)
-        self.value_projection = None if tie_key_value else normal_projection(hidden_size, shared_size, deviation)
+        self.key_projection = normal_projection(hidden_size, 2 * hidden_size, deviation)
+        self.value_projection = None if tie_key_value else normal_projection(hidden_size, 2 * hidden_size, deviation)
         self.output_projection = normal_projection(2 * hidden_size, hidden_size, deviation * math.sqrt(0.5))
 
     def forward(
@@ -156,8 +152,6 @@ class Attention(nn.Module, ABC):
         """Keys and values of tokens, and what `estimate` is given beside states: positions by the clock, and marks."""
         key = self.keys(hidden_states)
         value = self.values(hidden_states, key)
-        if cached is not None:
-            key, value = (states.to(cached.common_dtype(states.dtype)) for states in (key, value))
         marks = self.marks(hidden_states)
         if cached is not None and marks:
             cached.check_fit(key, value)
@@ -171,12 +165,14 @@ class Attention(nn.Module, ABC):
         return self._scaled(split_heads(self.query_projection(hidden_states), self.num_heads))
 
     def keys(self, hidden_states: Float[Tensor, "batch length hidden"]) -> HeadStates:
-        """The keys of tokens, those of a group repeated for each of its heads."""
-        return self._scaled(self._repeated_groups(self.key_projection(hidden_states)))
+        """The keys of tokens."""
+        return self._scaled(split_heads(self.key_projection(hidden_states), self.num_heads))
 
     def values(self, hidden_states: Float[Tensor, "batch length hidden"], key: HeadStates) -> HeadStates:
         """The values of tokens, which are their keys where these are tied."""
-        return key if self.value_projection is None else self._repeated_groups(self.value_projection(hidden_states))
+        if self.value_projection is None:
+            return key
+        return split_heads(self.value_projection(hidden_states), self.num_heads)
 
     def settle_certified(self, missing: str | None) -> None:
         """Say why scores have no bound, or None. `ValueError` for an eps without one, where "auto" becomes None."""
@@ -185,10 +181,6 @@ class Attention(nn.Module, ABC):
 
     def _scaled(self, states: Tensor) -> Tensor:
         return states if self.state_scale is None else self.state_scale(states)
-
-    def _repeated_groups(self, projected: Tensor) -> Tensor:
-        states = split_heads(projected, self.num_key_value_heads)
-        return repeated_for_heads(states, self.num_heads // self.num_key_value_heads)
 
     def marks(self, hidden_states: Float[Tensor, "batch length hidden"]) -> dict[str, Marks]:
         """What each token says about the time after it, `(batch, heads, length, ...)` by name.

@@ -4,7 +4,7 @@ import copy
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -253,24 +253,10 @@ class FilterCache(Cache):
     def reorder_cache(self, beam_idx: Int[Tensor, " rows"]) -> None:
         """Row i becomes what row `beam_idx[i]` was."""
         super().reorder_cache(cast(Any, beam_idx))
-        self._select(lambda rows, device: beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each row `repeats` times."""
-        super().batch_repeat_interleave(repeats)
-        self._select(lambda rows, device: torch.arange(rows, device=device).repeat_interleave(repeats))
-
-    def batch_select_indices(self, indices: Int[Tensor, " rows"] | Bool[Tensor, " rows"]) -> None:
-        """Only the rows at these indices, or where a mask is True."""
-        super().batch_select_indices(indices)
-        self._select(lambda rows, device: torch.arange(rows, device=indices.device)[indices])
-
-    def _select(self, chosen: Callable[[int, torch.device], Tensor]) -> None:
-        """Rows of origin and times; one row serves all."""
         for name in ("origin", "times"):
             x: Tensor | None = getattr(self, name)
-            if x is not None and x.shape[0] > 1:
-                setattr(self, name, x.index_select(0, chosen(x.shape[0], x.device).to(x.device)))
+            if x is not None and x.shape[0] > 1:  # one row serves all
+                setattr(self, name, x.index_select(0, beam_idx.to(x.device)))
 
 
 def locate_tokens(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rfa.checks import installed, require
@@ -315,21 +315,6 @@ class FilterLayer(CacheLayerMixin):
         self._length, self.decoding.key_norm = start + key_states.shape[2], norms
         return keys, values
 
-    def common_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype of held states and new ones, as `torch.cat` makes it: under autocast both occur.
-
-        Held states of a lower precision are converted. New ones only under autocast, for the weights are as they are.
-        """
-        if (keys := self.keys) is None or keys.dtype == dtype:
-            return dtype
-        common = torch.promote_types(keys.dtype, dtype)
-        if common != dtype and not torch.is_autocast_enabled(keys.device.type):
-            return dtype  # `check_fit` refuses it
-        if keys.dtype != common:
-            self._change(lambda x: x.to(torch.promote_types(x.dtype, common)))
-            self.decoding = DecodingCache(uncertified=self.decoding.uncertified, key_norm=self.key_norms)
-        return common
-
     def check_fit(self, key: Tensor, value: Tensor) -> None:
         """Raise `ValueError` for new states whose shape, dtype or device is another than the cache's."""
         self._check_fit("keys", key, self._keys)
@@ -437,39 +422,14 @@ class FilterLayer(CacheLayerMixin):
         held = f"fewer than the {self._length} tokens that are held, all of them, or FilterCache(certified=None)"
         require(not 0 < length + self.dropped <= self.dropped, "tokens_to_remove", tokens_to_remove, held)
 
-    def offload(self) -> None:
-        """Move keys and values to the CPU; call `prefetch` before more tokens enter."""
-        for buffer in (self._keys, self._values):
-            buffer.change(Tensor.cpu)
-
-    def prefetch(self) -> None:
-        """Move keys and values back to the device of the norms."""
-        for buffer in (self._keys, self._values):
-            buffer.change(lambda x: x.to(cast(Tensor, self.key_norms).device))
-
     def reorder_cache(self, beam_idx: Int[Tensor, " rows"]) -> None:
         """Row i becomes what row `beam_idx[i]` was."""
-        self._select(beam_idx)
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each row `repeats` times."""
-        if self.keys is not None:
-            self._select(torch.arange(self.keys.shape[0]).repeat_interleave(repeats))
-
-    def batch_select_indices(self, indices: Int[Tensor, " rows"] | Bool[Tensor, " rows"]) -> None:
-        """Only the rows at these indices, or where a mask is True."""
-        if self.keys is not None:
-            self._select(torch.arange(self.keys.shape[0], device=indices.device)[indices])
-
-    def _change(self, function: Callable[[Tensor], Tensor]) -> None:
-        for buffer in (self._keys, self._values, self._key_norms, *self._marks.values()):
-            buffer.change(function)
-
-    def _select(self, rows: Tensor) -> None:
         def take(x: Tensor) -> Tensor:
-            return x.index_select(0, rows.to(x.device))
+            return x.index_select(0, beam_idx.to(x.device))
 
-        self._change(take)
+        for buffer in (self._keys, self._values, self._key_norms, *self._marks.values()):
+            buffer.change(take)
         counts = self.decoding.uncertified
         self.decoding.uncertified = None if counts is None else take(counts)
 

@@ -57,12 +57,10 @@ def check_dropout(share: float, backend: str) -> None:
     require(served, "backend", backend, "'auto' or 'reference' with dropout: a fused backend has no weights to drop")
 
 
-def check_sizes(hidden_size: int, num_heads: int, groups: int | None = None) -> None:
-    """Raise `ValueError` unless the heads share the model's size, and groups of keys and values the heads, evenly."""
+def check_sizes(hidden_size: int, num_heads: int) -> None:
+    """Raise `ValueError` unless the heads share the model's size evenly."""
     fits = num_heads >= 1 and hidden_size >= 1 and hidden_size % num_heads == 0
     require(fits, "hidden_size", hidden_size, f"a multiple of the number of heads, {num_heads}")
-    divides = groups is None or (groups >= 1 and num_heads % groups == 0)
-    require(divides, "num_key_value_heads", groups, f"a divisor of the number of heads, {num_heads}")
 
 
 def check_rates(name: str, given: Tensor, heads: int) -> None:
@@ -79,11 +77,6 @@ def check_frequencies(name: str, given: Tensor, heads: int, modes: int) -> None:
     require(tuple(given.shape) == expected, name, tuple(given.shape), f"shape {expected}, (heads, modes)")
     if readable(given):
         require(bool(given.isfinite().all()), name, given.tolist(), "finite numbers")
-
-
-def check_learnable(option: str, name: str, frequency: Tensor) -> None:
-    """Raise `ValueError` unless the modes of each head come in the pairs in which an option learns them."""
-    require(paired(frequency), option, True, f"{name} in conjugate pairs (w, -w) with it")
 
 
 def paired(frequency: Tensor) -> bool:

@@ -1,28 +1,25 @@
-"""The baselines and controls: dot-product attention by RoPE, ALiBi, decay, turned values, a window or forget gates."""
+"""The baselines and controls: dot-product attention by RoPE, ALiBi, decay, turned values or forget gates."""
 
 import math
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from rfa.checks import check_choice, exported, require
-from rfa.dynamics import riccati_log_gain, rotation, rotation_of_heads, time_dtype, turn
-from rfa.ops.dot_product import decayed_dot_product_attention, windowed_attention
+from rfa.checks import check_choice, require
+from rfa.dynamics import riccati_log_gain, rotation, rotation_of_heads, turn
+from rfa.ops.dot_product import decayed_dot_product_attention
 from rfa.ops.positions import Positions
 from rfa.ops.problem import Certified
-from rfa.ops.transforms import readable, scaled_dot_product_attention, values_at_hand
+from rfa.ops.transforms import readable, scaled_dot_product_attention
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
-from .checks import (
-    check_frequencies,
-    check_rates,
-)
+from .checks import check_frequencies, check_rates
 from .dynamics import FullPrecision, HeadDynamics
-from .state_options import TokenLogits
+from .projections import TokenLogits
 
 # The numbers of a baseline's heads, as ALiBi's slopes, and the map of the released RoPE code
 
@@ -56,21 +53,13 @@ def rotate_as_released(x: Tensor, frequency: Tensor, times: Tensor) -> Tensor:
 
 
 class Geometry(FullPrecision):
-    """The numbers of a baseline's heads, each None where the baseline does not use it. Frequencies may be learned."""
+    """The fixed numbers of a baseline's heads, each None where the baseline does not use it."""
 
     frequency: Tensor | None
     decay: Tensor | None
     slopes: Tensor | None
 
-    def __init__(
-        self,
-        heads: int,
-        modes: int,
-        frequency: Tensor | None,
-        decay: Tensor | None,
-        slopes: Tensor | None,
-        learn_frequencies: bool,
-    ):
+    def __init__(self, heads: int, modes: int, frequency: Tensor | None, decay: Tensor | None, slopes: Tensor | None):
         super().__init__()
         if frequency is not None:
             check_frequencies("frequency", frequency, heads, modes)
@@ -78,84 +67,7 @@ class Geometry(FullPrecision):
             if rate is not None:
                 check_rates(name, rate, heads)
             self.register_buffer(name, rate)
-        if learn_frequencies and frequency is not None:
-            self.frequency = nn.Parameter(frequency.clone())
-        else:
-            self.register_buffer("frequency", frequency)
-
-
-# RoPE beyond the training length by YaRN (Peng, Quesnelle, Fan and Shippole 2023, arXiv:2309.00071)
-
-FAST, SLOW = 32, 1  # turns within the training length, above which a mode stays and below which it is interpolated
-TEMPERATURE = 0.1
-
-
-class Yarn(NamedTuple):
-    """NTK-by-parts interpolation and attention temperature, for sequences longer than in training.
-
-    With the scale `s = length / train_length`, a mode turns at `omega (1 - g + g / s)`, where g grows linearly over the
-    modes from 0 at 32 turns within the training length to 1 at a single turn, and queries and keys are multiplied by
-    `0.1 ln s + 1`. As in the authors' code, the ends of g are rounded outwards to whole modes.
-
-    train_length: in units of time.
-    base: of RoPE's bank.
-    """
-
-    train_length: int
-    base: float = 10000.0
-
-    def interpolated(self, modes: int, device: torch.device | None = None) -> Float[Tensor, " modes"]:
-        """The interpolated part g of each mode, from 0 to 1."""
-        low, high = (
-            modes * math.log(self.train_length / (2 * math.pi * turns)) / math.log(self.base) for turns in (FAST, SLOW)
-        )
-        first = max(math.floor(low), 0)
-        span = max(min(math.ceil(high), 2 * modes - 1) - first, 0.001)
-        index = torch.arange(modes, dtype=time_dtype(device or torch.device("cpu")), device=device)
-        return ((index - first) / span).clamp(0, 1)
-
-    def scale(self, positions: Positions) -> Float[Tensor, "b queries"] | None:
-        """`s >= 1` of the sequence that each query belongs to; None where no sequence is too long.
-
-        A sequence is a row, or one segment of a row, from its first key that takes part up to the last one.
-        """
-        if positions.uniform and not exported() and positions.key_times.shape[-1] <= self.train_length:
-            return None
-        return next(iter(positions.once(f"{self} scale", lambda: self._scale(positions))), None)
-
-    def _scale(self, positions: Positions) -> tuple[Tensor, ...]:
-        """`scale`, as a tuple; it is empty where no sequence is too long."""
-        times, groups = positions.key_times, positions.key_groups
-        if groups is None:
-            groups = torch.zeros(times.shape, dtype=torch.int32, device=times.device)
-        times, groups = torch.broadcast_tensors(times.detach(), groups)
-        index = groups.clamp(min=0).long()
-        ends = []
-        for sign in (1, -1):
-            present = (sign * times).masked_fill(groups < 0, -torch.inf)
-            ends.append(present.new_full(present.shape, -torch.inf).scatter_reduce(-1, index, present, "amax"))
-        of_queries = positions.query_groups
-        if of_queries is None:
-            of_queries = torch.zeros(positions.query_times.shape, dtype=torch.int32, device=times.device)
-        of_groups = (ends[0] + ends[1] + 1).clamp(min=1.0)  # -inf where no key takes part
-        length = of_groups.gather(-1, of_queries.expand(times.shape[0], -1).long())
-        if not positions.uniform and values_at_hand(of_groups) and bool((of_groups <= self.train_length).all()):
-            return ()
-        return ((length / self.train_length).clamp(min=1.0),)
-
-    def rotate(
-        self,
-        x: Float[Tensor, "batch heads length state"],
-        frequency: Float[Tensor, "heads modes"],
-        times: Float[Tensor, "#batch length"],
-        scale: Float[Tensor, "#batch length"],
-    ) -> Float[Tensor, "batch heads length state"]:
-        """States of `2 d` real channels turned forwards and multiplied, each token by its own scale."""
-        part = self.interpolated(frequency.shape[-1], x.device)
-        slower = 1 - part + part / scale[:, None, :, None].to(part)
-        phase = times.to(part)[:, None, :, None] * frequency.to(part)[:, None, :] * slower
-        factor = TEMPERATURE * scale[:, None, :, None].to(part).log() + 1
-        return turn(x, factor * phase.cos(), factor * phase.sin())
+        self.register_buffer("frequency", frequency)
 
 
 RotaryMap = Literal["complex", "as_released"]
@@ -179,13 +91,10 @@ class DotProductAttention(Attention):
         slopes: ALiBi's linear bias `-slope * lag`, `(heads,)`; None for none.
         learn_slopes: the slopes are those of a Riccati prior without decay, `-log(1 - K)` at unit intervals, whose
             noises sigma^2 and eta^2 are learned and start where the slopes are the given ones.
-        learn_frequencies: the frequencies are parameters.
-        window: only keys of lags below it take part, in units of time; None for all.
         gates: "forget" adds the Forgetting Transformer's bias `sum_{l = j + 1 .. i} log f_l`, with
             `f_l = 1 / (1 + exp(-w_h.x_l - b_h))` of each token and head (Lin et al. 2025, arXiv:2503.02130).
             "gain" adds `log K_j + sum_{l = j + 1 .. i} log(1 - K_l)`, the Riccati prior without decay whose measurement
             noise depends on the content: Kalman gains `K_l = 1 - f_l`, which start at the slopes, `1 - exp(-slope)`.
-        yarn: RoPE's frequencies and temperature beyond the training length; None for RoPE at any length.
         rotate_values: transport values by rotation too (RoPER).
         innovation: return the correction toward the estimate, not the estimate.
         rotary_map: "complex", or "as_released" for the map of the paper's code.
@@ -206,10 +115,7 @@ class DotProductAttention(Attention):
         decay: Float[Tensor, " heads"] | None = None,
         slopes: Float[Tensor, " heads"] | None = None,
         learn_slopes: bool = False,
-        learn_frequencies: bool = False,
-        window: int | None = None,
         gates: Gates | None = None,
-        yarn: Yarn | None = None,
         rotate_values: bool = False,
         innovation: bool = False,
         rotary_map: RotaryMap = "complex",
@@ -221,28 +127,20 @@ class DotProductAttention(Attention):
         turns = frequency is not None and rotary_map == "complex"
         require(turns or not rotate_values, "rotate_values", rotate_values, "frequencies that turn values")
         self.rotate_values, self.rotary_map = rotate_values, rotary_map
-        needed = "frequencies, rotary_map='complex' and rotate_values=False with it"
-        require(yarn is None or (turns and not rotate_values), "yarn", yarn, needed)
-        fixed = self.clock is None or (rotary_map == "complex" and yarn is None and window is None)
-        require(fixed, "clock", "content", "'times' with a window, yarn or rotary_map='as_released'")
-        require(window is None or window >= 1, "window", window, "None or a number >= 1")
+        fixed = self.clock is None or rotary_map == "complex"
+        require(fixed, "clock", "content", "'times' with rotary_map='as_released'")
         require(slopes is not None or not learn_slopes, "learn_slopes", learn_slopes, "slopes to start from")
         require(gates in (None, *get_args(Gates)), "gates", gates, f"None or one of {get_args(Gates)}")
         require(gates != "gain" or slopes is not None, "slopes", slopes, "gains to start from with gates='gain'")
         require(gates is None or not learn_slopes, "learn_slopes", learn_slopes, "False with gates")
         require(self.causal or gates is None, "gates", gates, "None with causal=False: they forget the past")
-        biases = [slopes is not None and gates != "gain", gates is not None, window is not None]
-        require(sum(biases) < 2, "slopes, gates, window", biases, "one of them")
-        lone = window is None or (decay is None and not rotate_values)
-        require(lone, "window", window, "no decay and rotate_values=False with it")
-        self.window, self.yarn, self.learn_slopes = window, yarn, learn_slopes
+        require(gates != "forget" or slopes is None, "slopes", slopes, "None with gates='forget'")
+        self.learn_slopes = learn_slopes
         # slopes and gates make scores fall with time; normalised states bound them, where nothing changes their lengths
         bounded = (slopes is not None or gates is not None) and self.state_scale is not None and self.causal
-        self.settle_certified(None if bounded and yarn is None and rotary_map == "complex" else UNBOUNDED_PRODUCTS)
-        learnable = not learn_frequencies or (turns and yarn is None)
-        require(learnable, "learn_frequencies", True, "frequencies, rotary_map='complex', no yarn")
+        self.settle_certified(None if bounded and rotary_map == "complex" else UNBOUNDED_PRODUCTS)
         fixed_slopes = None if learn_slopes or gates else slopes
-        self.geometry = Geometry(num_heads, self.modes, frequency, decay, fixed_slopes, learn_frequencies)
+        self.geometry = Geometry(num_heads, self.modes, frequency, decay, fixed_slopes)
         if learn_slopes:
             none = torch.zeros(num_heads, self.modes, dtype=torch.float32), torch.zeros(num_heads, dtype=torch.float32)
             self.dynamics = HeadDynamics(*none, prior="riccati", slopes=slopes, uses_query_noise=False, robust=False)
@@ -288,12 +186,10 @@ class DotProductAttention(Attention):
         log_gate: LogGates | None = None,
     ) -> QueryStates:
         """Scaled dot-product attention of whole sequences."""
-        scale = None if self.yarn is None else self.yarn.scale(positions)
-        turned_first = self.window is not None or self.rotary_map == "as_released"
-        if turned_first or scale is not None or self._plain(positions):
+        if self.rotary_map == "as_released" or self._plain(positions):
             of_keys, of_queries = positions.times_of_heads()
-            query = self._turn(query, of_queries, scale)  # an absent key has no time, but its query has
-            key = self._turn(key, of_keys, scale)
+            query = self._turn(query, of_queries)  # an absent key has no time, but its query has
+            key = self._turn(key, of_keys)
             return self._attend(query, key, value, positions, log_gate)
         frequency = self.geometry.frequency
         if frequency is not None and not self.rotate_values:
@@ -311,18 +207,9 @@ class DotProductAttention(Attention):
         positions: Positions,
         log_gate: LogGates | None = None,
     ) -> HeadStates:
-        """The same over the keys and values of a cache, which are turned already; only new states are turned.
-
-        Raises:
-            ValueError: for more tokens beyond the training length with YaRN: a new scale would turn cached keys again.
-        """
-        scale = None if self.yarn is None else self.yarn.scale(positions)
-        if self.yarn is not None and scale is not None and cached.get_seq_length():
-            expected = f"at most train_length = {self.yarn.train_length}: YaRN's scale is that of the whole sequence"
-            require(False, "past_key_values", f"a sequence of {positions.key_times.shape[-1]} keys", expected)
+        """The same over the keys and values of a cache, which are turned already; only new states are turned."""
         _, times = positions.times_of_heads()
-        query = self._turn(query, times, scale)
-        key = self._turn(key, times, scale)
+        query, key = self._turn(query, times), self._turn(key, times)
         if self.rotate_values:
             value = self._turn(value, times)
         eps = cached.eps(self.certified, query.dtype)
@@ -336,8 +223,7 @@ class DotProductAttention(Attention):
         keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
         masked = positions.key_groups is not None or queries not in (1, keys)
         biased = self.geometry.slopes is not None or self.learn_slopes or self.gate_projection is not None
-        beyond = self.window is not None and (exported() or not (positions.uniform and keys <= self.window))
-        return not (masked or beyond or biased or self.rotate_values or self.geometry.decay is not None)
+        return not (masked or biased or self.rotate_values or self.geometry.decay is not None)
 
     def _biases(self, log_gate: Tensor | None, certified: Certified) -> dict[str, Any]:
         """The operator's arguments beside states and positions."""
@@ -368,25 +254,20 @@ class DotProductAttention(Attention):
         certified: Certified = None,
     ) -> Tensor:
         """Attention over turned states."""
-        twice, dropout = self.backend == "reference", self._dropout()  # twice: differentiable a second time
         if self._plain(positions):
+            twice = self.backend == "reference"  # differentiable a second time
             # a single query sees all keys; a bool even while lengths are symbols
             causal = True if self.causal and query.shape[2] == key.shape[2] else False  # noqa: SIM210
-            return scaled_dot_product_attention(query, key, value, twice, is_causal=causal, dropout_p=dropout)
-        if self.window is not None:
-            options: dict[str, Any] = {"window": self.window, "causal": self.causal, "dropout": dropout}
-            return windowed_attention(query, key, value, positions=positions, second_derivatives=twice, **options)
+            return scaled_dot_product_attention(query, key, value, twice, is_causal=causal, dropout_p=self._dropout())
         biases = self._biases(log_gate, certified)
         return decayed_dot_product_attention(query, key, value, positions=positions, **biases)
 
-    def _turn(self, x: Tensor, times: Tensor, scale: Tensor | None = None) -> Tensor:
+    def _turn(self, x: Tensor, times: Tensor) -> Tensor:
         """States at times `(b, 1 or heads, length)`: RoPE turns forwards, a common frame for the values backwards."""
         frequency = self.geometry.frequency
         if frequency is None:
             return x
         if self.rotary_map == "as_released":
             return rotate_as_released(x, frequency, times[:, 0])
-        if self.yarn is not None and scale is not None:
-            return self.yarn.rotate(x, frequency, times[:, 0], scale)
         cos, sin = rotation_of_heads(frequency, times)
         return turn(x, cos, -sin if self.rotate_values else sin)

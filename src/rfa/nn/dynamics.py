@@ -12,7 +12,7 @@ from rfa.checks import check_choice, check_range, require
 from rfa.dynamics import TimeDependentNoise, accumulated_variance, partitioned_frequencies, spectral_decay
 from rfa.ops.problem import Prior
 
-from .checks import check_frequencies, check_learnable, check_rates
+from .checks import check_frequencies, check_rates, paired
 
 LayerPrior = Literal[Prior, "flat"]  # a flat one is Lyapunov's with a constant variance
 Noise = Literal["constant", "time_dependent"]
@@ -167,7 +167,7 @@ class HeadDynamics(PositiveParameters):
         heads, modes = frequency.shape
         check_frequencies("frequency", frequency, heads, modes)
         if learn_frequencies:
-            check_learnable("learn_frequencies", "frequency", frequency)
+            require(paired(frequency), "learn_frequencies", True, "frequency in conjugate pairs (w, -w) with it")
         check_rates("decay", decay, heads)
         check_choice("prior", prior, LayerPrior)
         require(slopes is None or prior == "riccati", "slopes", slopes, "prior='riccati' with them")

@@ -11,8 +11,7 @@ from rfa.dynamics import rotation_of_heads, turn
 from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.positions import Positions
 from rfa.ops.problem import Options, Parameters, Problem, Weight, certificate_missing
-from rfa.ops.reference import robust_weights
-from rfa.ops.routing import LogSource, gaussian_parameters, located_posterior_routing, routing_step
+from rfa.ops.routing import gaussian_parameters, located_posterior_routing, routing_step
 from rfa.ops.transforms import transformed
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
@@ -20,7 +19,6 @@ from .cache_layer import FilterLayer
 from .checks import check_rates
 from .dot_product_attention import ascending_slopes
 from .dynamics import NOISE_PARTS, HeadDynamics, LayerPrior, Noise, ProcessNoiseAs, bank
-from .projections import finite_where_absent
 
 Step = Literal["learned", "precision"]
 Aggregation = Literal["consensus", "routing"]
@@ -70,7 +68,6 @@ class RobustFilterAttention(Attention):
             gain (appendix E.8), in O(N^2) memory. The weight is Gaussian: no robustness, no temperature.
         source_prior: of routing: "uniform", each key is as likely a source as the others; or "exponential", near keys
             are likelier, `R_ij ~ exp(-rho tau)`. Each head learns rho, from ALiBi's slopes on, the first head slowest.
-            Or a function that gives log R of the lags `(batch or 1, 1 or heads, queries, keys)`; as a module it learns.
         tie_key_value, backend, **options: of every layer; see `Attention`.
 
     Raises:
@@ -103,7 +100,7 @@ class RobustFilterAttention(Attention):
         noise: Noise = "constant",
         noise_parts: int = NOISE_PARTS,
         aggregation: Aggregation = "consensus",
-        source_prior: SourcePrior | LogSource = "uniform",
+        source_prior: SourcePrior = "uniform",
         backend: str = "auto",
         **options: Any,
     ):
@@ -120,9 +117,7 @@ class RobustFilterAttention(Attention):
         for (extension, choice), needs in _NEEDS.items():
             for name, wanted in needs.items() if chosen[extension] == choice else ():
                 require(chosen[name] == wanted, name, chosen[name], f"{wanted!r} with {extension}={choice!r}")
-        self.log_source = source_prior if callable(source_prior) else None
-        if self.log_source is None:
-            check_choice("source_prior", source_prior, SourcePrior)
+        check_choice("source_prior", source_prior, SourcePrior)
         precise, routed = step == "precision", aggregation == "routing"
         falls = source_prior == "exponential"
         plain = routed or source_prior == "uniform"
@@ -181,7 +176,6 @@ class RobustFilterAttention(Attention):
         if self.aggregation == "routing":
             parameters = gaussian_parameters(**dynamics)
             options: dict[str, Any] = {"causal": self.causal, "rotate_values": self.rotate_values}
-            options["log_source"] = self.log_source
             return located_posterior_routing(positions, query, key, value, value, parameters, **options)
         problem = Problem(Parameters(**dynamics), positions, self._options())
         result = located_filter_attention(query, key, value, problem, backend=self.backend)
@@ -195,21 +189,6 @@ class RobustFilterAttention(Attention):
         ahead = dynamics["horizon"][:, None] if "horizon" in dynamics else 0.0
         frequency = dynamics["frequency"]
         return rotation_of_heads(frequency, of_keys), rotation_of_heads(frequency, of_queries + ahead)
-
-    def robust_weights(
-        self, hidden_states: Float[Tensor, "batch length hidden"], positions: Positions
-    ) -> Float[Tensor, "batch heads queries keys"]:
-        """How far each key agrees with each query: 1 where it does, 0 for a key that is not seen.
-
-        Posterior routing, whose weights are Gaussian, raises `ValueError`.
-
-        Args:
-            hidden_states, positions: of the tokens, already normalised.
-        """
-        require(self.aggregation == "consensus", "aggregation", self.aggregation, "'consensus' for robust weights")
-        hidden_states = finite_where_absent(hidden_states, positions)
-        query, (key, _, given) = self.queries(hidden_states), self.located_states(hidden_states, positions)
-        return robust_weights(query, key, Problem(Parameters(**self.dynamics()), given["positions"], self.options))
 
     def estimate_with_cache(
         self, query: HeadStates, key: HeadStates, value: HeadStates, cached: FilterLayer, *, positions: Positions
@@ -230,7 +209,7 @@ class RobustFilterAttention(Attention):
         if self.aggregation == "routing":
             own = values[:, :, values.shape[2] - value.shape[2] :]
             parameters = gaussian_parameters(**dynamics)
-            step = routing_step(query, keys, values, own, parameters, positions, log_source=self.log_source)
+            step = routing_step(query, keys, values, own, parameters, positions)
             return value + (turns.forward(step) if self.rotate_values else step)
         shown = options.log_precision or cached.dropped > 0
         options = options._replace(rotate_values=False, in_frame=True, log_precision=shown)

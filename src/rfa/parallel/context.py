@@ -232,7 +232,7 @@ def _with_tensors(parameters: Parameters, tensors: list[Tensor] | tuple[Tensor, 
     return parameters._replace(**by_name)
 
 
-PerToken = dict[str, Any]  # times, key_mask and segment_ids; of a model also position_ids and seq_idx
+PerToken = dict[str, Any]  # times, key_mask and segment_ids; of a model also position_ids
 
 
 def ring_filter_attention(
@@ -362,8 +362,7 @@ def _check_marks(sizes: dict[str, Any], device: torch.device, marks: PerToken) -
         raise ValueError("times: got times with a gradient, expected times without one: shards pass none")
     batch, length = sizes["batch"], sizes["length"]
     checked_positions(batch, length, length, device, times, None, marks["key_mask"], marks["segment_ids"])
-    for name in marks.keys() & {"position_ids", "seq_idx"}:
-        check_flags(name, marks[name], batch, length, device, integer=True)
+    check_flags("position_ids", marks.get("position_ids"), batch, length, device, integer=True)
 
 
 def _check_alike(
@@ -392,7 +391,7 @@ def _whole_positions(
     batch, total = sizes["batch"], sizes["length"] * dist.get_world_size(group)
     whole = {name: _whole(x, group) for name, x in marks.items()}
     tokens = NewTokens(batch, total, 0, device, whole["key_mask"])
-    segment_ids = packed_segments(tokens, whole["segment_ids"], whole)
+    segment_ids = packed_segments(tokens, whole["segment_ids"], None, whole.get("position_ids"))
     times = whole["times"]
     if times is None and "position_ids" in marks:  # of a model, where padding takes no time
         times = tokens.places()

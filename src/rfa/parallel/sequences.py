@@ -19,7 +19,7 @@ from rfa.checks import require
 from rfa.models import RFAModel
 from rfa.models.decoder import RFABlock
 from rfa.models.modeling import refuse_unknown
-from rfa.models.packing import CACHE_NAMES, LENGTHS, LONGEST, read_key_mask
+from rfa.models.packing import CACHE_NAMES, read_key_mask
 from rfa.nn import Attention, RobustFilterAttention
 from rfa.nn.checks import check_ids
 from rfa.nn.dynamics import FullPrecision
@@ -28,7 +28,7 @@ from rfa.ops.problem import Options, Parameters
 
 from .context import Shards, check_initialised, filtered, whole_sequence
 
-_PLACES = ("times", "segment_ids", "position_ids", "seq_idx")  # of tokens in the whole sequence
+_PLACES = ("times", "segment_ids", "position_ids")  # of tokens in the whole sequence
 
 
 def sequence_shard(
@@ -55,8 +55,8 @@ def context_parallel(model: nn.Module, group: dist.ProcessGroup | None = None) -
     """Let the layers of a language model filter a whole sequence of which each process has a shard, in place.
 
     From then on the model's inputs are those of this process's tokens, as `sequence_shard` gives them: ids, mask,
-    times, and segments or what else says where packed documents begin (`position_ids`, `seq_idx`). Positions count
-    along the whole sequence, and layers attend across shards by `ring_filter_attention`. The other parts of the model
+    times, and segments or `position_ids` that restart where packed documents begin. Positions count along the whole
+    sequence, and layers attend across shards by `ring_filter_attention`. The other parts of the model
     treat each token alone. Logits are those of this process's tokens.
 
     A loss needs targets that were shifted before they were cut: `labels` are refused. The loss of a process is its sum
@@ -134,14 +134,13 @@ def _place(
         read_key_mask(mask, batch, length)
         if given.get("input_ids") is not None:
             check_ids("input_ids", states, model.config.vocab_size)
-        for name in (*CACHE_NAMES, *LENGTHS, *LONGEST):
+        for name in CACHE_NAMES:
             require(given.get(name) is None, name, type(given.get(name)).__name__, "None over shards")
         weights = given.get("output_attentions")
         weights = model.config.output_attentions if weights is None else weights
         require(not weights, "output_attentions", weights, "False over shards")
-        for name in ("position_ids", "seq_idx"):  # one row may stand for all
-            if isinstance(row := marks[name], Tensor) and tuple(row.shape) in ((length,), (1, length)):
-                marks[name] = row.expand(batch, length)
+        if isinstance(row := marks["position_ids"], Tensor) and tuple(row.shape) in ((length,), (1, length)):
+            marks["position_ids"] = row.expand(batch, length)  # one row stands for all
         half = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         types = {"dtype": str(model.dtype), "autocast": str(half)}
         return {"batch": batch, "length": length, **types, **options._asdict()}
@@ -198,8 +197,7 @@ def fully_sharded(
         The same model. `torch.distributed.checkpoint` saves it, and loads it on any number of processes.
 
     Raises:
-        ValueError: for a model without such a decoder, where a policy would cast learned frequencies of a baseline, or
-            without a mesh where there are no processes.
+        ValueError: for a model without such a decoder, or without a mesh where there are no processes.
     """
     if mesh is None and "RANK" not in os.environ:  # torchrun sets it, and PyTorch begins with all its processes then
         check_initialised("mesh")
@@ -207,9 +205,7 @@ def fully_sharded(
     blocks = [module for module in model.modules() if isinstance(module, RFABlock)]
     require(blocks != [], "model", type(model).__name__, "a model with the decoder of rfa.models")
     for block in blocks:
-        for name, module in _precise(block) if policy.param_dtype is not None else ():
-            runs = type(module).forward is not nn.Module.forward  # FSDP2 gathers weights when a forward pass begins
-            require(runs, "mp_policy", f"{policy.param_dtype} with learned {name}", "param_dtype=None with it")
+        for module in _precise(block) if policy.param_dtype is not None else ():
             own = replace(policy, param_dtype=None, output_dtype=None)
             # its numbers are used after its forward pass too
             fully_shard(module, mesh=mesh, mp_policy=own, **{**options, "reshard_after_forward": False})
@@ -227,11 +223,11 @@ def _cast_inputs(module: nn.Linear | nn.LayerNorm, args: tuple[Tensor, ...]) -> 
     return tuple(x.to(module.weight.dtype) for x in args)
 
 
-def _precise(block: RFABlock) -> list[tuple[str, FullPrecision]]:
-    """The outermost modules in full precision that learn something, by name."""
+def _precise(block: RFABlock) -> list[FullPrecision]:
+    """The outermost modules in full precision that learn something."""
     found: dict[str, FullPrecision] = {}
     for name, module in block.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer in found)
         if isinstance(module, FullPrecision) and not inside and next(module.parameters(), None) is not None:
             found[name] = module
-    return list(found.items())
+    return list(found.values())

@@ -14,7 +14,6 @@ _TRIAL_PART = 3  # a trial has one part of so many of the training
 _MAX_BEYOND = 2  # rates at most that are tried beyond each end of the list
 _MIN_RATE = 1e-12  # the least rate of a `TrainingSpec`
 DIVERGED = "diverged"  # the entry of run.json that says why a trial has no loss, or a run no result
-_ONLY_EVALUATED = {"window": "flat", "yarn": "rope"}  # they act beyond the training length, and are trained as these
 
 
 def possible_rates(rates: Sequence[float]) -> tuple[float, ...]:
@@ -77,13 +76,7 @@ def _trial(run: PlannedRun, rate: float) -> PlannedRun:
 
 def _trained_model(run: PlannedRun) -> str:
     """All on which training depends, but for the seed, the rate and the budget, which the trials set."""
-    config = run.spec.model_config(vocab_size=2).to_dict()
-    attention = dict(config["attention"])
-    frequencies = dict(attention.get("frequencies", {}))
-    for options, name in ((attention, "prior"), (frequencies, "kind")):
-        if options.get(name) in _ONLY_EVALUATED:
-            options[name] = _ONLY_EVALUATED[options[name]]
-    return repr(({**config, "attention": {**attention, "frequencies": frequencies}}, run.spec.one_group))
+    return repr((run.spec.model_config(vocab_size=2).to_dict(), run.spec.one_group))
 
 
 def trial_loss(record: Mapping[str, Any]) -> float | None:

@@ -54,14 +54,14 @@ def test_the_best_rate_serves_all_runs_of_a_model(tmp_path, out, evaluated):
 
 def test_what_is_only_evaluated_otherwise_is_tried_once(tmp_path):
     runs = [
-        {"presets": ["b1-rope", "c2-window", "c3-yarn", "b2-alibi"], "seeds": [3]},
+        {"presets": ["b1-rope", "b2-alibi"], "seeds": [3]},
         {"presets": ["m2-sc-rfa"], "seeds": [3]},
         {"presets": ["m2-sc-rfa"], "seeds": [3], "label": "released", "one_group": True},
         {"presets": ["m2-sc-rfa"], "seeds": [3], "label": "b=0.5", "model": {"damping": 0.5}},
     ]
     tried = {name: next(iter(trials.values())) for name, trials in trials_by_run(several(tmp_path, runs)).items()}
     assert len({trial.name for trial in tried.values()}) == 5
-    assert {tried[f"{name}-seed3"].name for name in ("b1-rope", "c2-window", "c3-yarn")} == {TRIALS[0]}
+    assert tried["b1-rope-seed3"].name == TRIALS[0]
     assert (tried["b2-alibi-seed3"].spec.seed, tried["b2-alibi-seed3"].spec.max_steps) == (3, 4)
 
 

@@ -45,11 +45,11 @@ ESTIMATION = [
 ]  # fmt: skip
 
 SERIES = [
-    Mutation("rfa/models/series_tokens.py", "/ typical_gap", "* 1.0",
+    Mutation("rfa/models/time_series.py", "/ typical_gap", "* 1.0",
              "the unit of time", "rfa/models/test_time_series.py"),
-    Mutation("rfa/models/series_tokens.py", "last[:, :-1]], dim=1)", "last[:, 1:]], dim=1)",
+    Mutation("rfa/models/time_series.py", "last[:, :-1]], dim=1)", "last[:, 1:]], dim=1)",
              "the gap to the reading before", "rfa/models/test_time_series.py"),
-    Mutation("rfa/models/series_tokens.py", "(count // 2).minimum", "((count - 1) // 2).minimum",
+    Mutation("rfa/models/time_series_data.py", "(count // 2).minimum", "((count - 1) // 2).minimum",
              "the median of an even number of readings", "rfa/models/test_series_data.py"),
     Mutation("rfa/models/time_series.py", ".sum() / seen.sum()", ".sum() / seen.numel()",
              "the loss of targets that are partly missing", "rfa/models/test_time_series.py"),

@@ -64,8 +64,8 @@ OPERATOR = [
              "the number of modes in the anisotropic score", "rfa/appendix/test_tensor.py"),
     Mutation("rfa/ops/routing.py", "- channels // 2 * total.log()", "- total.log()",
              "the normaliser of a Gaussian of several modes", "rfa/nn/test_extensions.py"),
-    Mutation("rfa/appendix/coupled.py", "variance = remaining * x_noise + cross_power * driver_variance + added",
-             "variance = remaining * x_noise + added", "the driver's uncertainty is left out", "rfa/appendix/test_coupled_layer.py"),
+    Mutation("rfa/appendix/coupled.py", "x_noise + over.cross_power[:, :, 0] * driver_variance + over.added[:, :, 0]",
+             "x_noise + over.added[:, :, 0]", "the driver's uncertainty is left out", "rfa/appendix/test_coupled_layer.py"),
 ]  # fmt: skip
 
 KERNELS = [
@@ -104,9 +104,9 @@ KERNELS = [
              "the quarter turn of a phase's gradient", "rfa/ops/test_filter_attention_gradients.py"),
     Mutation("rfa/ops/content.py", "tokens.sums(tokens.before(rate) *", "tokens.sums(tokens.sorted(rate) *",
              "a clock runs at the rate of the token that follows", "rfa/nn/test_clock.py"),
-    Mutation("rfa/nn/state_options.py", "F.softplus(super().forward(hidden_states)) + LEAST_RATE", "F.softplus(super().forward(hidden_states))",
+    Mutation("rfa/nn/projections.py", "F.softplus(super().forward(hidden_states)) + LEAST_RATE", "F.softplus(super().forward(hidden_states))",
              "two tokens at one time", "rfa/nn/test_clock.py"),
-    Mutation("rfa/nn/state_options.py", ".square().mean(-1, keepdim=True)", ".square().sum(-1, keepdim=True)",
+    Mutation("rfa/nn/projections.py", ".square().mean(-1, keepdim=True)", ".square().sum(-1, keepdim=True)",
              "states of another length", "rfa/nn/test_state_options.py"),
     Mutation("rfa/ops/cpu/kernels/backward.h", "add_multiple(2.0f * norm_sums_[i], query, sums)",
              "add_multiple(1.0f * norm_sums_[i], query, sums)",

@@ -105,7 +105,7 @@ def by_hand(layer, x, y, times, auxiliary_times, key_mask=None, auxiliary_key_ma
 
 @cover(
     masks=[{}, MASKS],
-    options=[{}, {"weight": "exponential"}, {"learn_rates": True}],
+    options=[{}, {"weight": "exponential"}],
     dtype=[torch.float64, torch.float32],
 )
 def test_layer_is_its_formula(dtype, options, masks):
@@ -152,9 +152,8 @@ def test_rows_in_blocks_are_the_whole(monkeypatch):
     torch.testing.assert_close(found, whole, rtol=EXACT, atol=EXACT)
 
 
-@pytest.mark.parametrize("options", [{}, {"learn_rates": True}], ids=str)
-def test_every_parameter_gets_a_gradient(options):
-    layer = layer_with(torch.float32, **options)
+def test_every_parameter_gets_a_gradient():
+    layer = layer_with(torch.float32)
     target = torch.randn(2, 7, SIZE)
     layer(hidden(dtype=torch.float32), other(dtype=torch.float32), times=TIMES, auxiliary_times=AUXILIARY_TIMES).mul(
         target
@@ -196,7 +195,6 @@ def test_bad_input_is_refused():
             ({"weight": "misspelt"}, "weight"),
             ({"auxiliary_decay": torch.tensor([0.1, -0.1])}, "auxiliary_decay"),
             ({"auxiliary_frequency": torch.rand(HEADS, 3)}, "auxiliary_frequency"),
-            ({"frequency": torch.rand(HEADS, MODES), "learn_rates": True}, "learn_rates"),
             ({"coupling": float("nan")}, "coupling"),
             ({"steady_state": -1.0}, "steady_state"),
             ({"auxiliary_size": 0}, "auxiliary_size"),

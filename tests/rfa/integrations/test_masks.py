@@ -17,7 +17,7 @@ def made(kind, length, attention_mask=None, cache=None, position_ids=None, make=
     return make(config, embedded, attention_mask, cache, position_ids=position_ids)
 
 
-@pytest.mark.parametrize("kind", ["sdpa", "eager", "flash_attention_2", "rfa"])
+@pytest.mark.parametrize("kind", ["sdpa", "eager", "flash_attention_2"])
 @pytest.mark.parametrize("cached", [0, 3])
 def test_padding_is_found(kind, cached):
     cache = DynamicCache()

@@ -18,7 +18,7 @@ from transformers import (
 import rfa
 from integrations.hosts import NAMES, assert_generation_is_consistent, generate, host, tokens
 from rfa.integrations import ReplacedAttention, replace_attention
-from rfa.integrations.replaced_attention import first_temperature
+from rfa.integrations.replace_attention import first_temperature
 
 ALL = {
     "weight": "student_t",
@@ -132,8 +132,8 @@ def test_a_layer_is_the_operator_on_the_models_states(own):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_few_steps_of_training_lower_the_loss(name):
-    """Every parameter has a gradient, and gradient checkpointing changes none of them."""
+def test_every_parameter_has_a_gradient(name):
+    """Gradient checkpointing changes none of them."""
     dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0) if name == "gpt2" else {}
     model, ids = replaced(name, **dropout), tokens(4, 12)
     model.train()
@@ -147,14 +147,6 @@ def test_a_few_steps_of_training_lower_the_loss(name):
     for key, gradient in gradients[0].items():
         assert gradient.abs().sum() > 0, key
         torch.testing.assert_close(gradients[1][key], gradient, rtol=1e-4, atol=1e-6)
-    optimizer, losses = torch.optim.Adam(model.parameters(), 3e-3), []
-    for _ in range(8):
-        optimizer.zero_grad()
-        loss = model(ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.9 * losses[0]
 
 
 def test_dynamics_stay_in_full_precision_and_dropout_drops():

@@ -8,10 +8,10 @@ from rfa.models.presets import PLAIN_NAMES
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "train_length": 16}
 NAMES = [name for name in PRESETS if name not in PLAIN_NAMES]
-# One for each way through the code: masks, biases, turned values, gates, decay, cut caches, the filter's priors.
-FEW = ["b1-rope", "b2-alibi", "b3-decayed-rope", "c2-window", "c4-fox", "x3-rotation-riccati", "x4-content-riccati"]
-FEW += ["x5-content-clock", "x6-content-dynamics", "rfa"]
-PATHS = NAMES if ALL else [*FEW, "m2-sc-rfa", "x1-riccati"]
+# One for each way through the code: RoPE, decay, gates, slopes on values that turn, a clock, own dynamics, the filter.
+FEW = ["b1-rope", "b3-decayed-rope", "c4-fox", "x3-rotation-riccati", "x5-content-clock", "x6-content-dynamics", "rfa"]
+PATHS = NAMES if ALL else [*FEW, "m2-sc-rfa"]
+ONE_OF_EACH = NAMES if ALL else ["rfa", "c4-fox", "x6-content-dynamics"]  # kinds of layers
 FILTERS = [name for name in NAMES if isinstance(PRESETS[name], FilterAttentionConfig)]
 # Not the one whose scores depend on more than the lag, and so on the padding before a text.
 RELATIVE = [name for name in PATHS if PRESETS[name].is_relative()]

@@ -3,16 +3,8 @@
 import pytest
 import torch
 from cover import cover
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-from rfa.dynamics import rotary_frequencies
-from rfa.nn import Yarn
-from rfa.ops.positions import checked_positions
 
 from .small import EXACT, SIZES, assert_same, small, tokens
-
-TRAINED = SIZES["train_length"]
 
 
 def as_(name, other, **options):
@@ -35,63 +27,6 @@ def test_nope_is_rope_that_does_not_turn():
     for layer in rope.model.layers:
         layer.attention.geometry.frequency.zero_()
     assert_same(logits(nope, tokens(length=20)), logits(rope, tokens(length=20)), EXACT)
-
-
-@pytest.mark.parametrize("name", ["c2-window", "c3-yarn"])
-def test_up_to_the_training_length_it_is_b1(name):
-    control, rope = as_(name, "b1-rope")
-    ids = tokens(length=TRAINED)
-    assert torch.equal(logits(control, ids), logits(rope, ids))
-    mask = torch.ones_like(ids)
-    mask[0, :5] = 0
-    assert_same(logits(control, ids, attention_mask=mask)[1], logits(rope, ids, attention_mask=mask)[1])
-    beyond = tokens(length=TRAINED + 1)
-    assert (logits(control, beyond) - logits(rope, beyond)).abs().max() > 1e-4
-
-
-@cover(1, modes=[8, 32, 64], trained=[16, 128, 512, 4096], scale=[1.5, 2.0, 8.0])
-def test_yarn_is_transformers_own(modes, trained, scale):
-    config = LlamaConfig(hidden_size=2 * modes, num_attention_heads=1, head_dim=2 * modes)
-    original = {"original_max_position_embeddings": trained, "rope_theta": 10000.0}
-    config.rope_parameters = {"rope_type": "yarn", "factor": scale, **original}
-    expected, temperature = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
-    frequency, unit = rotary_frequencies(1, modes), torch.zeros(1, 1, 1, 2 * modes, dtype=torch.float64)
-    unit[..., :modes] = 1.0  # 1 + 0i in each mode
-    length = round(scale * trained)
-    yarn = Yarn(trained)
-    found = yarn.scale(checked_positions(1, length, length, torch.device("cpu"), None))
-    assert found is not None
-    assert found.unique().tolist() == [scale]
-    turned = yarn.rotate(unit, frequency, torch.tensor([[1.0]]), found[:, -1:])[0, 0, 0]
-    real, imaginary = turned.chunk(2)
-    # float32 powers, in the angles and in transformers' numbers
-    torch.testing.assert_close(torch.atan2(imaginary, real).float(), expected, rtol=1e-5, atol=1e-8)
-    torch.testing.assert_close(torch.hypot(real, imaginary), torch.full_like(real, temperature), rtol=1e-12, atol=0)
-
-
-def test_yarn_measures_each_sequence():
-    """Padding and the other texts of a pack do not make a text longer."""
-    model, ids = small("c3-yarn", dtype=torch.float64), tokens(length=20)
-    mask = (torch.arange(27) >= torch.tensor([7, 7])[:, None]).long()
-    padded = logits(model, torch.cat([ids[:, :7], ids], 1), attention_mask=mask)[:, 7:]
-    assert_same(padded, logits(model, ids), EXACT)
-    segments = torch.tensor([[0] * 20 + [1] * 5] * 2)
-    packed = logits(model, torch.cat([ids, ids[:, :5]], 1), segment_ids=segments)
-    assert_same(packed, torch.cat([logits(model, ids), logits(model, ids[:, :5])], 1), EXACT)
-
-
-def test_a_cache_beyond_the_training_length_is_refused_by_yarn():
-    model, ids = small("c3-yarn"), tokens(length=TRAINED + 1)
-    with torch.no_grad():
-        past = model(ids[:, :-1], use_cache=True).past_key_values
-        whole = model(ids, use_cache=True)
-        assert_same(whole.logits, model(ids, use_cache=False).logits)
-        with pytest.raises(ValueError, match="got 'a sequence of 18 keys'"):
-            model(ids[:, -1:], past_key_values=whole.past_key_values)
-        with pytest.raises(
-            ValueError, match="past_key_values: got 'a sequence of 17 keys', expected at most train_length"
-        ):
-            model(ids[:, -1:], past_key_values=past)
 
 
 def test_without_forgetting_it_is_nope():

@@ -41,16 +41,13 @@ COMBINATIONS = [  # rules of the configuration, and one of the layer's: those ar
     ("prior", {"prior": "alibi"}),
     ("frequencies", {"frequencies": "as_released"}),
     ("learn_frequencies", {"learn_frequencies": True, "frequencies": "rope"}),  # no pairs to keep
-    ("frequencies", {"frequencies": "yarn"}),
-    ("num_key_value_heads", {"num_key_value_heads": 3}),
     ("dropout", {"attention_dropout": 1.0}),
     ("backend", {"backend": "gpu"}),
 ]
 BASELINE_COMBINATIONS = [
     ("rotate_values", {"rotate_values": True, "frequencies": "as_released"}),
-    ("learn_frequencies", {"learn_frequencies": True, "frequencies": "none"}),
+    ("learn_frequencies", {"learn_frequencies": True}),
     *((name, {name: value}) for name, value in (("learn_decay", True), ("gate", False), ("horizon", 0.7))),
-    ("decay", {"prior": "window", "decay": "spectral"}),
     ("decay", {"prior": "riccati", "decay": "spectral"}),
     ("clock", {"frequencies": "none", "clock": "content"}),
     ("clock", {"frequencies": "none", "prior": "forget_gate", "clock": "content"}),

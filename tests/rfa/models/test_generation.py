@@ -12,7 +12,7 @@ from rfa.models.packing import CACHE_NAME
 from rfa.nn import FilterCache
 from rfa.nn.cache_layer import Buffer
 
-from .small import PATHS, RELATIVE, assert_same, small, tokens
+from .small import ONE_OF_EACH, PATHS, RELATIVE, assert_same, small, tokens
 
 NEW = 5
 
@@ -166,7 +166,7 @@ def test_gradient_checkpointing_in_training_takes_no_cache():
     assert torch.equal(model.generate(ids, **options), expected)
 
 
-@cover(1, name=RELATIVE, given=[{}, {"attention_mask": PADDED[:, :5]}, {"times": TIMES.expand(2, -1)}])
+@cover(1, name=ONE_OF_EACH, given=[{}, {"attention_mask": PADDED[:, :5]}, {"times": TIMES.expand(2, -1)}])
 def test_beams_with_a_cache_are_beams_without(name, given):
     model, ids = small(name), tokens(length=5)
     options = {"max_new_tokens": 4, "num_beams": 3, "do_sample": False, "pad_token_id": 0, **given}
@@ -220,7 +220,7 @@ def made(model, ids, seed=0, **options):
     return model.generate(ids, **{**GREEDY, **options})
 
 
-@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_assisted_decoding_is_greedy(name):
     """The assistant's tokens that were refused are cut off both caches."""
     model, assistant, ids = small(name), small("b1-rope", seed=1), prompts(1, 5)

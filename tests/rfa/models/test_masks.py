@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from cover import cover
 
 from rfa.nn import FilterCache
 
-from .small import FEW, RELATIVE, assert_same, small, tokens
+from .small import ONE_OF_EACH, RELATIVE, assert_same, small, tokens
 
 GAPS = torch.tensor([[0, 1, 1, 1, 0, 0, 1, 1, 0, 1, 1], [1] * 11])
 
@@ -37,7 +36,7 @@ def test_a_compiled_model_sees_gaps_too():
     assert_same(found[:1, GAPS[0].bool()], expected)
 
 
-@cover(1, name=FEW)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_conversation_in_a_batch(name):
     """Answers of different lengths are padded on the right, and the next turn follows, in a cache."""
     model, (ids, alone), cache = small(name), with_gaps(), FilterCache()

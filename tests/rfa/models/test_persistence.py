@@ -6,7 +6,6 @@ import pickle
 import pytest
 import torch
 from cover import cover
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rfa.models import (
@@ -21,7 +20,7 @@ from rfa.models import (
     preset,
 )
 
-from .small import PATHS, SIZES, assert_same, small, tokens
+from .small import ONE_OF_EACH, PATHS, SIZES, small, tokens
 
 
 def moved(name, **overrides):
@@ -60,7 +59,7 @@ def in_full_precision(model):
     return {name: value for name, value in model.state_dict().items() if ".dynamics." in name or ".geometry." in name}
 
 
-@cover(1, name=PATHS, dtype=[torch.bfloat16, torch.float16])
+@cover(1, name=ONE_OF_EACH, dtype=[torch.bfloat16, torch.float16])
 def test_a_load_in_half_precision_keeps_the_dynamics(name, dtype, tmp_path):
     model = moved(name)
     model.save_pretrained(tmp_path)
@@ -71,7 +70,7 @@ def test_a_load_in_half_precision_keeps_the_dynamics(name, dtype, tmp_path):
     assert loaded(tokens()).logits.isfinite().all()
 
 
-@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_save_in_half_precision_keeps_the_dynamics(name, tmp_path):
     model = moved(name).bfloat16()
     model.save_pretrained(tmp_path)
@@ -104,7 +103,7 @@ def test_sharded_round_trip(tied, tmp_path):
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) is tied
 
 
-@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_torch_save_and_pickle(name, tmp_path):
     model, other, ids = moved(name), small(name, seed=1), tokens()
     torch.save(model.state_dict(), tmp_path / "state.pt")
@@ -126,15 +125,7 @@ def test_models_of_other_kinds_are_pickled():
             assert torch.equal(again(*given)[0], expected), kind
 
 
-@pytest.mark.parametrize("name", PATHS)
-def test_a_row_alone_is_the_row_in_a_batch(name):
-    model, ids = small(name), tokens(3)
-    assert_same(torch.cat([model(row[None]).logits for row in ids]), model(ids).logits)
-    assert torch.equal(model(ids).logits, model(ids).logits)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [70, 40])
+@cover(1, kind=KINDS, size=[70, 40])
 def test_vocabularies_of_another_size(kind, size, tmp_path):
     """The numbers of the tokens that remain do not change, and the model is saved and loaded with the new size."""
     model = built(kind)
@@ -150,15 +141,3 @@ def test_vocabularies_of_another_size(kind, size, tmp_path):
         assert output.logits.shape[-1] == len(head.bias) == size
     model.save_pretrained(tmp_path)
     assert torch.equal(kind.from_pretrained(tmp_path)(ids).logits, output.logits)
-
-
-@pytest.mark.parametrize("problem", ["regression", "single_label_classification", "multi_label_classification"])
-def test_problem_types(problem):
-    labels = {"regression": torch.rand(2, 3), "single_label_classification": torch.tensor([0, 2])}
-    labels["multi_label_classification"] = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
-    losses = {"regression": nn.MSELoss(), "single_label_classification": nn.CrossEntropyLoss()}
-    losses["multi_label_classification"] = nn.BCEWithLogitsLoss()
-    model = built(RFAForSequenceClassification, num_labels=3, problem_type=problem)
-    output = model(tokens(), labels=labels[problem])
-    torch.testing.assert_close(output.loss, losses[problem](output.logits, labels[problem]))
-    output.loss.backward()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from .small import FEW, NAMES, assert_same, small, tokens
+from .small import ONE_OF_EACH, PATHS, assert_same, small, tokens
 
 # torch.ao has 8 bits for weights and 7 for activations, with one scale a layer: a few per cent after two blocks
 INT8 = 0.08
@@ -35,7 +35,7 @@ def test_dynamic_int8_takes_every_layer(name):
     assert quantised.generate(ids, max_new_tokens=3, do_sample=False).shape == (2, 12)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_lora_without_target_modules(name):
     peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(small(name), peft.LoraConfig(task_type="CAUSAL_LM", r=2))
@@ -44,7 +44,7 @@ def test_lora_without_target_modules(name):
     assert places == {"query_projection", "value_projection"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PATHS)
 def test_lora_in_every_linear_layer(name):
     """Adapters that are not zero get gradients, and are the same when they are merged into the weights."""
     peft = pytest.importorskip("peft")

@@ -1,7 +1,5 @@
 """The layers once more in plain numpy, from the specification; only the operator's oracle is shared."""
 
-import math
-
 import numpy as np
 import torch
 from ops import oracle
@@ -67,18 +65,6 @@ def riccati_slopes(layer):
     return -np.log1p(-gain)
 
 
-def yarn_bank(omega, yarn, length):
-    """Peng et al. 2023, section 3.2 and 3.3, the ramp over the index of the pair as in their code."""
-    modes, scale = omega.shape[-1], max(1.0, length / yarn.train_length)
-
-    def pair_of(turns):  # the pair that turns so often within the training length
-        return modes * math.log(yarn.train_length / (turns * 2 * math.pi)) / math.log(yarn.base)
-
-    low, high = max(math.floor(pair_of(32)), 0), min(math.ceil(pair_of(1)), 2 * modes - 1)
-    ramp = np.array([min(max((m - low) / max(high - low, 1e-3), 0), 1) for m in range(modes)])
-    return omega / scale * ramp + omega * (1 - ramp), 0.1 * math.log(scale) + 1
-
-
 def dot_product(
     layer,
     x,
@@ -87,9 +73,7 @@ def dot_product(
     decay=None,
     slopes=None,
     learn_slopes=False,
-    window=math.inf,
     gates=None,
-    yarn=None,
     rotate_values=False,
     innovation=False,
     times=None,
@@ -115,15 +99,14 @@ def dot_product(
     turn_sign = -1 if rotate_values else 1  # RoPE as published turns forwards: q^H k with e^{i w (t_j - t_i)}
     out = np.zeros_like(v)
     for b in range(batch):
-        turning, warmth = (omega, 1.0) if yarn is None else yarn_bank(omega, yarn, t[b, 0, -1] - t[b, 0, 0] + 1)
         for h in range(heads):
             for i in range(length):
                 lag = t[b, h, i] - t[b, h]
-                turned = np.exp(-1j * turn_sign * turning[h] * lag[:, None]) * k[b, h]
-                score = warmth**2 * (turned @ q[b, h, i].conj()).real / np.sqrt(2 * modes) - slope[h] * abs(lag)
+                turned = np.exp(-1j * turn_sign * omega[h] * lag[:, None]) * k[b, h]
+                score = (turned @ q[b, h, i].conj()).real / np.sqrt(2 * modes) - slope[h] * abs(lag)
                 score += [log_gate[b, j + 1 : i + 1, h].sum() for j in range(length)]
                 score += log_gain[b, :, h]
-                score[(abs(lag) >= window) | (causal & (np.arange(length) > i)) | ~seen[b]] = -np.inf
+                score[(causal & (np.arange(length) > i)) | ~seen[b]] = -np.inf
                 weight = np.exp(score - score.max())
                 weight = weight / weight.sum() * np.exp(-mu[h] * abs(lag))
                 carried = v[b, h]

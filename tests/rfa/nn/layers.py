@@ -4,7 +4,7 @@ import torch
 from cover import ALL
 
 from rfa.dynamics import rotary_frequencies
-from rfa.nn import ContentFilterAttention, DotProductAttention, FilterCache, RobustFilterAttention, Yarn, alibi_slopes
+from rfa.nn import ContentFilterAttention, DotProductAttention, FilterCache, RobustFilterAttention, alibi_slopes
 
 from .by_hand import perturb
 
@@ -55,8 +55,6 @@ PRODUCTS = {
     "clock of slopes": {"frequency": ROPE, "slopes": SLOPES, "learn_slopes": True, "clock": "content"},
     "c7": {"frequency": ROPE, "slopes": SLOPES, "innovation": True},
     "learned slopes": {"slopes": SLOPES, "learn_slopes": True},
-    "window": {"frequency": ROPE, "window": 3},
-    "yarn": {"frequency": ROPE, "yarn": Yarn(1000)},  # no text here is as long
     "forget gate": {"gates": "forget"},
     "gains": {"frequency": ROPE, "gates": "gain", "slopes": SLOPES},
     "gates and clock": {"frequency": ROPE, "gates": "forget", "clock": "content"},
@@ -67,10 +65,8 @@ LAYERS |= {name: (RobustFilterAttention, {"decay": BOTH_DECAY, **options}) for n
 LAYERS |= {name: (DotProductAttention, options) for name, options in PRODUCTS.items()}
 LAYERS["content"] = (ContentFilterAttention, {})
 # one for each way through the code
-WAYS = ["defaults", "m2", "horizon, values do not turn", "learned", "exponential", "flat", "riccati", "clock, horizon"]
-WAYS += ["unit states", "tied", "precision", "noise", "routing with the others"]
-WAYS += ["b2", "b3", "clock of slopes", "c7", "window", "yarn", "forget gate", "gains", "gates and clock"]
-WAYS += ["as released", "content"]
+WAYS = ["defaults", "m2", "learned", "exponential", "clock, horizon", "unit states", "precision", "noise"]
+WAYS += ["routing with the others", "b3", "clock of slopes", "forget gate", "gains", "as released", "content"]
 WAYS = list(LAYERS) if ALL else WAYS
 UNTURNED = ("plain", "b2", "learned slopes", "forget gate", "content")  # no frequencies, or phases of their own
 IRREGULAR = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0, 7.5, 9.0], dtype=torch.float64)
@@ -124,7 +120,5 @@ KEPT = torch.ones(2, 9, dtype=torch.bool)
 ROWS = {
     "reorder": (lambda cache: cache.reorder_cache(torch.tensor([1, 1])), [1, 1]),
     "grow": (lambda cache: cache.reorder_cache(torch.tensor([1, 0, 0])), [1, 0, 0]),
-    "repeat": (lambda cache: cache.batch_repeat_interleave(3), [0, 0, 0, 1, 1, 1]),
-    "indices": (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
-    "mask": (lambda cache: cache.batch_select_indices(torch.tensor([False, True])), [1]),
+    "shrink": (lambda cache: cache.reorder_cache(torch.tensor([1])), [1]),
 }

@@ -9,7 +9,7 @@ from cover import cover
 from rfa.nn import FilterCache
 
 from .by_hand import EXACT, SINGLE, hidden, perturb
-from .layers import IRREGULAR, ROWS, SITUATIONS, WAYS, build, read
+from .layers import IRREGULAR, ROWS, SITUATIONS, build, read
 
 
 @cover(1, removed=[1, 3, 8], given=[{}, {"times": IRREGULAR}], name=["m2", "riccati", "RoPER with decay"])
@@ -66,7 +66,7 @@ EMPTY = {
 }
 
 
-@cover(empty=EMPTY, name=["m2", "riccati", "learned"])
+@cover(1, empty=EMPTY, name=["m2", "riccati", "learned"])
 def test_an_empty_cache_may_meet_other_parameters(name, empty):
     """Tables of the prior, which the kernels keep in the cache, are those of the parameters before."""
     layer, x = build(name, torch.float32), hidden(length=9, dtype=torch.float32)
@@ -89,42 +89,6 @@ def test_rows_of_the_batch(how, given):
         x, given = x[rows], {k: v if v.dim() == 1 else v[rows] for k, v in given.items()}
         rest, _ = read(layer, x, (1, 2, 1), cache, start=5, **given)
         torch.testing.assert_close(rest, layer(x, **given)[:, 5:], rtol=EXACT, atol=EXACT)
-
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_offload_and_prefetch(device):
-    layer, x = build("defaults").to(device), hidden(length=9).to(device)
-    with torch.no_grad():
-        _, cache = read(layer, x, (4, 1))
-        past = cache.layers[0]
-        cache.offload(0)
-        assert past.keys.device.type == past.values.device.type == "cpu"
-        if device != "cpu":
-            with pytest.raises(ValueError, match=r"past_key_values: got keys of .* on cpu, expected .* on cuda"):
-                read(layer, x, (1,), cache, start=5)
-        past.prefetch()
-        assert past.keys.device.type == past.values.device.type == device
-        rest, _ = read(layer, x, (1, 3), cache, start=5)
-        torch.testing.assert_close(rest, layer(x)[:, 5:], rtol=EXACT, atol=EXACT)
-
-
-@pytest.mark.parametrize("first", [False, True], ids=["float32 first", "autocast first"])
-@pytest.mark.parametrize("name", WAYS)
-def test_autocast_beside_float32(name, first):
-    """All states are held in the wider precision, as caches of transformers hold them."""
-    layer, x, cache = build(name, torch.float32), hidden(length=9).float(), FilterCache()
-    with torch.no_grad():
-        whole = layer(x)
-        with torch.autocast("cpu", torch.bfloat16):
-            rounding = float((layer(x) - whole).abs().max())  # 2^-8, of weights, states and two products
-        for number, (start, end) in enumerate(((0, 4), (4, 5), (5, 6), (6, 9))):
-            with torch.autocast("cpu", torch.bfloat16, enabled=(number % 2 == 0) is first):
-                part = layer(x[:, start:end], past_key_values=cache).float()
-            torch.testing.assert_close(part, whole[:, start:end], rtol=0, atol=2 * rounding)
-    assert cache.layers[0].keys.dtype == cache.layers[0].values.dtype == torch.float32
 
 
 def test_a_shallow_copy_is_another_name():

@@ -8,7 +8,7 @@ from ops import oracle
 
 from rfa.dynamics import rotary_frequencies
 from rfa.nn import DotProductAttention, RobustFilterAttention, alibi_slopes
-from rfa.nn.state_options import LEAST_RATE
+from rfa.nn.projections import LEAST_RATE
 
 from .by_hand import EXACT, assert_near, dot_product, hidden, merged, perturb, softplus, states
 from .layers import M2

@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from rfa.dynamics import rotary_frequencies
-from rfa.nn import DotProductAttention, Yarn, alibi_slopes
+from rfa.nn import DotProductAttention, alibi_slopes
 
 from .by_hand import SINGLE, assert_near, dot_product, hidden, merged, perturb, states
 
@@ -36,8 +36,6 @@ VARIANTS = {
         "slopes": SLOPES,
         "learn_slopes": True,
     },
-    "window": {"frequency": ROPE, "window": 3},
-    "yarn": {"frequency": ROPE, "yarn": Yarn(4)},
     "forget gate": {"gates": "forget"},
     "gains from the content": {"gates": "gain", "slopes": SLOPES, "frequency": ROPE, "innovation": True},
     "forget gate with RoPER and decay": {
@@ -82,7 +80,7 @@ def test_layer_is_written_by_hand(name, irregular):
     assert_near(layer(x, times=times), dot_product(layer, x, times=times, **VARIANTS[name]))
 
 
-@cover(name=["b1", "b2", "b3", "RoPER", "c7", "window"], backend=["reference", "auto"], causal=[True, False])
+@cover(name=["b1", "b2", "b3", "RoPER", "c7"], backend=["reference", "auto"], causal=[True, False])
 def test_all_keys_or_those_that_are_there_by_hand(name, backend, causal):
     dtype = torch.float32 if backend == "auto" else torch.float64
     layer, x = build(dtype, causal=causal, backend=backend, **VARIANTS[name]), hidden(dtype=dtype)
@@ -118,11 +116,6 @@ def test_the_released_map_by_hand():
     assert_near(layer(hidden()), as_released_by_hand(layer, hidden()), 1e-6)  # the bank is made in float32
 
 
-@pytest.mark.parametrize("heads", [1, 2, 4, 8, 16, 32])
-def test_alibi_slopes_of_powers_of_two(heads):
-    np.testing.assert_allclose(alibi_slopes(heads), [2 ** (-8 * h / heads) for h in range(1, heads + 1)], rtol=1e-6)
-
-
 def published_slopes(n):
     """Press et al.'s recursion: a power of two is geometric, otherwise every other slope of twice the power below."""
     if math.log2(n).is_integer():
@@ -132,8 +125,8 @@ def published_slopes(n):
     return published_slopes(closest) + published_slopes(2 * closest)[0::2][: n - closest]
 
 
-@pytest.mark.parametrize("heads", [3, 6, 12, 20, 25])
-def test_alibi_slopes_between_powers_of_two(heads):
+@pytest.mark.parametrize("heads", [1, 8, 12, 25])
+def test_alibi_slopes_are_those_published(heads):
     np.testing.assert_allclose(alibi_slopes(heads), published_slopes(heads), rtol=1e-6)
 
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 from cover import cover
 
-import rfa.ops.dense
 from rfa.nn.dynamics import FullPrecision
 
 from .by_hand import EXACT, assert_near, hidden
@@ -13,7 +12,7 @@ from .layers import KEPT, LAYERS, SITUATIONS, WAYS, build
 SEGMENTS = torch.tensor([[5, 5, 2, 2, 2, 5, 9]])  # one of them in two parts
 GIVEN = ["default times", "irregular", "each row its own", "padding longer than a chunk", "a gap", "segments"]
 NO_SOURCE = ("precision", "routing", "all that")  # where a query sees no key the estimate is its value
-RELATIVE = [name for name in LAYERS if name != "as released"]  # which knows its origin
+RELATIVE = [name for name in WAYS if name != "as released"]  # which knows its origin
 
 
 @pytest.mark.parametrize("name", RELATIVE)
@@ -31,7 +30,7 @@ def test_masked_tokens_are_as_if_absent(name):
     torch.testing.assert_close(found[:, kept], expected, rtol=EXACT, atol=EXACT)
 
 
-@pytest.mark.parametrize("name", [name for name in WAYS if name != "as released"])
+@pytest.mark.parametrize("name", RELATIVE)
 def test_packed_is_separate(name):
     layer, x = build(name), hidden()
     found = layer(x, segment_ids=SEGMENTS.expand(2, -1))
@@ -50,16 +49,6 @@ def test_nothing_to_see_gives_the_bias(name):
     out.sum().backward()
     assert x.grad.isfinite().all()
     assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
-
-
-@pytest.mark.parametrize("name", WAYS)
-def test_rows_in_blocks_are_the_whole(name, monkeypatch):
-    layer, x, mask = build(name, backend="reference"), hidden(), torch.ones(2, 7, dtype=torch.bool)
-    mask[1, :2] = False
-    whole = layer(x, key_mask=mask)
-    monkeypatch.setattr(rfa.ops.dense, "_SCORES", 1)  # one row at a time without gradients
-    with torch.no_grad():
-        torch.testing.assert_close(layer(x, key_mask=mask), whole, rtol=EXACT, atol=EXACT)
 
 
 @cover(1, situation=GIVEN, name=LAYERS)

@@ -86,22 +86,3 @@ def test_layer_is_its_composition(name, irregular):
     expected = merged(layer, estimate - v if innovation else estimate)
     # EXACT, but for noise_floor and a fixed horizon, which the layer makes in float32
     assert_near(layer(x, times=times), expected, 1e-6 if options.get("prior") != "flat" else EXACT)
-
-
-def test_head_permutation():
-    """Heads do not mix before the output projection: permuting all of a head's things permutes nothing else."""
-    frequency = torch.randn(HEADS, 8, dtype=torch.float64)
-    decay = torch.tensor([0.1, 0.4], dtype=torch.float64)
-    a = perturb(RobustFilterAttention(SIZE, HEADS, frequency=frequency, decay=decay).double())
-    b = RobustFilterAttention(SIZE, HEADS, frequency=frequency.flip(0), decay=decay.flip(0)).double()
-    swap = torch.arange(2 * SIZE).view(HEADS, -1).flip(0).flatten()
-    with torch.no_grad():
-        for part in ("query", "key", "value"):
-            source, target = (getattr(layer, f"{part}_projection") for layer in (a, b))
-            target.weight.copy_(source.weight[swap])
-            target.bias.copy_(source.bias[swap])
-        b.output_projection.weight.copy_(a.output_projection.weight[:, swap])
-        b.output_projection.bias.copy_(a.output_projection.bias)
-        for name, parameter in b.dynamics.named_parameters():
-            parameter.copy_(dict(a.dynamics.named_parameters())[name].flip(0))
-    torch.testing.assert_close(a(hidden()), b(hidden()), rtol=EXACT, atol=EXACT)

@@ -29,7 +29,7 @@ def check_models():
     marks["segment_ids"][0, 5:] = 1
     precise = {"step": "precision", "normalise_states": True}
     absent = {"attention_mask": torch.ones(2, LENGTH).index_fill(1, torch.tensor([0, 1]), 0)}
-    absent |= {"seq_idx": torch.arange(LENGTH)[None] // 4, "times": torch.arange(LENGTH) ** 2}  # one row for all
+    absent |= {"position_ids": torch.arange(LENGTH)[None] % 4, "times": torch.arange(LENGTH) ** 2}  # one row for all
     for name, options, given in (
         ("m2-sc-rfa", {}, {"position_ids": restarts}),
         ("x2-riccati-alibi", {}, marks),
@@ -108,7 +108,6 @@ def check_refused():
         ("labels: got", lambda: shared(ids, labels=ids)),
         ("past_key_values: got", lambda: shared.generate(ids, max_new_tokens=2)),
         ("output_attentions: got True", lambda: shared(ids, output_attentions=True)),
-        ("cu_seq_lens_q: got 'Tensor'", lambda: shared(ids, cu_seq_lens_q=torch.tensor([0, 4]))),
         (r"position_ids: got shape \(2, 3\)", lambda: shared(ids, position_ids=ids[:, 1:])),
         ("misspelt: not an argument", lambda: shared(ids, misspelt=ids)),
         ("sequence: got 'length 3', expected a multiple of the 2", lambda: sequence_shard(ids[:, :3])),
