@@ -1,299 +1,294 @@
-"""Compare default forecasts with statsmodels' on real series: `python benchmarks/forecasts.py --data DIR --out FILE`.
+"""Compare forecasts of the M1, M3 and tourism competitions: `python benchmarks/forecasts.py --data DIR --out FILE`.
 
-DIR has a file `NAME.csv` with the columns time and value for each name in SERIES; series without a file are left out.
-Rows lie on a regular grid, and an empty value is a missing reading. statsmodels' methods see it interpolated.
+DIR has `m1.csv.gz`, `m3.csv.gz` and `tourism.csv.gz`, or some of them: columns unique_id, period, ds, y, part (train or
+test). It may have `published.csv` (method, task, MASE, WQL: the nine tasks of autogluon/fev's chronos_zeroshot).
+`--mcomp M3.rda` makes `m3.csv.gz` of a file of the repository robjhyndman/Mcomp (`pip install rdata`).
 
-FILE keeps what was measured. A series and a method that it has are not measured again, unless `--again` is given.
-`rfa` is `rfa forecast` without options; nobody tells it the period, which its peers know.
+A method of your own is a function as `seasonal_naive` below and a line in METHODS. Peers are of statsforecast 2.1.1,
+which needs pandas below 3: `pip install . statsforecast` in an environment of its own.
 
-- MASE: absolute errors over the horizon, over those of the seasonal naive forecast within the training part
-  (Hyndman and Koehler 2006); the mean of a series is over its origins.
-- Origins are spread over the last quarter. `--fresh` takes as many others, for a check of what was tuned on these.
+A line of FILE is a method on a task under a condition. What FILE has is not measured again, so a run can be stopped.
+
+- MASE: the mean absolute error over that of the seasonal naive forecast within the training part; mean over series.
+- sMAPE: 0 to 200, mean over series.
+- WQL: the loss at the quantiles 0.1 to 0.9, summed over series, over the sum of the absolute readings.
+- Conditions: `spoilt-3` and `spoilt-10` multiply 3 and 10 % of the training readings by 10 or 0.1, by chance with a
+  seed a series; `gaps-20` loses 20 % of them. Peers see gaps interpolated, and spoilt readings as they are and after
+  Hampel's filter (`... + hampel`: 7 readings, 3 scaled absolute deviations from the median).
 """
 
 import argparse
 import json
-import statistics
-import tempfile
 import time
 import warnings
-from collections.abc import Callable
-from importlib.metadata import version
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from statsmodels.tsa.exponential_smoothing.ets import ETSModel
-from statsmodels.tsa.forecasting.theta import ThetaModel
-from statsmodels.tsa.statespace.structural import UnobservedComponents
 
-from rfa.environment import environment
 from rfa.files import write_text_whole
-from rfa.forecasting.filter import forecast_channels
-from rfa.forecasting.request import ForecastRequest, read_request
+from rfa.forecasting import Forecaster
 
-ORIGINS = 6
-KEYS = ("mase", "coverage", "seconds")
-LEVEL, NORMAL = 0.9, 1.6448536  # of the bands
-LONG = 24  # rows of a season that multiplicative models leave out when it is longer
-AIMS = "aims: MASE 0.92 of Theta's and 0.95 of the best single peer's; coverage 0.87 to 0.93, nowhere below 0.75"
-
-
-class Series(NamedTuple):
-    """Where a series lies in time: a row each `step` of `unit`, "" for numbers. Period and horizon are in rows."""
-
-    period: int
-    horizon: int
-    step: float
-    unit: str = ""
-
-
-Forecast = tuple[np.ndarray, np.ndarray, np.ndarray]  # mean, lower and upper ends of the band
-Peer = Callable[[np.ndarray, Series], Forecast]
-_QUARTER, _MONTH, _WEEK = Series(4, 8, 3, "M"), Series(12, 12, 1, "M"), Series(52, 26, 7, "D")
-_HOUR, _MINUTES = Series(24, 48, 1, "h"), Series(288, 72, 5, "min")
-SERIES: dict[str, dict[str, Series]] = {
-    "development": {
-        "sunspots": Series(11, 11, 1),
-        "etth2_ot": _HOUR,
-        "taxi": Series(336, 96, 30, "min"),
-        "room": _HOUR,
-        "cpu_bimodal": _MINUTES,
-        "cpu_levels": _MINUTES,
-        "cpu_starts": _MINUTES,
-        "prices": _HOUR,
-        "co2": _WEEK,
-        "nile": Series(1, 10, 1),
-        "air": _MONTH,
-        "ausbeer": _QUARTER,
-        "milk": _MONTH,
-        "wineind": _MONTH,
-        "woolyrnq": _QUARTER,
-        "gasoline": _WEEK,
-        "temps": Series(365, 28, 1, "D"),
-        "ilinet": _WEEK,
-        "taylor": Series(336, 96, 30, "min"),
-        "lynx": Series(10, 10, 1),
-        "shampoo": _MONTH._replace(horizon=6),
-        "seatbelts": _MONTH,
-    },
-    "check": {
-        "elnino": _MONTH,
-        "realgdp": _QUARTER,
-        "infl": _QUARTER,
-        "unemp": _QUARTER,
-        "tbilrate": _QUARTER,
-        "etth1_ot": _HOUR,
-        "etth1_hufl": _HOUR,
-        "cpu_asg": _MINUTES,
-        "cpu_cc0c53": _MINUTES,
-        "sunspots_monthly": Series(132, 24, 1, "M"),
-        "ice_cream": _MONTH,
-        "heater": _MONTH,
-        "exchange": Series(1, 20, 1),
-        "gas_furnace": Series(1, 12, 1),
-        "heart_rate": Series(1, 20, 0.5),
-        "tourism": _QUARTER._replace(horizon=4),
-        "pbs": _MONTH,
-        "us_savings": _QUARTER,
-        "solar": Series(48, 24, 30, "min"),
-        "machine": _MINUTES,
-        "speed": _MINUTES,
-        "tweets": _MINUTES,
-        "cpm": _HOUR,
-        "elb_requests": _MINUTES,
-        "cpu_24ae8d": _MINUTES,
-        "latency": _MINUTES,
-        "occupancy": _MINUTES,
-    },
+SEASONS = {"yearly": 1, "quarterly": 4, "monthly": 12, "other": 1}
+COMPETITIONS = ("m1", "m3", "tourism")
+LEVELS = (80, 90)
+PROBABILITIES = np.array([0.05, *np.arange(1, 10) / 10, 0.95])  # the first and last two are the bands
+CONDITIONS = ("clean", "spoilt-3", "spoilt-10", "gaps-20")
+HAMPEL = " + hampel"
+AIMS = {
+    "sMAPE, M3": 12.9,
+    "MASE, M3": 1.35,
+    "MASE over seasonal naive, nine tasks": 0.82,
+    "WQL over seasonal naive, nine tasks": 0.66,
+    "a condition's MASE over the clean one": 1.05,
+    "MASE over the best cleaned peer's": 0.95,
+    "processor time over AutoETS's": 1.0,
 }
 
-
-def theta(values: np.ndarray, series: Series) -> Forecast:
-    """The Theta method; a season that its test finds is taken away before."""
-    model = ThetaModel(pd.Series(values), period=max(series.period, 2), deseasonalize=series.period > 1)
-    fitted = model.fit()
-    ends = fitted.prediction_intervals(series.horizon, alpha=1 - LEVEL).to_numpy()
-    return fitted.forecast(series.horizon).to_numpy(), *ends.T
+Paths = list[np.ndarray]
+# Readings of the training parts, numbers of steps to forecast, season -> mean and quantiles of each series.
+Method = Callable[[Paths, list[int], int], Iterator[tuple[np.ndarray, np.ndarray]]]
 
 
-def _ets(values: np.ndarray, series: Series, **model: Any) -> tuple[float, Callable[[], Forecast]]:
-    """The criterion of an exponential smoothing, and its forecast. Bands of multiplicative ones are simulated."""
-    model |= {"seasonal_periods": series.period, "initialization_method": "heuristic"}
-    fitted = ETSModel(pd.Series(values), **model).fit(disp=False)
-
-    def forecast() -> Forecast:
-        ahead: dict[str, Any] = {"start": len(values), "end": len(values) + series.horizon - 1}
-        if model["error"] == "mul":
-            ahead |= {"method": "simulated", "simulate_repetitions": 1000, "rng": 0}
-        found = fitted.get_prediction(**ahead).summary_frame(alpha=1 - LEVEL)
-        return tuple(found[name].to_numpy() for name in ("mean", "pi_lower", "pi_upper"))
-
-    return fitted.aic, forecast
+def rfa(readings: Paths, horizons: list[int], season: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """`Forecaster().forecast` on the panel, with nothing tuned."""
+    tables = [pd.DataFrame({"unique_id": k, "ds": np.arange(len(y)), "y": y}) for k, y in enumerate(readings)]
+    found = Forecaster(season_length=season if season > 1 else 0).forecast(
+        pd.concat(tables), max(horizons), level=None, quantiles=PROBABILITIES.tolist()
+    )
+    columns = [name for name in found.columns if name.startswith("rfa-q-")]
+    for k, horizon in enumerate(horizons):
+        rows = found[found["unique_id"] == k].iloc[:horizon]
+        yield rows["rfa"].to_numpy(), rows[columns].to_numpy()
 
 
-def holt_winters(values: np.ndarray, series: Series) -> Forecast:
-    """Additive, with a damped trend."""
-    season = "add" if series.period > 1 else None
-    return _ets(values, series, error="add", trend="add", damped_trend=True, seasonal=season)[1]()
+def seasonal_naive(readings: Paths, horizons: list[int], season: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The last season again, for each quantile alike: so the leaderboard has it."""
+    for y, horizon in zip(readings, horizons, strict=True):
+        last = min(season, len(y))
+        mean = y[len(y) - last + np.arange(horizon) % last]
+        yield mean, np.repeat(mean[:, None], len(PROBABILITIES), axis=1)
 
 
-def auto_ets(values: np.ndarray, series: Series) -> Forecast:
-    """The least AIC of four additive models and, for positive series of short seasons, two multiplicative ones."""
-    damped: dict[str, Any] = {"trend": "add", "damped_trend": True}
-    models = [{"error": "add", **trend} for trend in ({}, damped)]
-    if series.period > 1:
-        models += [{**model, "seasonal": "add"} for model in models]
-        if series.period <= LONG and values.min() > 0:
-            models += [{"error": "mul", "seasonal": "mul", **trend} for trend in ({}, damped)]
-    return min((_ets(values, series, **model) for model in models), key=lambda found: found[0])[1]()
+def _statsforecast(name: str) -> Method:
+    """A model of statsforecast, one series after the other. The last reading stands where it raises an error."""
+
+    def method(readings: Paths, horizons: list[int], season: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        from statsforecast import models  # type: ignore[import-not-found]
+
+        model = getattr(models, name)(season_length=season)
+        levels = [90, 80, 60, 40, 20]
+        for y, horizon in zip(readings, horizons, strict=True):
+            try:
+                found = model.forecast(y=y, h=horizon, level=levels)
+            except Exception:
+                yield np.full(horizon, y[-1]), np.full((horizon, len(PROBABILITIES)), y[-1])
+                continue
+            low = [found[f"lo-{level}"] for level in levels]
+            high = [found[f"hi-{level}"] for level in reversed(levels)]
+            yield found["mean"], np.stack([*low, found["mean"], *high], axis=1)
+
+    return method
 
 
-def components(values: np.ndarray, series: Series) -> Forecast:
-    """Level, constant slope (free ones explode in half hours), six waves of a season, and of a day in a week."""
-    middle, deviation = values.mean(), values.std()
-    periods = [series.period, *([series.period // 7] if series.period % 7 == 0 else [])]
-    waves = [{"period": period, "harmonics": min(period // 2, 6)} for period in periods if period > 1]
-    model = UnobservedComponents((values - middle) / deviation, "lldtrend", freq_seasonal=waves or None)
-    found = model.fit(disp=False, maxiter=100).get_forecast(series.horizon)
-    return tuple(middle + deviation * x for x in (found.predicted_mean, *found.conf_int(alpha=1 - LEVEL).T))
-
-
-def seasonal_naive(values: np.ndarray, series: Series) -> Forecast:
-    """The season before again; the variance grows with each further one."""
-    rows = np.arange(series.horizon)
-    mean = values[len(values) - series.period + rows % series.period]
-    deviation = np.sqrt(np.mean(np.square(values[series.period :] - values[: -series.period])))
-    half = NORMAL * deviation * np.sqrt(rows // series.period + 1)
-    return mean, mean - half, mean + half
-
-
-def by_rfa(file: Path, series: Series) -> tuple[Forecast, dict[str, Any]]:
-    """What `rfa forecast FILE --time time --horizon H --step S` says, and its components."""
-    horizon, step = (f"{rows * series.step:g}{series.unit}" for rows in (series.horizon, 1))
-    request = ForecastRequest(file=file, time="time", horizon=horizon, step=step)
-    table, query_times = read_request(request)
-    assert len(query_times) == series.horizon, (len(query_times), series)
-    found = forecast_channels(request, table, query_times)[0]
-    share = int(found.past["outlier"].sum()) / int((~np.isnan(table.values)).sum())
-    return (found.mean, *found.intervals[LEVEL]), {"components": found.details["components"], "outliers": share}
-
-
-PEERS: dict[str, Peer] = {
-    "theta": theta,
-    "holt-winters": holt_winters,
-    "components": components,
-    "ets": auto_ets,
-    "naive": seasonal_naive,
+METHODS: dict[str, Method] = {
+    "rfa": rfa,
+    "seasonal naive": seasonal_naive,
+    "AutoETS": _statsforecast("AutoETS"),
+    "AutoTheta": _statsforecast("AutoTheta"),
+    "DynamicOptimizedTheta": _statsforecast("DynamicOptimizedTheta"),
 }
-OURS = "rfa"
+PEERS = ("AutoETS", "AutoTheta", "DynamicOptimizedTheta")
 
 
-def origins(values: np.ndarray, series: Series, fresh: bool) -> list[int]:
-    """The lengths of the training parts, each of which ends with a reading; one is within the horizon."""
-    first = max(2 * series.period + 1, len(values) * 3 // 4)
-    spread = np.linspace(first, len(values) - series.horizon, 2 * ORIGINS).astype(int)
-    wanted = spread[::2] if fresh else spread[1::2]
-    seen = np.flatnonzero(~np.isnan(values)) + 1
-    found = sorted({int(seen[seen <= length].max()) for length in wanted})
-    return [length for length in found if not np.isnan(values[length : length + series.horizon]).all()]
+def spoilt(y: np.ndarray, condition: str, seed: int) -> np.ndarray:
+    """The readings under a condition. Series that are not positive keep theirs."""
+    draws = np.random.default_rng(1000 + seed)
+    if condition == "clean":
+        return y
+    kind, percent = condition.split("-")
+    hit = draws.random(len(y)) < int(percent) / 100
+    if kind == "gaps":
+        hit[-1] = False
+        return np.where(hit, np.nan, y)
+    factors = np.where(draws.random(len(y)) < 0.5, 10.0, 0.1)
+    return np.where(hit, y * factors, y) if (y > 0).all() else y
 
 
-def measured(rows: pd.DataFrame, series: Series, method: str, fresh: bool) -> dict[str, Any]:
-    """The scores of a method at each origin."""
-    values = rows["value"].to_numpy(np.float64)
-    whole = pd.Series(values).interpolate().to_numpy()
-    lines: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for length in origins(values, series, fresh):
-            file = Path(folder) / "past.csv"
-            rows[:length].to_csv(file, index=False)
-            details: dict[str, Any] = {}
-            began = time.perf_counter()
-            if method == OURS:
-                forecast, details = by_rfa(file, series)
-            else:
-                forecast = PEERS[method](whole[:length], series)
-            seconds = time.perf_counter() - began
-            mean, lower, upper = (np.asarray(part, np.float64) for part in forecast)
-            truth = values[length : length + series.horizon]
-            scale = np.nanmean(np.abs(values[series.period : length] - values[: length - series.period]))
-            assert np.isfinite(mean).all(), f"{method}: a mean that is not finite at {length}"
-            lines.append({
-                "origin": length,
-                "mase": float(np.abs(mean - truth)[~np.isnan(truth)].mean() / scale),
-                "coverage": float(((lower <= truth) & (truth <= upper))[~np.isnan(truth)].mean()),
-                "seconds": seconds, **details,
-            })  # fmt: skip
-    return {"origins": lines} | {key: statistics.mean(line[key] for line in lines) for key in KEYS}
+def hampel(y: np.ndarray) -> np.ndarray:
+    """The readings with each that is far from the median of its seven replaced by that median."""
+    around = pd.Series(y).rolling(7, center=True, min_periods=1)
+    median = around.median().to_numpy()
+    distance = np.abs(y - median)
+    scale = 1.4826 * pd.Series(distance).rolling(7, center=True, min_periods=1).median().to_numpy()
+    return np.where(distance > 3 * np.maximum(scale, 1e-12), median, y)
 
 
-def _ratios(results: dict[str, Any], names: list[str], method: str, others: list[str]) -> list[tuple[float, str]]:
-    """MASE over the least of the others', with the name of each series."""
-    scores = {name: {each: results[name][each]["mase"] for each in (method, *others)} for name in names}
-    return [(one[method] / min(one[other] for other in others or [method]), name) for name, one in scores.items()]
+def scores(train: np.ndarray, test: np.ndarray, mean: np.ndarray, quantiles: np.ndarray, season: int) -> dict[str, Any]:
+    """What one series adds to the means of its task. The scale of MASE is that of `train`, which is not spoilt."""
+    error = np.abs(test - mean)
+    scale = np.abs(train[season:] - train[:-season]).mean() if len(train) > season else np.nan
+    short = test[:, None] - quantiles[:, 1:-1]
+    loss = 2 * np.maximum(PROBABILITIES[1:-1] * short, (PROBABILITIES[1:-1] - 1) * short).mean(axis=1)
+    return {
+        "MASE": error.mean() / scale if scale > 0 else np.nan,
+        "sMAPE": (200 * error / np.maximum(np.abs(test) + np.abs(mean), 1e-12)).mean(),
+        "loss": loss.sum(),
+        "size": np.abs(test).sum(),
+        "in 80 %": ((quantiles[:, 1] <= test) & (test <= quantiles[:, -2])).mean(),
+        "in 90 %": ((quantiles[:, 0] <= test) & (test <= quantiles[:, -1])).mean(),
+    }
 
 
-def markdown(results: dict[str, dict[str, Any]]) -> str:
-    """Tables of one set: scores of each series, and what the aims ask for."""
-    methods = [name for name in (OURS, *PEERS) if any(name in line for line in results.values())]
-    names = [name for name in results if all("mase" in results[name].get(method, {}) for method in methods)]
-    failed = [f"{name}/{method}" for name in results for method in results[name] if "error" in results[name][method]]
-    head = f"| MASE / coverage | {' | '.join(methods)} | longest | refused | components |"
-    rows = [head, "| --- " * (len(methods) + 4) + "|"]
-    for name in names:
-        cells = [f"{results[name][method]['mase']:.2f} / {results[name][method]['coverage']:.2f}" for method in methods]
-        ours = results[name].get(OURS, {"origins": [{"seconds": 0.0, "components": "", "outliers": 0.0}]})["origins"]
-        longest = max(line["seconds"] for line in ours)
-        rows.append(
-            f"| {name} | {' | '.join(cells)} | {longest:.1f} | {ours[-1]['outliers']:.0%} | {ours[-1]['components']} |"
-        )
-    rows += ["", f"| {len(names)} series | MASE of Theta's | coverage | lowest | worst of the best peer's | seconds |"]
-    rows.append("| --- " * 6 + "|")
-    for method in methods if names else ():
-        coverage, seconds = ([results[name][method][key] for name in names] for key in KEYS[1:])
-        to_theta = _ratios(results, names, method, ["theta"] if "theta" in methods else [method])
-        to_best = _ratios(results, names, method, [other for other in methods if other not in (OURS, method)])
-        worst = ", ".join(f"{name} {ratio:.2f}" for ratio, name in sorted(to_best, reverse=True)[:5])
-        covered = f"{statistics.mean(coverage):.3f} | {min(coverage):.2f}"
-        relative = statistics.geometric_mean(ratio for ratio, _ in to_theta)
-        rows.append(f"| {method} | {relative:.3f} | {covered} | {worst} | {statistics.mean(seconds):.2f} |")
-    return "\n".join([*rows, "", AIMS, *([f"failed, left out: {', '.join(failed)}"] if failed else [])])
+def tasks(data: Path) -> Iterator[tuple[str, int, list[tuple[np.ndarray, np.ndarray]]]]:
+    """The name, the season, and the training and test part of each series, of the files that are there."""
+    for competition in COMPETITIONS:
+        file = data / f"{competition}.csv.gz"
+        if not file.exists():
+            continue
+        table = pd.read_csv(file, dtype={"unique_id": str})
+        for period, rows in table.groupby("period", sort=False):
+            series = []
+            for _, one in rows.groupby("unique_id"):
+                series.append(tuple(one.loc[one["part"] == part, "y"].to_numpy(float) for part in ("train", "test")))
+            yield f"{competition}_{period}", SEASONS[str(period)], series
+
+
+def measured(method: str, season: int, series: list[tuple[np.ndarray, np.ndarray]], condition: str) -> dict[str, Any]:
+    """The means of a method over the series of a task."""
+    readings = [spoilt(train, condition, k) for k, (train, _) in enumerate(series)]
+    name = method.removesuffix(HAMPEL)
+    if name != "rfa":
+        readings = [pd.Series(y).interpolate(limit_direction="both").to_numpy() for y in readings]
+    began = time.process_time()
+    if method.endswith(HAMPEL):
+        readings = [hampel(y) for y in readings]
+    forecasts = list(METHODS[name](readings, [len(test) for _, test in series], season))
+    seconds = (time.process_time() - began) / len(series)
+    rows = [scores(*parts, *forecast, season) for parts, forecast in zip(series, forecasts, strict=True)]
+    found = pd.DataFrame(rows)
+    means = found[["MASE", "sMAPE", "in 80 %", "in 90 %"]].mean().to_dict()
+    return {**means, "WQL": found["loss"].sum() / found["size"].sum(), "seconds": seconds, "series": len(series)}
+
+
+def time_ratios(data: Path, each: int) -> pd.DataFrame:
+    """Processor time of `rfa` over AutoETS's, one series after the other in turns, bands included."""
+    rows = []
+    for task, season, series in tasks(data):
+        spent = dict.fromkeys(("rfa", "AutoETS"), 0.0)
+        for train, test in [series[0], *series[:: max(1, len(series) // each)]]:  # the first one is for compilers
+            for name in spent:
+                began = time.process_time()
+                list(METHODS[name]([train], [len(test)], season))
+                spent[name] = spent[name] + time.process_time() - began if train is not series[0][0] else 0.0
+        rows.append({"task": task, "ratio": spent["rfa"] / spent["AutoETS"]})
+    return pd.DataFrame(rows)
+
+
+def report(found: pd.DataFrame, published: pd.DataFrame | None) -> str:
+    """Tables of FILE in Markdown: each task, the leaderboard, and conditions over clean readings."""
+    keys, columns = ["condition", "method", "task"], ["MASE", "sMAPE", "WQL", "in 80 %", "in 90 %"]
+    values = found.set_index(keys).sort_index()
+    text = [values[["series", *columns]].round(3).reset_index().to_markdown(index=False)]
+    clean = found[found["condition"] == "clean"]
+    boards = [_over_naive(clean[~clean["task"].str.endswith("other")], "seasonal naive")]
+    if published is not None:
+        boards.append(_over_naive(published[published["task"].isin(clean["task"])], "seasonal_naive"))
+    text.append(pd.concat(boards).sort_values("MASE").round(3).to_markdown())
+    mase = values["MASE"].unstack("condition")
+    text.append(mase.div(mase["clean"], axis=0).groupby("method").agg(geometric_mean).round(3).to_markdown())
+    for others in ("", HAMPEL):
+        peers = [name + others for name in PEERS if name + others in mase.index]
+        if peers:
+            means = mase.groupby("method").agg(geometric_mean)
+            name = f"rfa over the best peer{others}"
+            text.append((means.loc["rfa"] / means.loc[peers].min()).rename(name).round(3).to_markdown())
+    return "\n\n".join([*text, "aims: " + "; ".join(f"{name}: {value}" for name, value in AIMS.items())])
+
+
+def _over_naive(board: pd.DataFrame, naive: str) -> pd.DataFrame:
+    """Geometric means of MASE and WQL over those of the seasonal naive forecast, of methods that have each task."""
+    wide = board.pivot_table(index="method", columns="task", values=["MASE", "WQL"]).dropna()
+    relative = wide / wide.loc[naive]
+    return pd.DataFrame({name: relative[name].agg(geometric_mean, axis=1) for name in ("MASE", "WQL")})
+
+
+def geometric_mean(values: pd.Series) -> float:
+    """The exponential of the mean of the logarithms."""
+    return float(np.exp(np.log(values).mean()))
+
+
+def draw(found: pd.DataFrame, file: Path) -> None:
+    """The mean MASE over the share of wrong readings, over that of `rfa` on clean ones."""
+    import matplotlib.pyplot as plt
+
+    means = found.groupby(["condition", "method"])["MASE"].agg(geometric_mean).unstack("condition")
+    shares = {name: 0 if name == "clean" else int(name.split("-")[1]) for name in means if not name.startswith("gaps")}
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for k, name in enumerate(("rfa", *PEERS)):
+        raw = means.loc[name, list(shares)] / means.loc["rfa", "clean"]
+        axes.plot(list(shares.values()), raw, "o-", color=f"C{k}", label=name, lw=2.5 if name == "rfa" else 1.2)
+        if name + HAMPEL in means.index:
+            clean = raw.where(raw.index == "clean", means.loc[name + HAMPEL, list(shares)] / means.loc["rfa", "clean"])
+            axes.plot(list(shares.values()), clean, "o--", color=f"C{k}", label=name + HAMPEL, lw=1.2)
+    axes.set(yscale="log", xlabel="wrong readings, %", ylabel="MASE over that of rfa on clean readings")
+    axes.set_yticks([1, 1.5, 2, 3, 5], labels=["1", "1.5", "2", "3", "5"], minor=False)
+    axes.legend(frameon=False)
+    figure.savefig(file)
+
+
+def from_mcomp(file: Path, out: Path) -> None:
+    """Write the series of an `.rda` file of Mcomp as a long table."""
+    import rdata  # type: ignore[import-not-found]
+
+    parsed = rdata.read_rda(file)
+    parts = []
+    for name, one in parsed[file.stem].items():
+        period = str(np.asarray(one["period"]).ravel()[0]).lower()
+        for part, key in (("train", "x"), ("test", "xx")):
+            y = np.asarray(one[key], float).ravel()
+            parts.append(pd.DataFrame({"unique_id": name, "period": period, "y": y, "part": part}))
+    table = pd.concat(parts)
+    table["ds"] = table.groupby("unique_id").cumcount()
+    table.to_csv(out, index=False)
 
 
 def main() -> None:
     """Measure what FILE lacks, and print its tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--set", choices=SERIES, default="development", help="the check set is for no tuning")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="some of the series")
-    parser.add_argument("--methods", nargs="+", choices=[OURS, *PEERS], default=[OURS, *PEERS])
-    parser.add_argument("--fresh", action="store_true", help="other origins; for another FILE")
-    parser.add_argument("--again", action="store_true", help="measure what FILE has already")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON lines; default: DIR/forecasts.jsonl")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=["clean"])
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="each N-th series of a task")
+    parser.add_argument("--times", type=int, metavar="N", help="compare processor times on N series a task, in turns")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the error over the share of wrong readings")
+    parser.add_argument("--mcomp", type=Path, metavar="M3.rda", help="make DIR/m3.csv.gz of it")
     given = parser.parse_args()
-    about = {"set": given.set, "fresh": given.fresh}
-    stored = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {**about, "results": {}}
-    assert {name: stored[name] for name in about} == about, f"{given.out} is of another set or other origins"
     warnings.simplefilter("ignore")
-    for name, series in SERIES[given.set].items():
-        file = given.data / f"{name}.csv"
-        if not file.exists() or (given.only and name not in given.only):
-            continue
-        found = stored["results"].setdefault(name, {})
-        for method in given.methods:
-            if method in found and not given.again:
-                continue
-            try:
-                found[method] = measured(pd.read_csv(file), series, method, given.fresh)
-            except Exception as error:
-                found[method] = {"error": f"{type(error).__name__}: {error}"[:300]}
-            found[method]["commit"] = environment()["commit"]
-            print(name, method, {**found[method], "origins": ...}, flush=True)
-            stored["environment"] = {**environment(), "statsmodels": version("statsmodels")}
-            write_text_whole(given.out, json.dumps(stored, indent=1) + "\n")
-    print(markdown(stored["results"]))
+    if given.mcomp:
+        return from_mcomp(given.mcomp, given.data / "m3.csv.gz")
+    if given.times:
+        return print(time_ratios(given.data, given.times).round(3).to_markdown(index=False))
+    out = given.out or given.data / "forecasts.jsonl"
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
+    for task, season, series in tasks(given.data):
+        for condition in given.conditions:
+            cleaned = [name + HAMPEL for name in given.methods if name in PEERS and condition.startswith("spoilt")]
+            for method in [*given.methods, *cleaned]:
+                key = {"task": task, "condition": condition, "method": method, "every": given.every}
+                if any(key.items() <= line.items() for line in lines):
+                    continue
+                lines.append(key | measured(method, season, series[:: given.every], condition))
+                write_text_whole(out, "".join(json.dumps(line) + "\n" for line in lines))
+                print(lines[-1], flush=True)
+    table = given.data / "published.csv"  # of all series
+    found = pd.DataFrame([line for line in lines if line["every"] == given.every])
+    print(report(found, pd.read_csv(table) if table.exists() and given.every == 1 else None))
+    if given.figure:
+        draw(found, given.figure)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def main() -> None:
         from .cli import main as command
 
         if _runs_a_command(sys.argv[1:]):  # PyTorch and transformers take seconds
-            importlib.import_module("rfa.forecasting.filter" if sys.argv[1] == "forecast" else "rfa.models")
+            importlib.import_module("rfa.forecasting.output" if sys.argv[1] == "forecast" else "rfa.models")
     except MissingExtra as error:
         sys.exit(_said(f"rfa: {error}\n", 2))
 

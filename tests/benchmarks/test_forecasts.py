@@ -1,4 +1,4 @@
-"""`benchmarks/forecasts.py`: its scores on series that are known, and that no method sees what it forecasts."""
+"""`benchmarks/forecasts.py`: its scores where they are known, and what a run that is started again measures."""
 
 import json
 import sys
@@ -16,66 +16,67 @@ def forecasts():
 
 @pytest.fixture
 def run(forecasts, monkeypatch, tmp_path):
-    """The command over one monthly series; returns its results."""
+    """The command over three monthly series, the later halves of which are the tests; returns its lines."""
+    months = np.arange(96.0)
+    table = pd.concat(
+        pd.DataFrame({"unique_id": name, "period": "monthly", "ds": months, "y": 200 + slope * months, "part": "train"})
+        for name, slope in {"a": 1, "b": 2, "c": 3}.items()
+    )
+    table.loc[table["ds"] >= 84, "part"] = "test"
+    table.to_csv(tmp_path / "m1.csv.gz", index=False)
 
-    def made(values, *options):
-        months = pd.date_range("2000-01-01", periods=len(values), freq="MS")
-        pd.DataFrame({"time": months, "value": values}).to_csv(tmp_path / "air.csv", index=False)
-        out = tmp_path / "found.json"
-        monkeypatch.setattr(sys, "argv", ["forecasts.py", "--data", str(tmp_path), "--out", str(out), *options])
+    def made(*options):
+        monkeypatch.setattr(sys, "argv", ["forecasts.py", "--data", str(tmp_path), *options])
         forecasts.main()
-        return json.loads(out.read_text())["results"]["air"]
+        return [json.loads(line) for line in (tmp_path / "forecasts.jsonl").read_text().splitlines()]
 
     return made
 
 
-def test_the_naive_forecast_of_a_slope_and_a_season_has_the_error_that_mase_divides_by(run):
-    months = np.arange(120.0)
-    found = run(2 * months + 30 * np.sin(months * np.pi / 6), "--methods", "naive")["naive"]
-    assert found["mase"] == pytest.approx(1, rel=1e-9)  # both are a year of the slope
-    assert found["coverage"] == 1  # an error of 24, within 1.64 times 24
-    assert len(found["origins"]) == 6
+def test_scores_of_straight_lines(run, capsys):
+    naive, ours = run("--methods", "seasonal naive", "rfa")
+    assert naive["MASE"] == pytest.approx(1, rel=1e-12)  # each error is a year of the slope, which MASE divides by
+    late = np.arange(84, 96)
+    relative = [12 * slope * 12 / np.sum(200 + slope * late) for slope in (1, 2, 3)]
+    weights = [np.sum(200 + slope * late) for slope in (1, 2, 3)]
+    assert naive["WQL"] == pytest.approx(
+        np.average(relative, weights=weights), rel=1e-12
+    )  # one value for each quantile
+    assert naive["in 90 %"] == 0
+    assert ours["MASE"] < 0.2
+    assert ours["series"] == 3
+    assert "| rfa " in capsys.readouterr().out
 
 
-def test_what_is_there_is_not_measured_again_unless_it_is_asked_for(run, capsys):
-    values = np.random.default_rng(0).normal(size=80)
-    first = run(values, "--methods", "naive")
-    capsys.readouterr()
-    both = run(1000 * np.arange(80.0), "--methods", "naive", "rfa")
-    assert both["naive"] == first["naive"]
-    assert both["rfa"]["mase"] < 0.5  # a straight line
-    assert both["rfa"]["origins"][0]["components"].split(" + ")[0].endswith("trend")
-    assert "| air | " in capsys.readouterr().out
-    again = run(1000 * np.arange(80.0), "--methods", "naive", "--again")
-    assert again["naive"]["mase"] == pytest.approx(1)
+def test_a_run_goes_on_where_it_was_stopped(run, forecasts, monkeypatch):
+    run("--methods", "seasonal naive")
+    monkeypatch.setitem(forecasts.METHODS, "seasonal naive", None)  # would raise
+    lines = run("--methods", "seasonal naive", "rfa")
+    assert [line["method"] for line in lines] == ["seasonal naive", "rfa"]
 
 
-def test_no_method_sees_what_it_forecasts(forecasts, monkeypatch):
-    seen = []
-
-    def peer(values, series):
-        seen.append(values)
-        return (np.zeros(series.horizon),) * 3
-
-    monkeypatch.setitem(forecasts.PEERS, "naive", peer)
-    values = np.arange(120.0)
-    values[-20] = np.nan
-    series = forecasts.SERIES["development"]["air"]
-    lines = forecasts.measured(pd.DataFrame({"value": values}), series, "naive", fresh=False)["origins"]
-    assert [len(past) for past in seen] == [line["origin"] for line in lines]
-    assert all((past <= line["origin"] - 1).all() for past, line in zip(seen, lines, strict=True))
-    assert not set(forecasts.origins(values, series, True)) & {line["origin"] for line in lines}
+def test_conditions(forecasts):
+    y = np.linspace(100, 200, 4000)
+    wrong = forecasts.spoilt(y, "spoilt-10", 0) / y
+    assert set(np.round(wrong, 9)) == {0.1, 1, 10}
+    assert np.mean(wrong != 1) == pytest.approx(0.1, abs=0.02)
+    lost = forecasts.spoilt(y, "gaps-20", 0)
+    assert np.isnan(lost).mean() == pytest.approx(0.2, abs=0.02)
+    assert not np.isnan(lost[-1])
+    np.testing.assert_array_equal(forecasts.spoilt(-y, "spoilt-3", 0), -y)
+    spiked = y.copy()
+    spiked[50] *= 10
+    assert abs(forecasts.hampel(spiked)[50] - y[50]) < 1
 
 
-def test_peers_forecast_a_slope_with_a_season(forecasts):
-    months = np.arange(96.0)
-    generator = np.random.default_rng(1)
-    values = 300 + 2 * months + 30 * np.sin(months * np.pi / 6) + generator.normal(size=96)
-    series = forecasts.SERIES["development"]["air"]
-    for name, peer in forecasts.PEERS.items():
-        mean, lower, upper = (np.asarray(part) for part in peer(values[:-12], series))
-        assert mean.shape == lower.shape == upper.shape == (12,), name
-        assert (lower < mean).all(), name
-        assert (mean < upper).all(), name
-        error = np.abs(mean - values[-12:]).mean()
-        assert error == pytest.approx(24, abs=1) if name == "naive" else error < 8, (name, error)
+def test_quantiles_of_the_normal_distribution_have_its_loss(forecasts):
+    """2 E[max(p e, (p - 1) e)] of a standard normal is 2 phi(z_p): the mean over 0.1 to 0.9."""
+    from scipy.stats import norm
+
+    truth = norm.ppf((np.arange(20_000) + 0.5) / 20_000)
+    quantiles = np.tile(norm.ppf(forecasts.PROBABILITIES), (len(truth), 1))
+    found = forecasts.scores(np.arange(10.0), truth, np.zeros(len(truth)), quantiles, 1)
+    expected = 2 * norm.pdf(norm.ppf(np.arange(1, 10) / 10)).mean()
+    assert found["loss"] / len(truth) == pytest.approx(expected, rel=1e-3)
+    assert found["in 90 %"] == pytest.approx(0.9, abs=1e-3)
+    assert found["in 80 %"] == pytest.approx(0.8, abs=1e-3)
