@@ -11,11 +11,11 @@ import numpy as np
 from rfa.checks import require
 from rfa.files import write_whole
 from rfa.progress import Progress
+from rfa.steps import Length, StampKind, Steps, horizon, past_windows, usual_steps, whole_number
 
 from . import engine
 from .frames import Ids, Names, Panel, Quantiles, future_regressors, read_panel, stamp_column
 from .saved import LIBRARIES, packed, unpacked
-from .steps import Length, StampKind, Steps, horizon, past_windows, usual_steps, whole_number
 
 _BLOCK = 1024  # series that are handed to the engine at once: so much work Ctrl-C loses
 _HISTORY = 90  # percent: the engine's band of the past
@@ -321,8 +321,9 @@ class Forecaster:
             ValueError: before `forecast`.
         """
         every = list(self._forecasts.series.values())
+        season = self.season_length
         rows = [
-            (name, *pair, each.steps.words, self._period(each.steps), each.forecast.note)
+            (name, *pair, each.steps.words, each.steps.period if season is None else season, each.forecast.note)
             for each in every
             for name, pair in each.forecast.members.items()
         ]
@@ -411,7 +412,7 @@ class Forecaster:
         future: np.ndarray | None,
     ) -> engine.Series:
         """A series as the engine takes it. A reading whose regressors are not known is left out."""
-        period = self._period(steps)
+        period = steps.period if self.season_length is None else float(self.season_length)
         positions = steps.positions(np.concatenate([stamps, ahead]))
         times, later = np.split(positions - positions[0], [len(stamps)])
         if future is None:
@@ -419,9 +420,6 @@ class Forecaster:
         unknown = np.isnan(regressors)
         values = np.where(unknown.any(axis=1), np.nan, values)
         return engine.Series(times, values, period, np.where(unknown, 0.0, regressors), later, future)
-
-    def _period(self, steps: Steps) -> float:
-        return steps.period if self.season_length is None else float(self.season_length)
 
     def _results(
         self, requests: list[engine.Series], bands: Quantiles, progress: Progress | None

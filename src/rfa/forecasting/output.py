@@ -19,10 +19,10 @@ from rfa import version
 from rfa.checks import require
 from rfa.files import sha256, whole_name, write_text_whole, write_whole
 from rfa.progress import Progress
+from rfa.steps import horizon as ahead
 
 from .forecaster import Forecaster
 from .frames import Names
-from .steps import horizon as ahead
 from .table import TableFormat, read_table
 
 TABLES = ("forecast.csv", "cleaned.csv", "members.csv", "failed.csv")
