@@ -91,12 +91,12 @@ def forecast_file(
     request |= {"id": id_col, "horizon": horizon, **settings, "rfa": version.__version__}
     request["written"] = {k: v for k, v in vars(written or TableFormat()).items() if v != getattr(TableFormat, k)}
     _prepare(out / PARTS, json.dumps(request, indent=1, default=list), resume)
-    names, blocks, shown = found.names, list(_blocks(found.table, found.names.id)), list[pd.DataFrame]()
+    names, shown = found.names, list[pd.DataFrame]()
     columns: dict[str, Any] = {"id_col": names.id, "time_col": names.time, "target_col": names.target}
-    total, done, stopped, problems = sum(count for count, _ in blocks), 0, None, dict(found.problems)
+    total, done, stopped, problems = found.table[names.id].nunique(), 0, None, dict(found.problems)
     counts = dict.fromkeys(("series", "readings", "refused"), 0)
     try:
-        for place, (count, rows) in enumerate(blocks):
+        for place, (count, rows) in enumerate(_blocks(found.table, names.id)):
             part = out / PARTS / f"{place:06}"
             if part.exists():
                 tables = _read_tables(part, rows.dtypes)
@@ -120,10 +120,8 @@ def forecast_file(
             out.rmdir()
         name, reason = next(iter(problems.items()), ("", ""))
         raise stopped or ValueError(f"{names.id} {name!r}: {reason}; none of {len(problems)} series can be done")
-    for _, rows in blocks if stopped else ():
-        rest = [name for name in rows[names.id].unique() if name not in problems]
-        problems |= dict.fromkeys(rest if done <= 0 else [], "the run was stopped before it")
-        done -= rows[names.id].nunique()
+    rest = sorted(found.table[names.id].unique())[done:]  # blocks are in this order
+    problems |= {name: "the run was stopped before it" for name in rest if name not in problems}
     content = {"format": 2, **request, "notes": found.notes, **counts, "failed": len(problems), "of": total}
     _write_result(out, content, shown, problems, names)
     if stopped is not None:
@@ -212,7 +210,8 @@ def _write_tables(tables: list[pd.DataFrame], folder: Path) -> None:
 def _read_tables(folder: Path, dtypes: Any) -> list[pd.DataFrame]:
     """The tables of a block that is done, with times as the file has them."""
     id_col, time_col, _ = dtypes.index
-    tables = [pd.read_csv(folder / name, dtype={id_col: str, "id": str}, keep_default_na=True) for name in TABLES]
+    blank: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}  # a series may have the name NA
+    tables = [pd.read_csv(folder / name, dtype={id_col: str, "id": str}, **blank) for name in TABLES]
     for table in tables[:2]:
         dates = pd.to_datetime(table[time_col], utc=True, format="ISO8601") if dtypes[time_col].kind == "M" else None
         zone = getattr(dtypes[time_col], "tz", None)
@@ -232,10 +231,9 @@ def _join(parts: list[Path], path: Path) -> None:
 
 def _most_telling(before: list[pd.DataFrame], more: list[pd.DataFrame], id_col: str) -> list[pd.DataFrame]:
     """The tables of those series of which a figure may show some: the first ones by each measure."""
-    # matplotlib only where a figure is drawn
-    from .figure import DRAWN_SERIES, chosen_series
+    from .figure import DRAWN_SERIES, chosen_series  # matplotlib only where a figure is drawn
 
-    if before and not len(more[0]):
+    if not len(more[0]):
         return before
     every = more if not before else [pd.concat(each) for each in zip(before, more, strict=True)]
     chosen = {*chosen_series(every[0], every[1], id_col, DRAWN_SERIES)}

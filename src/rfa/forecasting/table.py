@@ -147,15 +147,11 @@ class _Reader(TimeReader):
         cells = self.cells(times)
         others = [name for name in cells if name not in (*times, id_col) and not name.startswith("Unnamed: ")]
         columns = others if values is None else [name.strip() for name in values]
-        named, ways = (
-            (("time", times), ("id", [id_col] if id_col else []), ("values", columns)),
-            "--no-header numbers them",
-        )
-        for argument, name in ((argument, name) for argument, names in named for name in names):
+        named = [("time", times), ("id", [id_col] if id_col else []), ("values", columns)]
+        for argument, name in ((argument, name) for argument, listed in named for name in listed):
             require(name in cells, argument, name, f"a column of {self.path.name}: {', '.join(cells):.200}")
-            require(
-                name not in self.doubled, "file", f"two columns {name!r}", f"each once; {ways}, --values names others"
-            )
+            once = name not in self.doubled
+            require(once, argument, f"{name}, of which there are two", "another column, or --no-header numbers them")
         free = columns and not {*times, id_col} & {*columns} and len({*columns}) == len(columns)
         require(bool(free), "values", columns, "columns other than those of times and ids, each once")
         require(id_col is None or len(columns) == 1, "values", columns, "one column with --id")

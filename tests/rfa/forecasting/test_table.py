@@ -86,7 +86,7 @@ def test_a_long_file_names_its_series(read):
         ("t,a\n03.04.2024,1\n", {}, r"^time: .* expected --date-format: %d.%m.%Y and %m.%d.%Y fit all"),
         ("t,a\n13 o'clock,1\n", {}, r"^time: .* expected a number, or a date like 2024-01-31 12:00; --date-format"),
         ("t,a\n3.4.2024,1\n13.4.2024,2\nmean,2\n", {}, r"^time: got 'mean' in row 4 .*, as '3.4.2024' in other rows"),
-        ("t,a,a\n0,1,2\n", {}, r"^file: got .two columns 'a'., expected each once; --no-header numbers them"),
+        ("t,a,a\n0,1,2\n", {}, r"^values: got 'a, of which there are two', expected another column, or --no-header"),
         ("t,a\n0,1\n1,2,7\n", {}, r"^file: got 3 cells in row 3 of series.csv, expected 2 as in its header, t, a "),
         ("t,a\n0,1,7\n1,2,7\n", {}, r"^file: got rows with more cells, or open quotes of series.csv, expected 2"),
         ('t,a\n0,1\n1,"2\n', {}, r"^file: got rows with more cells, or open quotes"),
