@@ -15,7 +15,7 @@ import torch
 import rfa
 
 SOURCE = Path(__file__).parents[1] / "src"
-LIBRARY = ["files", "checks", "progress", "environment"]
+LIBRARY = ["files", "checks", "progress", "environment", "steps"]
 LIBRARY += ["dynamics", "ops", "nn", "appendix", "models", "parallel", "estimation", "forecasting", "integrations"]
 LIBRARY += ["cli"]
 LAB = ["data", "training", "record", "evaluation", "export", "report", "recipes", "bench", "cli", "__main__"]

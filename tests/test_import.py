@@ -90,21 +90,6 @@ def test_what_a_light_install_names_it_can_load(absent):
     assert lines(program) == ["True True True", there[absent]]
 
 
-def test_a_forecast_loads_no_transformers_and_no_figure_library(tmp_path):
-    """Nor does one whose figure is not drawn."""
-    heavy = (
-        "print(*sorted({'transformers', 'accelerate', 'tokenizers', 'matplotlib', 'rfa.models'} & {*sys.modules}))\n"
-    )
-    (tmp_path / "x.csv").write_text("t,a\n" + "".join(f"{k},{k % 5}\n" for k in range(30)))
-    program = f"import sys; from pathlib import Path; import rfa.forecasting; {heavy}" + (
-        "from rfa.forecasting.filter import forecast_channels\n"
-        "from rfa.forecasting.request import ForecastRequest, read_request\n"
-        "request = ForecastRequest(file=Path(sys.argv[1]), time='t', horizon='3', components=['level'])\n"
-        f"print(len(forecast_channels(request, *read_request(request))[0].mean)); {heavy}"
-    )
-    assert lines(program, tmp_path / "x.csv") == ["", "3", ""]
-
-
 @pytest.mark.parametrize(
     ("absent", "extra", "arguments"),
     [

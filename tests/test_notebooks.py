@@ -74,7 +74,13 @@ def test_co2(run):
     assert names["kalman"].smooth().variance.median() > 1.5 * found.variance.median()
     lower, upper = names["robust"].forecast(26).interval(0.9)
     assert names["later"].between(lower, upper).sum() >= 0.7 * names["later"].count()
-    assert names["forecast"][0].intervals[0.9][0].shape == names["ahead"].shape
+    assert names["past"]["outlier"].iloc[wrong].sum() >= 8
+    assert (
+        names["later"]
+        .between(*(names["combined"][f"rfa-{side}-90"].set_axis(names["later"].index) for side in ("lo", "hi")))
+        .mean()
+        > 0.6
+    )
 
 
 def test_sensors(run):

@@ -21,7 +21,7 @@ def main() -> None:
         from .cli import main as command
 
         if arguments and not arguments[0].startswith("-") and "--help" not in arguments:  # PyTorch takes seconds
-            importlib.import_module("rfa.forecasting.filter" if arguments[0] == "forecast" else "rfa.models")
+            importlib.import_module("rfa.forecasting.output" if arguments[0] == "forecast" else "rfa.models")
     except MissingExtra as error:
         print(f"rfa: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,6 +1,5 @@
 """Times and values as a caller gives them, as numbers: NumPy, pandas, lists, tensors; dates."""
 
-import warnings
 from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from rfa.checks import as_array, installed, require, require_each
+from rfa.steps import StampKind, usual_steps
 
 from .time_grid import PATTERN, time_grid
 
@@ -173,18 +173,19 @@ def _next_dates(axis: TimeAxis, times: np.ndarray, count: int) -> Any:
 
     if isinstance(axis.kind, pd.PeriodIndex):
         return pd.period_range(axis.labels(times[-1:])[0], periods=count + 1, freq=axis.kind.freq)[1:]
-    clock = pd.DatetimeIndex(axis.dates(times))
+    dates = axis.dates(times)
+    clock = pd.DatetimeIndex(dates)
     clock = clock if axis.zone is None else clock.tz_localize("UTC").tz_convert(axis.zone)
-    wall = clock.tz_localize(None)
-    step = getattr(axis.kind, "freq", None) or calendar_step(wall.to_numpy())
-    if step is None and len(wall) > 2:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # pandas 4 gives an offset in the place of its name
-            step = pd.tseries.frequencies.to_offset(pd.infer_freq(wall))
+    step = getattr(axis.kind, "freq", None)
     if step is None:
-        return None
+        kind = StampKind(None, "ns", axis.zone)
+        steps = usual_steps(dates.astype("M8[ns]").view(np.int64), kind) if len(dates) > 2 else None
+        if steps is None or not (steps.calendar or (steps.local and steps.gridded)):
+            return None
+        found = pd.DatetimeIndex(steps.later(dates[-1:].astype("M8[ns]").view(np.int64)[0], count).view("M8[ns]"))
+        return found if axis.zone is None else found.tz_localize("UTC").tz_convert(axis.zone)
     elapsed = isinstance(step, pd.offsets.Tick) and not isinstance(step, pd.offsets.Day)  # hours, and shorter steps
-    start = clock[-1] if elapsed else wall[-1]
+    start = clock[-1] if elapsed else clock[-1].tz_localize(None)
     found = pd.DatetimeIndex([start + k * step for k in range(1, count + 1)])
     if axis.zone is None or elapsed:
         return found
@@ -244,29 +245,6 @@ def _double_hours_of(zone: Any, year: int) -> list[tuple[Any, Any, Any]]:
         start = minutes[after + 1] - length
         found.append((start, shown(minutes)[after + 1], length))
     return found
-
-
-def calendar_step(dates: np.ndarray) -> Any:
-    """The step of dates `(T,)` without a zone that have no fixed length, as an offset of pandas. None: there is none.
-
-    Dates on one day of the month, or all on its last day, have a step of whole months. Dates without a weekend that
-    are mostly one day apart have steps of business days. Fewer than three have no step.
-    """
-    import pandas as pd
-
-    index = pd.DatetimeIndex(np.unique(dates))
-    if len(index) < 3 or len({*(index - index.normalize())}) > 1:
-        return None
-    ends, days = bool(index.is_month_end.all()), np.unique(index.day)
-    if ends or len(days) == 1:
-        gaps = np.diff(index.year * 12 + index.month)
-        usual = int(np.median(gaps))
-        months = usual if not (gaps % max(usual, 1)).any() else int(np.gcd.reduce(gaps))
-        return pd.offsets.MonthEnd(months) if ends else pd.DateOffset(months=months)
-    gaps = np.diff(index.normalize()) // np.timedelta64(1, "D")
-    weekdays = bool((index.day_of_week < 5).all()) and np.median(gaps) == 1
-    weekends = int(((index.day_of_week[1:] < index.day_of_week[:-1]) & (gaps >= 3)).sum())
-    return pd.offsets.BDay() if weekdays and weekends > 0 else None
 
 
 def doubtful_period(period: float, steps: np.ndarray, unit: str) -> str | None:

@@ -27,7 +27,7 @@ class TimeGrid(NamedTuple):
     steps: np.ndarray
 
 
-def time_grid(times: np.ndarray, tick: float | None = None, cut: bool = False, loosest: float = 0.1) -> TimeGrid | None:
+def time_grid(times: np.ndarray, loosest: float = 0.1) -> TimeGrid | None:
     """The equal steps of increasing times, some of which may be missing, rounded, or (up to a tenth) elsewhere.
 
     The step comes from a robust line through the times: gaps of rounded times are wrong by the rounding, the line by
@@ -35,8 +35,6 @@ def time_grid(times: np.ndarray, tick: float | None = None, cut: bool = False, l
 
     Args:
         times: `(T,)`.
-        tick: to which they are rounded; by default that of their decimals.
-        cut: they are rounded down.
         loosest: share of the usual gap by which times may differ from their steps beside the rounding.
 
     Returns:
@@ -46,24 +44,23 @@ def time_grid(times: np.ndarray, tick: float | None = None, cut: bool = False, l
     if not len(gaps):
         return None
     exact, usual = 4 * float(np.spacing(np.abs(times).max())), float(np.median(gaps))
-    if tick is None:
-        near = (10.0**-d for d in range(10) if bool((np.abs(times - np.round(times, d)) <= exact / 2).all()))
-        tick = next(near, 0.0)
+    near = (10.0**-d for d in range(10) if bool((np.abs(times - np.round(times, d)) <= exact / 2).all()))
+    tick = next(near, 0.0)  # to which they are rounded
     if tick == 0.0 and bool((times.astype(np.float32) == times).all()):
         exact = 4 * float(np.spacing(np.float32(np.abs(times).max())))
     single = int((gaps < 1.5 * tick).sum())
     widths = [exact, *([tick] if tick > exact else [])]
     if single and len(widths) > 1 and single < len(gaps):  # gaps of one tick and of more: rounded, or some are missing
-        odd, share = len(gaps) - single, _FEW_MISSING if cut or tick < 1 else _MANY_MISSING
+        odd, share = len(gaps) - single, _FEW_MISSING if tick < 1 else _MANY_MISSING
         if odd > single:  # mostly more: few readings alone are near their neighbour
             odd, share = single, 0.0
         widths = [tick, exact] if odd >= max(PATTERN, share * len(gaps)) else [exact]
     widths += [share * usual for share in (1e-6, 1e-3, 1e-2, 1e-1) if max(widths) < share * usual <= loosest * usual]
-    found = (_grid_within(times, width, exact, cut and width == tick) for width in widths)
+    found = (_grid_within(times, width, exact) for width in widths)
     return next((grid for grid in found if grid is not None), None)
 
 
-def _grid_within(times: np.ndarray, width: float, exact: float, cut: bool) -> TimeGrid | None:
+def _grid_within(times: np.ndarray, width: float, exact: float) -> TimeGrid | None:
     """The equal steps from which nine of ten times differ by less than a rounding to `width`."""
     gaps = np.diff(times)
     alike = gaps[np.abs(gaps - np.median(gaps)) <= width + exact]
@@ -87,7 +84,7 @@ def _grid_within(times: np.ndarray, width: float, exact: float, cut: bool) -> Ti
     offset = times[kept] - step * at
     if width <= exact:
         return TimeGrid(float(times[-1]), step, least, 0.0, steps)
-    low, high = offset.max() - (0 if cut else width / 2), offset.min() + (width if cut else width / 2)
+    low, high = offset.max() - width / 2, offset.min() + width / 2
     first = next((x for d in range(16) if low <= (x := round((low + high) / 2, d)) <= high), (low + high) / 2)
     return TimeGrid(float(first + step * steps[-1]), step, least, width, steps)
 

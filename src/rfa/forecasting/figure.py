@@ -6,8 +6,7 @@ It alone imports matplotlib, so it is imported when a figure is drawn.
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -24,9 +23,6 @@ from matplotlib.figure import Figure
 
 from rfa.files import write_whole
 
-from .request import ChannelForecast
-from .table import SeriesTable
-
 COLUMN, PAGE = 3.3, 6.8  # inches: the width of one column of text, and of a page with two columns
 # Okabe and Ito's palette; yellow comes late, because it is the hardest to see on white
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000")
@@ -34,7 +30,6 @@ MUTED = "0.55"  # grey, for baselines
 SMALLEST = 7  # points
 _PRINT = 300  # dots per inch
 _STYLE = Path(__file__).with_name("figure.mplstyle")
-_SHOWN_HORIZONS, _SHOWN_READINGS = 6.0, 60  # of the past in the figure, at least
 _Arguments = ParamSpec("_Arguments")
 
 
@@ -76,94 +71,83 @@ def save(figure: Figure, *paths: Path, dots: int = _PRINT) -> None:
     plt.close(figure)
 
 
-@styled
-def forecast_figure(found: Sequence[ChannelForecast], table: SeriesTable, query_times: np.ndarray) -> Figure:
-    """The forecast of each channel after its recent past. Outliers beyond the axes stand at their edge."""
-    figure, rows = plt.subplots(len(found), figsize=(PAGE, 0.4 + 2.0 * len(found)), sharex=True, squeeze=False)
-    for axes, one in zip(rows[:, 0], found, strict=True):
-        _draw_channel(axes, one, table, query_times)
-    bottom = rows[-1, 0]
-    if table.dated:
-        locator = mdates.AutoDateLocator()
-        bottom.xaxis.set_major_locator(locator)
-        bottom.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator))
-    bottom.set_xlabel("time; dotted: the last reading")
-    return figure
+DRAWN_SERIES = 12
+_DRAWN_READINGS, _DRAWN_HORIZONS = 60, 6.0  # of each series before its forecast, at least
 
 
-def _draw_channel(axes: Axes, one: ChannelForecast, table: SeriesTable, query_times: np.ndarray) -> None:
-    times, values = table.times, table.values[:, table.channels.index(one.name)]
-    last, fewest = times[-1], times[max(0, len(times) - _SHOWN_READINGS)]
-    shown = min(last - _SHOWN_HORIZONS * (query_times[-1] - last), fewest)
-    times, values = times[times >= shown], values[times >= shown]
-    past = one.past[one.past["time"] >= shown]
-    at, wrong = past.loc[past["outlier"], ["time", "reading"]].to_numpy().T
-    read_at, wrong_at, ahead = (table.axis(each) for each in (times, at, query_times))
-    pairs = {*zip(wrong_at.tolist(), wrong.tolist(), strict=True)}  # another sensor's reading at that time is none
-    usual = np.array([pair not in pairs for pair in zip(read_at.tolist(), values.tolist(), strict=True)])
-    past_times, past_mean = table.axis(past["time"].to_numpy()), past["estimate"].to_numpy()
-    axes.fill_between(past_times, past["lower_90"], past["upper_90"], color=COLOURS[0], alpha=0.15, linewidth=0)
-    axes.plot(past_times, past_mean, color=COLOURS[0], linewidth=0.9, label="estimate")
-    axes.plot(read_at[usual], values[usual], ".", color=MUTED, markersize=2.5, label="reading")
-    for level, ends in sorted(one.intervals.items(), reverse=True):
-        look: dict[str, Any] = {"color": COLOURS[1], "alpha": 0.2 + 0.4 * (1 - level), "linewidth": 0}
-        axes.fill_between(ahead, *ends, label=f"{level * 100:.0f} % interval", **look)
-    marker: dict[str, Any] = {"marker": "o", "markersize": 2.5} if len(ahead) == 1 else {}
-    axes.plot(ahead, one.mean, color=COLOURS[3], label="forecast", **marker)
-    drawn = np.concatenate([values[usual], past_mean, one.mean, *chain(*one.intervals.values())])
-    low, high = np.nanmin(drawn), np.nanmax(drawn)
-    margin = 0.05 * (high - low) or 1.0
-    low, high = axes.set_ylim(low - margin, high + margin)
-    if len(at):
-        axes.plot(wrong_at, wrong.clip(low, high), "x", color=COLOURS[3], clip_on=False, label="outlier")
-    axes.axvline(read_at[-1], color=MUTED, linestyle=":", linewidth=1)
-    title = "".join(letter if letter.isprintable() else " " for letter in one.name)  # no font has the others
-    title = title if len(title) <= 200 else f"{title[:199]}…"
-    axes.set_title(title, loc="left", parse_math=False)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+def chosen_series(forecast: pd.DataFrame, history: pd.DataFrame, id_col: str, each: int = 4) -> list[Any]:
+    """The first `each` series by refused readings, by the width of bands beside their size, and by size; then others.
 
-
-# A panel
-
-_DRAWN_SERIES = 12
-_DRAWN_READINGS = 60  # of each series before its forecast
-
-
-def chosen_series(forecast: pd.DataFrame, history: pd.DataFrame, id_col: str) -> list[object]:
-    """A third each of the series with most refused readings, the widest bands beside their size, the largest."""
+    Args:
+        forecast, history: tables of a `Forecaster` with a 90 % band.
+        id_col: their column of ids.
+        each: a third of the number that is wanted.
+    """
     refused = history.groupby(id_col)["outlier"].sum()
     size = history.assign(size=history["cleaned"].abs()).groupby(id_col)["size"].mean()
     width = (forecast["rfa-hi-90"] - forecast["rfa-lo-90"]).groupby(forecast[id_col]).mean() / size.clip(lower=1e-300)
-    found: list[object] = []
+    found: list[Any] = []
     for measure in (refused[refused > 0], width, size):
         ordered = measure.sort_values(ascending=False, kind="stable").index
-        found += [each for each in ordered if each not in found][: _DRAWN_SERIES // 3]
-    rest = [each for each in size.index if each not in found]
-    return (found + rest)[:_DRAWN_SERIES]
+        found += [name for name in ordered if name not in found][:each]
+    return (found + [name for name in size.index if name not in found])[: 3 * each]
 
 
 @styled
-def panel_figure(forecast: pd.DataFrame, history: pd.DataFrame, id_col: str, time_col: str, target_col: str) -> Figure:
-    """Readings, refused ones as crosses, and the forecast with its 50 and 90 % bands, of `chosen_series`."""
-    names = chosen_series(forecast, history, id_col)
-    columns = min(3, len(names))
-    lines = -(-len(names) // columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(PAGE, 1.5 * lines + 0.4), squeeze=False, layout="constrained")
-    for place, each in enumerate(axes.flat):
-        if place >= len(names):
-            each.set_axis_off()
-            continue
-        past = history[history[id_col] == names[place]].tail(_DRAWN_READINGS)
-        ahead = forecast[forecast[id_col] == names[place]]
-        good = past[~past["outlier"]]
-        each.plot(good[time_col], good[target_col], color=MUTED, linewidth=0.8)
-        for level, alpha in ((90, 0.2), (50, 0.35)):
-            low, high = ahead[f"rfa-lo-{level}"], ahead[f"rfa-hi-{level}"]
-            each.fill_between(ahead[time_col], low, high, color=COLOURS[0], alpha=alpha, linewidth=0)
-        each.plot(ahead[time_col], ahead["rfa"], color=COLOURS[0], linewidth=1)
-        low, high = each.get_ylim()
-        wrong = past[past["outlier"]]
-        each.plot(wrong[time_col], np.clip(wrong[target_col], low, high), "x", color=COLOURS[3], markersize=4)
-        each.set_title(str(names[place])[:40], fontsize=7, parse_math=False)
-        each.tick_params(axis="x", rotation=30)
+def forecast_figure(forecast: pd.DataFrame, history: pd.DataFrame, names: tuple[str, str, str]) -> Figure:
+    """The last readings, refused ones as crosses, and the forecast with its bands, of `chosen_series`.
+
+    Args:
+        forecast, history: tables of a `Forecaster`, one of levels 50 and 90.
+        names: the columns of ids, which one series may lack, times and readings.
+    """
+    id_col, time_col, target_col = names
+    if id_col not in history:
+        forecast, history = (table.assign(**{id_col: ""}) for table in (forecast, history))
+    chosen = chosen_series(forecast, history, id_col)
+    columns = 1 if len(chosen) <= 3 else 3
+    lines = -(-len(chosen) // columns)
+    size = PAGE, 0.4 + (2.0 if columns == 1 else 1.5) * lines
+    figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False)
+    for one, name in zip(axes.flat, chosen, strict=False):
+        past, ahead = (table[table[id_col] == name] for table in (history, forecast))
+        past = past.tail(max(_DRAWN_READINGS, int(_DRAWN_HORIZONS * len(ahead))))
+        _draw_series(one, past, ahead, time_col, target_col)
+        title = "".join(letter if letter.isprintable() else " " for letter in str(name))  # no font has the others
+        one.set_title(title[:40] if columns > 1 else title[:200], loc="left", parse_math=False)
+    for one in axes.flat[len(chosen) :]:
+        one.set_axis_off()
+    if columns == 1:
+        axes[0, 0].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
+
+
+def _draw_series(axes: Axes, past: pd.DataFrame, ahead: pd.DataFrame, time_col: str, target_col: str) -> None:
+    """One series. Refused readings beyond the axes stand at their edge."""
+    wrong = past["outlier"].to_numpy(dtype=bool)
+    times, values = past[time_col].to_numpy(), past[target_col].to_numpy(dtype=float)
+    if dated := isinstance(past[time_col].dtype, pd.DatetimeTZDtype) or past[time_col].dtype.kind == "M":
+        times, later = (pd.DatetimeIndex(table[time_col]).tz_localize(None).to_numpy() for table in (past, ahead))
+    else:
+        later = ahead[time_col].to_numpy()
+    axes.fill_between(times, past["rfa-lo-90"], past["rfa-hi-90"], color=COLOURS[0], alpha=0.15, linewidth=0)
+    axes.plot(times, past["rfa"], color=COLOURS[0], linewidth=0.9, label="estimate")
+    axes.plot(times[~wrong], values[~wrong], ".", color=MUTED, markersize=2.5, label="reading")
+    for level in (90, 50):
+        look: dict[str, Any] = {"color": COLOURS[1], "alpha": 0.2 + 0.004 * (100 - level), "linewidth": 0}
+        axes.fill_between(later, ahead[f"rfa-lo-{level}"], ahead[f"rfa-hi-{level}"], label=f"{level} % band", **look)
+    marker: dict[str, Any] = {"marker": "o", "markersize": 2.5} if len(ahead) == 1 else {}
+    axes.plot(later, ahead["rfa"], color=COLOURS[3], label="forecast", **marker)
+    bands = [ahead[f"rfa-{side}-90"].to_numpy() for side in ("lo", "hi")]
+    drawn = np.concatenate([values[~wrong], past["rfa"].to_numpy(), ahead["rfa"].to_numpy(), *bands])
+    low, high = np.nanmin(drawn), np.nanmax(drawn)
+    margin = 0.05 * (high - low) or 1.0
+    low, high = axes.set_ylim(low - margin, high + margin)
+    if wrong.any():
+        label = "refused"
+        axes.plot(times[wrong], values[wrong].clip(low, high), "x", color=COLOURS[3], clip_on=False, label=label)
+    axes.axvline(times[-1], color=MUTED, linestyle=":", linewidth=1)
+    if dated:
+        locator = mdates.AutoDateLocator()
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator))

@@ -11,11 +11,11 @@ import numpy as np
 from rfa.checks import require
 from rfa.files import write_whole
 from rfa.progress import Progress
+from rfa.steps import Length, StampKind, Steps, horizon, past_windows, usual_steps, whole_number
 
 from . import engine
 from .frames import Ids, Names, Panel, Quantiles, future_regressors, read_panel, stamp_column
 from .saved import LIBRARIES, packed, unpacked
-from .steps import Length, StampKind, Steps, horizon, usual_steps, whole_number
 
 _BLOCK = 1024  # series that are handed to the engine at once: so much work Ctrl-C loses
 _HISTORY = 90  # percent: the engine's band of the past
@@ -204,7 +204,7 @@ class Forecaster:
         steps = self._steps(panel)
         for place, step in steps.items():
             try:
-                ends = _windows(step, panel.stamps[place], steps_ahead, n_windows, step_size)
+                ends = past_windows(step, panel.stamps[place], steps_ahead, n_windows, step_size)
             except ValueError as error:
                 panel.refused[place] = str(error)
                 continue
@@ -314,14 +314,21 @@ class Forecaster:
 
         Returns:
             A table: id, `member`, its `weight` in the forecast, the mean absolute `error` of its rolling forecasts in
-            units of the readings, and `note`: what was assumed or left out.
+            units of the readings; what was assumed of the series: its `step`, the length of its `season` in steps, 0
+            for none, and `note`: what else, or what was left out.
 
         Raises:
             ValueError: before `forecast`.
         """
         every = list(self._forecasts.series.values())
-        rows = [(name, *pair, each.forecast.note) for each in every for name, pair in each.forecast.members.items()]
-        columns = dict(zip(("member", "weight", "error", "note"), map(list, zip(*rows, strict=True)), strict=True))
+        season = self.season_length
+        rows = [
+            (name, *pair, each.steps.words, each.steps.period if season is None else season, each.forecast.note)
+            for each in every
+            for name, pair in each.forecast.members.items()
+        ]
+        names = ("member", "weight", "error", "step", "season", "note")
+        columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
         return self._with_ids(columns, every, [len(each.forecast.members) for each in every])
 
     def save(self, path: str | Path) -> None:
@@ -460,24 +467,6 @@ class Forecaster:
         if (name := self.names.time) in columns:
             columns[name] = stamp_column(name, columns[name], last.kind, last.ids.backend)
         return last.ids.table(columns, places, self.names.id)
-
-
-def _windows(steps: Steps, stamps: np.ndarray, h: int | Length, count: int, apart: int) -> list[tuple[int, int]]:
-    """The rows of windows, the earliest first: of the first that is forecast, and after the last.
-
-    Windows are counted in steps from the last stamp, so that a gap is no shorter horizon.
-    """
-    positions = steps.positions(stamps)
-    found: list[tuple[int, int]] = []
-    for place in reversed(range(count)):
-        end = positions[-1] - place * apart
-        last = int(np.searchsorted(positions, end + 1e-6)) - 1
-        length = steps.count(stamps[max(last, 0)], h)
-        cut, after = np.searchsorted(positions, [end - length + 1e-6, end + 1e-6])
-        if 0 < cut < after and (not found or found[-1][0] < cut):
-            found.append((int(cut), int(after)))
-    require(bool(found), "h", h.text if isinstance(h, Length) else h, f"readings before {count} windows of the series")
-    return found
 
 
 def _simplest(values: np.ndarray, h: int, bands: int, reason: str) -> engine.SeriesForecast | None:

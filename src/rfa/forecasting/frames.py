@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from rfa.checks import require
-
-from .steps import StampKind
+from rfa.steps import StampKind
 
 
 @dataclass

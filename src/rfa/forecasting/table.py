@@ -1,41 +1,33 @@
-"""Series in CSV files: times of any unit or dates, several channels, gaps, and clear words about what is wrong."""
+"""A CSV file as a table of series: cells are read once, then times and numbers. What is unclear is refused."""
 
+import io
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from pandas.io.common import get_handle
 
 from rfa.checks import require
-from rfa.estimation.time_axis import has_clock, moments_of_clock, wall_clock
 
-from .cells import (
-    SEPARATORS,
-    SIGNS,
-    SKIP,
-    UNNAMED,
-    decimal_of,
-    is_reading,
-    joined_times,
-    read_cells,
-    read_header,
-    read_numbers,
-    read_text,
-    times_of_rows,
-    without_unit,
-)
-from .dates import UNITS, calendar_offset, check_dates, first_row, length_of_time, numbers_of, rounded_length
+from .frames import Names
+from .times import EPOCH_UNITS, SKIP_HINT, Column, TimeReader, parsed_dates, plain_numbers
 
-_DUPLICATES = ("refuse", "mean", "first", "last")
+_SEPARATORS = {"tab": "\t", "\\t": "\t", "space": r"\s+"}
+_TRIED_SEPARATORS = (",", ";", "\t", "|", r"\s+")
+_BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+_MISSING = ("", "na", "nan", "null", "none", "n/a", "#n/a", "-")
+_LARGEST = 1e30  # larger readings are marks of missing ones, such as 9.97e36
+_SIGNS = ".,'_ \u00a0\u202f\u2019"  # of thousands, spaces and a quote among them
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableFormat:
-    """How CSV files are written. What is None is told from the file, and said where it is unusual.
+    """How a CSV file is written. What is None is told from the file, and said where it is unusual.
 
     Args:
         date_format: of dates, as `strptime` has it: `%d.%m.%Y`.
@@ -46,12 +38,11 @@ class TableFormat:
         decimal, thousands: signs in numbers.
         encoding: such as `cp1252`.
         missing: marks of missing readings, such as `-999`, beside empty cells, `NA` and `nan`.
-        duplicates: what becomes of rows of one time: their "mean", the "first" or "last" reading, or "refuse". None:
+        duplicates: what becomes of readings of one series and time: their "mean", the "first" or the "last". None:
             rows that do not contradict each other are merged, others refused.
-        sort: put rows in order of time. False: refuse those that are not.
         skip_rows: lines at the beginning that are left out.
         comment: the sign after which a line is left out, such as `#`.
-        skip_bad_rows: leave out rows without a time, with too many cells, or with values that are no numbers.
+        skip_bad_rows: leave out, and count, rows without a time, with too many cells, or with text for a number.
         no_header: the first row is one of readings; the columns are 1, 2, ...
 
     Raises:
@@ -66,327 +57,275 @@ class TableFormat:
     decimal: str | None = None
     thousands: str | None = None
     encoding: str | None = None
-    missing: tuple[str, ...] = ()
+    missing: Sequence[str] | None = ()
     duplicates: str | None = None
-    sort: bool = True
     skip_rows: int = 0
     comment: str | None = None
     skip_bad_rows: bool = False
     no_header: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "missing", tuple(self.missing or ()))
-        check_dates(self)
-        separates = self.separator is None or self.separator in SEPARATORS or len(self.separator) == 1
-        require(separates, "separator", self.separator, "a single character, tab or space")
-        for name, signs in (("decimal", ".,"), ("thousands", SIGNS)):
-            sign = getattr(self, name)
-            fits = sign is None or (len(sign) == 1 and sign in signs)
-            require(fits, name, sign, "a point or a comma" + ("" if name == "decimal" else ", a quote, _ or a space"))
-        differ = self.thousands != (self.decimal or ".")
-        require(differ, "thousands", self.thousands, "another sign than that of --decimal, a point")
-        require(self.skip_rows >= 0, "skip-rows", self.skip_rows, "a number of lines, 0 or more")
-        require(self.comment is None or len(self.comment) == 1, "comment", self.comment, "a single sign, such as #")
-        known = (None, *_DUPLICATES)
-        require(self.duplicates in known, "duplicates", self.duplicates, f"one of {', '.join(_DUPLICATES)}")
+        def reads(given: str | None, read: Callable[[str], object]) -> bool:
+            try:
+                return given is None or read(given) is not None
+            except (ValueError, KeyError, OSError, re.error):
+                return False
+
+        def single(given: str | None, signs: str | None = None) -> bool:
+            return given is None or (len(given) == 1 and (signs is None or given in signs))
+
+        dated = reads(self.date_format, lambda x: parsed_dates(pd.Series(["0"]), x) if "%" in x else None)
+        stamped = self.date_format is None or (self.time_unit is None and self.epoch is None)
+        separates = single(self.separator) or self.separator in _SEPARATORS
+        for name, fits, expected in (
+            ("date_format", dated, "a format of dates such as %d.%m.%Y"),
+            ("date_format", stamped, "it, or --time-unit and --epoch"),
+            ("time_unit", self.time_unit in (None, *EPOCH_UNITS, "number"), f"one of {', '.join(EPOCH_UNITS)}, number"),
+            ("zone", reads(self.zone, lambda x: pd.Timestamp(0, tz=x)), "a name such as Europe/Berlin or UTC"),
+            ("epoch", reads(self.epoch, pd.Timestamp), "a date such as 1980-01-06 or 2000-01-01T12:00"),
+            ("separator", separates, "a single character, tab or space"),
+            ("decimal", single(self.decimal, ".,"), "a point or a comma"),
+            ("thousands", single(self.thousands, _SIGNS), "a point, a comma, a quote, _ or a space"),
+            ("thousands", self.thousands != (self.decimal or "."), "another sign than that of --decimal, a point"),
+            ("skip_rows", self.skip_rows >= 0, "a number of lines, 0 or more"),
+            ("comment", single(self.comment), "a single sign, such as #"),
+            ("duplicates", self.duplicates in (None, "mean", "first", "last"), "one of mean, first, last"),
+        ):
+            require(fits, name.replace("_", "-"), getattr(self, name), expected)
 
 
-class SeriesTable(NamedTuple):
-    """A series with its times, in float64.
+class SeriesFile(NamedTuple):
+    """What a file has.
 
     Fields:
-        times: strictly increasing, in `unit`, since `origin`.
-        values: NaN where nothing was read.
-        channels: their names.
-        unit: "D", "h", "min" or "s" of dated series and lengths of time; "" where the file has numbers.
-        origin: the date (or length) of time 0, in the zone of the file; None where the file has numbers. Times of
-            `--zone` are those of its clocks: each day has 24 hours.
-        sensor: the label of each row's sensor; empty where no column names sensors. Then times may be equal.
-        lines: of the file, where the rows stand; empty where there is no file.
+        table: a row for each reading, for `Forecaster` with these names.
+        names: of its columns.
         notes: what was told from the file, and what was changed, a line each.
+        problems: series of which a cell or all were left out, and why.
     """
 
-    times: Float[np.ndarray, " T"]
-    values: Float[np.ndarray, "T channels"]
-    channels: tuple[str, ...]
-    unit: str = ""
-    origin: pd.Timestamp | pd.Timedelta | None = None
-    sensor: tuple[str, ...] = ()
-    lines: tuple[int, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def gap(self) -> float:
-        """The median time between rows with a reading; 1 where fewer than two times have one."""
-        steps = np.diff(self.times[~np.isnan(self.values).all(axis=1)])
-        return float(np.median(steps[steps > 0])) if (steps > 0).any() else 1.0
-
-    def duration(self, name: str, given: str) -> float:
-        """A length of time such as `24h`, `7D`, `12M` or `3.5`, in the unit of the times; of the calendar its mean.
-
-        Raises:
-            ValueError: naming the argument, unless it is a length of time above 0, with a unit only for dated series.
-        """
-        expected = "a length of time above 0, such as 24h, 7D or 12M" if self.unit else "a number above 0"
-        told = [note for note in self.notes if note.startswith("times: ")]
-        told = told or ([] if self.unit else ["the times are numbers, --date-format or --time-unit reads dates"])
-        fault = "; ".join([f"{name}: got {given!r}, expected {expected}", *told[:1]])
-        try:
-            if self.unit and not re.search("[A-Za-z]", given):  # pandas takes a bare number for nanoseconds
-                raise ValueError
-            calendar = calendar_offset(given) if self.unit else None
-            span = calendar[1] if calendar else length_of_time(given) if self.unit else float(given)
-            length = float(span / UNITS[self.unit]) if self.unit else float(span)
-        except (pd.errors.OutOfBoundsTimedelta, pd.errors.OutOfBoundsDatetime):  # the latter of pandas 3.0
-            raise ValueError(f"{name}: got {given!r}, expected at most {pd.Timedelta.max.days} days") from None
-        except ValueError:
-            raise ValueError(fault) from None
-        if not 0 < length < np.inf:
-            raise ValueError(fault)
-        return length
-
-    @property
-    def dated(self) -> bool:
-        """Whether times are dates: neither numbers nor lengths of time."""
-        return isinstance(self.origin, pd.Timestamp)
-
-    def dates(self, times: Float[np.ndarray, " n"]) -> Any:
-        """Times of a dated series as dates, in the zone of the file; lengths of time as those."""
-        shown, zone = self.clock_times(times), getattr(self.origin, "tz", None)
-        return moments_of_clock(shown, zone) if has_clock(zone) else shown
-
-    def clock_times(self, times: Float[np.ndarray, " n"]) -> Any:
-        """The same as the clocks of a place show them, without its zone; see `wall_clock`."""
-        assert self.origin is not None
-        lengths = rounded_length(np.asarray(times) * UNITS[self.unit].total_seconds(), self.origin.unit)
-        return wall_clock(pd.Index([self.origin]))[0] + lengths
-
-    def since_origin(self, dates: Any) -> np.ndarray:
-        """Dates as times of the series."""
-        shown = [wall_clock(pd.DatetimeIndex(each)) for each in (dates, [self.origin])]
-        return ((shown[0] - shown[1][0]) / UNITS[self.unit]).to_numpy(np.float64)
-
-    def label(self, time: float) -> str:
-        """A time as the file writes it: a date, or a number."""
-        if self.origin is not None:
-            return self.labels(np.array([time]))[0]
-        text = str(int(time)) if float(time).is_integer() and abs(time) < 2**63 else f"{time:.15g}"
-        exact = abs(float(text) - time) <= 4 * np.spacing(abs(time))  # sums of steps are off by so much
-        return text if exact else repr(float(time))
-
-    def labels(self, times: Float[np.ndarray, " n"]) -> list[str]:
-        """Each time as `label` writes it."""
-        if self.origin is None:
-            return [self.label(time) for time in np.asarray(times).tolist()]
-        dates = self.dates(times)
-        if not self.dated:
-            return [str(length) for length in dates]
-        texts = [date.isoformat(sep=" ") for date in dates]  # unlike strftime it writes four digits of each year
-        return [text.removesuffix(" 00:00:00") if self.unit == "D" else text for text in texts]
-
-    def axis(self, times: Float[np.ndarray, " n"]) -> np.ndarray:
-        """Times for the axis of a figure: dates, or numbers."""
-        return np.asarray(times) if not self.dated else self.dates(times).tz_localize(None).to_numpy()
-
-    def with_notes(self, *notes: str) -> "SeriesTable":
-        """With further notes, but for empty ones."""
-        return self._replace(notes=(*self.notes, *filter(None, notes)))
-
-    def rows(self, chosen: Any) -> "SeriesTable":
-        """Some of its rows, by a slice or a mask."""
-        sensor, lines = (tuple(np.asarray(x)[chosen].tolist()) if x else () for x in (self.sensor, self.lines))
-        return self._replace(times=self.times[chosen], values=self.values[chosen], sensor=sensor, lines=lines)
+    table: pd.DataFrame
+    names: Names
+    notes: list[str]
+    problems: dict[str, str]
 
 
-def read_series(
-    path: str | Path,
+def read_table(
+    path: Path,
     time: str | Sequence[str],
-    values: list[str] | None = None,
-    *,
-    sensor: str | None = None,
-    table_format: TableFormat | None = None,
-) -> SeriesTable:
-    """Read a series from a CSV file.
-
-    An empty cell, `NA` and `nan` are missing readings; a column without a reading is left out. Times are numbers, or
-    dates as `read_times` knows them. Dates with one offset, such as `+01:00`, keep it. Several become the last one's.
+    values: Sequence[str] | None = None,
+    id_col: str | None = None,
+    written: TableFormat | None = None,
+) -> SeriesFile:
+    """Read the series of a CSV file.
 
     Args:
-        path: of the file.
-        time: the column of the times; or several: date and time, or year, month, day, hour, minute, second.
-        values: the columns of the channels; by default all others with a name.
-        sensor: a column that names the sensor of each row. Then several rows may have one time.
-        table_format: how the file is written.
+        path: of the file, which may be compressed.
+        time: the column of times; or several: date and clock time, or year, month, day, hour, minute, second.
+        values: the columns of readings: one with `id_col`. Without it each is a series, by default each other column
+            that has numbers; the table names them in "series", and their readings "reading".
+        id_col: the column that names the series of each row. None: each column is a series.
+        written: how the file is written.
 
     Raises:
-        ValueError: for a file that cannot be read, an unknown column, no rows, times that are missing, neither numbers
-            nor dates, or not in an order that `table_format` allows, values that are no finite numbers, or no reading.
+        ValueError: with the row of the file, the column and the cell: for a file that cannot be read, an unknown
+            column, times that are missing or unclear, cells with digits that are no numbers. Cells of text are left
+            out, and are in `problems`, unless there is one series.
     """
-    file = _read_file(Path(path), time, values, sensor, table_format or TableFormat())
-    rows, changes = _in_order(file)
-    unseen = [name for name in file.channels if rows[name].isna().all()]
-    if len(unseen) == len(file.channels):
-        raise ValueError(f"values: {unseen[0]!r} has no reading in {path}, expected at least one")
-    if unseen:
-        changes.append(f"values: {', '.join(map(repr, unseen))} left out, without a reading")
-    channels = tuple(name for name in file.channels if name not in unseen)
-    times, unit, origin = numbers_of(rows[_TIME])
-    readings, sensors = rows[list(channels)].to_numpy(np.float64), tuple(rows[_SENSOR]) if _SENSOR in rows else ()
-    notes = (*file.notes, *changes)
-    table = SeriesTable(times, readings, channels, unit, origin, sensors, tuple(rows.index), notes)
-    return table.with_notes(*_distant_sensors(table))
-
-
-_TIME, _SENSOR = 0, 1  # columns of a file's rows; those of channels have their names, which are texts
-
-
-class _File(NamedTuple):
-    """A file that was read: times, sensors (if there are some) and float64 values; the index has the lines."""
-
-    path: Path
-    rows: pd.DataFrame
-    channels: tuple[str, ...]
-    written: "pd.Series[Any]"  # times as they stand there
-    cells: pd.DataFrame  # of the columns that are no times, as they stand there
-    sensor: str | None  # the column that names the sensor of each row
-    notes: tuple[str, ...]
-    table_format: TableFormat
-
-
-def _read_file(
-    path: Path, time: str | Sequence[str], values: list[str] | None, sensor: str | None, form: TableFormat
-) -> _File:
-    """Read a file, and understand its times and values."""
     times = [name.strip() for name in ([time] if isinstance(time, str) else time)]
     require(0 < len(times) == len({*times}), "time", times, "one column of times, or several, each once")
-    sensor = sensor and sensor.strip()
-    text, notes = read_text(path, form.encoding)
-    header = read_header(path, text, times, form, notes)
-    columns = _columns(path, header.names, times, values, sensor, notes)
-    table, bad = read_cells(path, header, form)
-    total, table = table, table.loc[~bad, ~table.columns.duplicated()]
-    stamps = joined_times(table, times, form.date_format, notes)
-    if header.own and is_reading(times, table.iloc[0]):
-        given = ", ".join(header.names)[:80]
-        ways = "--no-header names its columns 1, 2, ... (with --skip-rows 1 where it is one)"
-        raise ValueError(f"file: got {given!r} in the first row of {path}, expected a header: {ways}")
-    cells = {name: without_unit(table[name], form.missing, notes) for name in columns}
-    decimal = form.decimal or decimal_of(cells, form, notes)
-    found, note = times_of_rows(stamps, path, decimal, form, None if sensor is None else table[sensor])
-    parts: dict[Any, Any] = {_TIME: found}
-    if sensor is not None:
-        missing = table[sensor].isna()
-        if missing.any() and not form.skip_bad_rows:
-            row = first_row(missing)
-            raise ValueError(f"sensor: row {row} of {path} has none, expected a name in each; {SKIP}")
-        parts[_SENSOR] = table[sensor].dropna()
-    parts |= {name: read_numbers(column[found.index], path, decimal, form) for name, column in cells.items()}
-    rows = pd.concat(parts, axis=1, join="inner")
-    if out := len(total) - len(rows):
-        first = total.drop(rows.index).iloc[0]
-        said = ", ".join(first.dropna())[:60]
-        notes.append(f"rows: {out} of {len(total)} left out as bad ones, the first is row {first.name}: {said}")
-    if not len(rows):
-        raise ValueError(f"file: {path} has no row without a fault (--skip-bad-rows), expected at least one")
-    notes += [note] if note else []
-    return _File(path, rows, tuple(columns), stamps, table.drop(columns=times), sensor, tuple(notes), form)
+    return _Reader(path, written or TableFormat()).series(times, values, id_col)
 
 
-def _columns(
-    path: Path, names: list[str], times: list[str], values: list[str] | None, sensor: str | None, notes: list[str]
-) -> list[str]:
-    """The columns of the channels: those that are asked for, or all others with a name."""
-    others = [name for name in names if name not in (*times, sensor)]
-    columns = [name for name in others if not name.startswith(UNNAMED)] if values is None else [*map(str.strip, values)]
-    for argument, name in [("sensor", sensor), *(("values", column) for column in columns)]:
-        if name is not None and name not in names:
-            raise ValueError(f"{argument}: got {name!r}, expected a column of {path}: {', '.join(names)}")
-    for name in (*times, sensor, *columns):
-        if names.count(str(name)) > 1:
-            ways = "--values names others, --no-header with --skip-rows calls all of them 1, 2, ..."
-            raise ValueError(f"file: {path} has two columns {name!r}, expected each name once; {ways}")
-    if {*times, sensor} & {*columns} or not columns or len({*columns}) < len(columns):
-        raise ValueError(f"values: got {columns}, expected columns other than those of times and labels, each once")
-    if values is None and (unnamed := [name for name in others if name not in columns]):
-        notes.append(f"values: {', '.join(map(repr, unnamed))} left out, without a name (--values takes it)")
-    return columns
+@dataclass
+class _Reader(TimeReader):
+    problems: dict[str, str] = field(default_factory=dict)
+    doubled: list[str] = field(default_factory=list)  # columns of which the header has two
 
+    def series(self, times: list[str], values: Sequence[str] | None, id_col: str | None) -> SeriesFile:
+        """The series of the file: as `read_table`."""
+        cells = self.cells(times)
+        others = [name for name in cells if name not in (*times, id_col) and not name.startswith("Unnamed: ")]
+        columns = others if values is None else [name.strip() for name in values]
+        named = [("time", times), ("id", [id_col] if id_col else []), ("values", columns)]
+        for argument, name in ((argument, name) for argument, listed in named for name in listed):
+            require(name in cells, argument, name, f"a column of {self.path.name}: {', '.join(cells):.200}")
+            once = name not in self.doubled
+            require(once, argument, f"{name}, of which there are two", "another column, or --no-header numbers them")
+        free = columns and not {*times, id_col} & {*columns} and len({*columns}) == len(columns)
+        require(bool(free), "values", columns, "columns other than those of times and ids, each once")
+        require(id_col is None or len(columns) == 1, "values", columns, "one column with --id")
+        names = Names("series", times[0], "reading") if id_col is None else Names(id_col, times[0], columns[0])
+        require(len({*names}) == 3, "time", times[0], "another name than 'series' and 'reading'; or --id")
+        one, total = id_col is None and len(columns) == 1, len(cells)
+        if id_col is not None:
+            cells = self.good(cells, cells[id_col] != "", cells[id_col], "id", "a name in each row")
+        stamps = self.read_times(self.joined_times(cells, times))
+        ids = None if id_col is None else cells.loc[stamps.index, id_col]
+        stamps = self.on_clock(stamps, ids)
+        cells, parts = cells.loc[stamps.index], list[pd.DataFrame]()
+        decimal = self.form.decimal or self.decimal_sign(cells[columns])
+        for name in columns:
+            ids = pd.Series(name, cells.index) if id_col is None else cells[id_col]
+            numbers, wrong = self.numbers(cells[name], decimal)
+            if values is None and not one and numbers.isna().all():
+                self.notes.append(f"values: {name!r} left out, without a number")
+                continue
+            self.refuse(wrong, numbers, cells[name], one)
+            for row in wrong.index[wrong & (not self.form.skip_bad_rows)][::-1]:
+                said = f"{name}: {cells[name][row]!r:.40} in row {row} is no number; it is left out"
+                self.problems[ids[row]] = said
+            part = pd.DataFrame({names.id: ids, names.time: stamps, names.target: numbers})
+            parts.append(part[~wrong] if self.form.skip_bad_rows else part)
+        require(bool(parts), "values", columns, f"columns of {self.path.name} that have numbers")
+        table = pd.concat(parts)
+        if out := total - table.index.nunique():
+            self.notes.append(f"rows: {out} of {total} left out as bad ones")
+        table = self.one_row_a_time(table, names, id_col is not None)
+        seen = table[names.target].notna()
+        require(bool(seen.any()), "values", columns, f"a reading in {self.path.name}")
+        late = table[names.time] > table.loc[seen, names.time].max()
+        if late.any():
+            self.notes.append(f"rows: those after the last reading, from row {table.index[late].min()}, are left out")
+        return SeriesFile(table[~late].reset_index(drop=True), names, self.notes, self.problems)
 
-def _in_order(file: _File) -> tuple[pd.DataFrame, list[str]]:
-    """Rows in order of time, one for each time (and sensor), and what was changed."""
-    notes, chosen, rows = [], file.table_format, file.rows
-    early = rows[_TIME].diff() < (0 if rows[_TIME].dtype.kind == "f" else pd.Timedelta(0))
-    if early.any():
-        row = first_row(early)
-        given = f"{file.written.loc[row]!r} before an earlier one"
-        if not chosen.sort:
-            raise ValueError(f"time: got {given} (row {row} of {file.path}), expected times in order (or --sort)")
-        notes.append(f"rows: sorted by time; the first out of order is row {row} (--no-sort refuses them)")
-        rows = rows.sort_values(_TIME, kind="stable")
-    keys = [_TIME, _SENSOR] if _SENSOR in rows else [_TIME]
-    doubled = rows.duplicated(keys, keep=False)
-    if not doubled.any():
-        return rows, notes
-    groups = rows[doubled].groupby(keys, sort=False)[list(file.channels)]
-    apart = groups.transform("nunique").gt(1).any(axis=1)  # missing readings contradict nothing
-    if chosen.duplicates == "refuse" or (chosen.duplicates is None and apart.any()):
-        one = rows.loc[first_row(apart) if chosen.duplicates is None else first_row(doubled)]
-        same = (rows[keys] == one[keys]).all(axis=1)
-        both = rows.index[same]
-        different = " with different values" if chosen.duplicates is None else ""
-        raise ValueError(
-            f"time: got {file.written.loc[both[1]]!r} twice{different} (rows {both[0]} and {both[1]} of {file.path}), "
-            f"expected each time once: {_merge_hint(file, rows, one[_TIME])}"
-        )
-    how = chosen.duplicates or "first"
-    merged = rows.groupby(keys, sort=False)[list(file.channels)].agg(how).reset_index()
-    merged.index = rows.index[~rows.duplicated(keys)]
-    words = f"by the {how} reading of each column" if apart.any() else "which do not contradict each other"
-    name = _distinguishing_column(file, rows) if apart.any() else None
-    words += f"; column {name!r} tells them apart" if name is not None else ""
-    fewer = len(rows) - len(merged)
-    return merged, [*notes, f"rows: {fewer} of a time that another row has were merged, {words}"]
+    # Cells
 
+    def text(self) -> str:
+        """The text of the file, with one sign at the end of each line."""
+        path, form = self.path, self.form
+        try:
+            with get_handle(str(path), "rb", compression="infer", is_text=False) as opened:
+                content: bytes = opened.handle.read()
+        except FileNotFoundError:
+            raise ValueError(f"file: {path} does not exist, expected a CSV file") from None
+        except (OSError, EOFError, ValueError) as error:
+            raise ValueError(f"file: {path} cannot be read: {str(error).strip():.200}") from None
+        known = form.encoding or next((x for mark, x in _BYTE_ORDER_MARKS.items() if content.startswith(mark)), None)
+        tried = [known] if known else ["utf-8", "cp1252"]
+        for name in tried:
+            try:
+                text = content.decode(name).removeprefix("\ufeff")
+            except LookupError:
+                raise ValueError(f"encoding: got {form.encoding!r}, expected one such as cp1252") from None
+            except UnicodeError:
+                continue
+            if "\0" not in text:
+                self.notes += ["encoding: cp1252 (--encoding chooses another)"] if name == tried[-1] != known else []
+                return re.sub(r"\r\n?", "\n", text)
+        raise ValueError(f"file: {path} cannot be read: its text is not in {' or '.join(tried)} (--encoding)")
 
-def _distinguishing_column(file: _File, rows: pd.DataFrame) -> str | None:
-    """A column of names, of which each has a time once; None where there is none."""
-    for name, cells in file.cells.loc[rows.index].items():
-        few = name != file.sensor and cells.notna().all() and 1 < cells.nunique() <= len(cells) / 2
-        if few and not pd.concat([rows[_TIME], cells], axis=1).duplicated().any():
-            return str(name)
-    return None
+    def cells(self, times: list[str]) -> pd.DataFrame:
+        """The cells as text, without spaces around them, by the rows of the file."""
+        path, form, text = self.path, self.form, self.text()
+        if form.skip_rows or form.comment:
+            lines, sign = text.split("\n"), form.comment or "\n"
+            lines[: form.skip_rows] = [""] * min(form.skip_rows, len(lines))
+            text = "\n".join("" if line.lstrip().startswith(sign) else line for line in lines)
+        start = len(re.match(r"(?:[ \t]*\n)*", text)[0])  # type: ignore[index]
+        first, text = text.count("\n", 0, start) + 1, text[start:]
+        require(bool(text.strip()), "file", str(path), "a CSV file with a header and rows")
+        separator, names = self.header(text, times)
+        missing = [name for name in times if name not in names]
+        ways = "--separator, --skip-rows and --no-header say how it is written"
+        known = f"a column of {path.name}: {', '.join(names):.200} ({ways})"
+        require(not missing, "time", "".join(missing[:1]), known)
+        options: dict[str, Any] = {"sep": separator, "dtype": str, "comment": form.comment, "skipinitialspace": True}
+        options |= {"keep_default_na": False, "skip_blank_lines": False, "index_col": False}
+        options |= {"header": None if form.no_header else 0, "names": range(len(names))}
+        if form.skip_bad_rows:  # a row with too many cells becomes one without a time, so that rows keep their numbers
+            options |= {"engine": "python", "on_bad_lines": lambda cells: ["too many cells"]}
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", pd.errors.ParserWarning)  # pandas would cut off cells
+                table = pd.read_csv(io.StringIO(text), **options)
+        except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError) as error:
+            at = re.search(r"in line (\d+), saw (\d+)", str(error))
+            given = f"{at[2]} cells in row {int(at[1]) + first - 1}" if at else "rows with more cells, or open quotes"
+            expected = f"{len(names)} as in its header, {', '.join(names):.80} (--separator, --decimal); {SKIP_HINT}"
+            raise ValueError(f"file: got {given} of {path.name}, expected {expected}") from None
+        table = table.fillna("").apply(lambda column: column.str.strip())
+        breaks = sum(table[k].str.count("\n") for k in table).cumsum().shift(fill_value=0) if '"' in text else 0
+        table.index = (table.index + breaks + first + (not form.no_header)).astype(int)
+        table = table.set_axis(names, axis=1)[(table != "").any(axis=1)]
+        self.doubled = [*table.columns[table.columns.duplicated()]]
+        table = table.loc[:, ~table.columns.duplicated()]
+        require(len(table) > 0, "file", str(path), "a CSV file with a header and rows")
+        return table
 
-
-def _merge_hint(file: _File, rows: pd.DataFrame, time: Any) -> str:
-    """What to do where rows with one time differ."""
-    merge = "--duplicates mean, first or last merges readings of one series"
-    if rows[_TIME].dtype.kind == "M" and time.tzinfo is None and time.hour < 4:
-        merge += ", or --zone tells the double hour of autumn apart"
-    if file.sensor is not None:
-        return f"{merge}, or keep one row of a sensor at a time"
-    name = _distinguishing_column(file, rows)
-    where = f"column {name!r} has {file.cells[name].nunique()} names; " if name is not None else ""
-    ways = f"sensors of one quantity: --sensor {name or 'COLUMN'}; "
-    ways += "several series: forecast each by itself, from a file with its rows alone"
-    return f"{where}{ways}; {merge}; --time takes several columns, such as --time Date Time"
-
-
-_DISTANT = 5.0  # deviations of the difference between two sensors that are said
-_LEAST_READINGS = 4  # readings of a sensor, at least, that tell their noise
-
-
-def _distant_sensors(table: SeriesTable) -> list[str]:
-    """A note for each channel in which a sensor is, in the median, far off the one with most readings."""
-    notes, times = [], table.times
-    for name, values in zip(table.channels, table.values.T if table.sensor else (), strict=False):
-        by_sensor = pd.Series(values, times).dropna().groupby(np.asarray(table.sensor)[~np.isnan(values)])
-        usual = by_sensor.get_group(by_sensor.size().idxmax()).rename(by_sensor.size().idxmax())
-        for label, readings in by_sensor:
-            inside = readings.loc[usual.index[0] : usual.index[-1]]
-            gap = inside - np.interp(inside.index, usual.index, usual)
-            noise = 1.4826 * (gap - gap.median()).abs().median() + 1e-9 * usual.abs().max()
-            if len(gap) >= _LEAST_READINGS and abs(gap.median()) > _DISTANT * noise:
-                said = f"sensor {label!r} is {gap.median():.4g} off {usual.name!r}, far more than their noise"
-                notes.append(f"{name}: {said}, {noise:.2g}; of several series forecast each from a file of its own")
+    def header(self, text: str, times: list[str]) -> tuple[str, list[str]]:
+        """The separator with which the header has the columns of times, and the names of all columns."""
+        given, form = self.form.separator, self.form
+        tried = _TRIED_SEPARATORS if given is None else (_SEPARATORS.get(given, given),)
+        tried = tried if given or not form.no_header else (";", "\t", "|", ",", r"\s+")  # a comma may be a decimal one
+        for separator in (*tried, tried[0]):
+            options: dict[str, Any] = {"header": None, "nrows": 1, "dtype": str, "skipinitialspace": True}
+            row = pd.read_csv(io.StringIO(text), sep=separator, comment=form.comment, **options).iloc[0]
+            names = [each.strip() or f"Unnamed: {k}" for k, each in enumerate(row.fillna(""))]
+            names = [str(k + 1) for k in range(len(names))] if form.no_header else names
+            if {*times} <= {*names} and (len(names) > len(times) or given):
+                if separator != "," and not given:
+                    said = {"\t": "tab", r"\s+": "space"}.get(separator, repr(separator))
+                    self.notes.append(f"separator: {said}, by the header (--separator chooses another)")
                 break
-    return notes
+        return separator, names
+
+    # Numbers
+
+    def decimal_sign(self, cells: pd.DataFrame) -> str:
+        """A comma where no number has a point, and the commas of some cannot be thousands; otherwise a point."""
+        commas = pd.concat([column[column.str.contains(",", regex=False)] for _, column in cells.items()])
+        points = any(column.str.contains(r"\d\.\d").any() for _, column in cells.items())
+        if self.form.thousands or points or not commas.str.fullmatch(r"[+-]?\d*,\d+([eE][+-]?\d+)?").any():
+            return "."
+        if commas.str.fullmatch(r"[+-]?[1-9]\d{0,2},\d{3}").all():
+            return "."  # nobody can tell: refused, with both options
+        self.notes.append("numbers: with a decimal comma (--decimal chooses another)")
+        return ","
+
+    def numbers(self, cells: Column, decimal: str) -> tuple[Column, Column]:
+        """Numbers as float64, NaN where none was read, and which cells are neither numbers nor missing."""
+        marks = pd.Series([*(self.form.missing or ())], dtype=str)
+        numbers = pd.to_numeric(plain_numbers(cells, decimal, self.form.thousands), errors="coerce").astype(np.float64)
+        missing = cells.isin(marks) | cells.str.lower().isin(_MISSING)
+        missing |= numbers.isin(pd.to_numeric(marks, errors="coerce").dropna())
+        wrong = ~missing & ~(numbers.abs() <= _LARGEST)
+        return numbers.mask(missing | wrong), wrong
+
+    def refuse(self, wrong: Column, numbers: Column, cells: Column, one: bool) -> None:
+        """Raise `ValueError` unless the wrong cells may be left out: text among many series, or some bad rows."""
+        signs = wrong & cells.str.fullmatch(rf"[+-]?\d*([{_SIGNS}]\d+)+")  # numbers as others write them
+        few = self.form.skip_bad_rows and wrong.sum() <= numbers.notna().sum()
+        refused = signs if few else wrong if one or self.form.skip_bad_rows else wrong & cells.str.contains(r"\d")
+        if refused.any():
+            row = (signs if signs.any() else refused).idxmax()
+            ways = (
+                "--decimal or --thousands reads such signs"
+                if signs.any()
+                else f"--missing names other marks; {SKIP_HINT}"
+            )
+            given = f"{cells[row]!r:.60} in row {row} of {self.path.name}, column {cells.name!r}"
+            raise ValueError(f"values: got {given}, expected a number up to {_LARGEST:g}, or an empty cell; {ways}")
+
+    def one_row_a_time(self, table: pd.DataFrame, names: Names, long: bool) -> pd.DataFrame:
+        """A row for each series and time. Series whose rows contradict each other are refused."""
+        keys, how = [names.id, names.time], self.form.duplicates
+        part = table[table.duplicated(keys, keep=False)]
+        if not len(part):
+            return table
+        if how is None:
+            apart = part.groupby(keys)[names.target].transform("nunique") > 1  # missing ones contradict nothing
+            for name, some in part[apart].groupby(names.id):
+                time = some[names.time].iloc[0]
+                rows = some.index[some[names.time] == time]
+                said = f"{time} twice with different values, in rows {rows[0]} and {rows[1]} of {self.path.name}"
+                ways = "--duplicates mean, first or last merges them, --id names the series of each row"
+                require(long, "time", said, f"each time once; {ways}")
+                self.problems[str(name)] = f"{names.time}: {said}"
+            table = table[~table[names.id].isin({*part.loc[apart, names.id]})]
+        merged = table.rename_axis("row").reset_index().groupby(keys, sort=False)
+        merged = merged.agg({"row": "first", names.target: how or "first"}).reset_index().set_index("row")
+        if out := len(table) - len(merged):
+            said = f"merged, by their {how or 'first'} reading"
+            self.notes.append(f"rows: {out} of a time that another row of the series has were {said}")
+        return merged

@@ -20,7 +20,7 @@ import pandas as pd
 from rfa.checks import require
 from rfa.forecasting.forecaster import Forecaster, Quantiles
 from rfa.forecasting.frames import Ids, Names, as_table, read_ids, read_numbers, read_stamps, stamp_column
-from rfa.forecasting.steps import StampKind
+from rfa.steps import StampKind
 
 _FUTURE = "rfa_is_future"  # rows of regressors to come
 

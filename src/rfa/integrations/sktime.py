@@ -1,11 +1,13 @@
-"""`RobustFilter` in sktime: a forecaster, and a transformer that fills gaps, replaces outliers or smooths."""
+"""Robust forecasts in sktime, and a transformer that fills gaps, replaces outliers or smooths."""
 
 from rfa.checks import needs
 
 needs("sktime", "pandas")
 
+from statistics import NormalDist
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from sktime.datatypes import update_data
 from sktime.forecasting.base import BaseForecaster
@@ -14,26 +16,25 @@ from sktime.transformations.base import BaseTransformer
 from rfa.checks import require
 from rfa.estimation import Component, Level, Season, StructuralModel
 
-from .series_filter import fitted_filter
+from .series_filter import combined_forecast, fitted_filter
 
 _SEASONAL: dict[str, Any] = {"model": Level() + Season(period=4.0, harmonics=1), "robust": False}  # for sktime's checks
 
 
 class RFAForecaster(BaseForecaster):
-    """Forecaster by a `RobustFilter`, with gaps and wrong readings in the past.
+    """Robust forecasts of a series with gaps and wrong readings.
 
-    Means and variances are those of the filter after the last reading, and of the smoother before. Quantiles and
-    intervals are the model's, of the normal distribution. Several columns get a filter each. Columns of X are
-    regressors.
+    With a `model`, means and variances are those of the filter after the last reading, and of the smoother before.
+    Without one they are those of `Forecaster`, with its bands: a combination of filters, which is fitted for the
+    horizon that `predict` asks for. Several columns get a filter each. Columns of X are regressors.
 
     Args:
-        model: components of `rfa.estimation` joined by `+`. None: chosen in `fit` by
-            rolling forecasts, among those of `rfa forecast` but for free seasons.
+        model: components of `rfa.estimation` joined by `+`. None: the combination.
         robust: False: the Kalman filter.
         time_unit: of dates, in which the model's periods are, as in `RobustFilter`. Numbers are taken as they are.
 
     Attributes:
-        filter_: the fitted `RobustFilter`.
+        filter_: the fitted `RobustFilter`, with a model.
 
     Raises:
         ValueError: as `RobustFilter`, from `fit` and `predict`.
@@ -71,34 +72,55 @@ class RFAForecaster(BaseForecaster):
 
     def _fit(self, y: pd.Series, X: pd.DataFrame | None, fh: Any) -> "RFAForecaster":
         self._seen, self._exog = y, X
-        ahead = None if fh is None else fh.to_absolute_index(self.cutoff)
-        self.filter_ = fitted_filter(self, y.index, y, exog=X, ahead=ahead)
+        if self.model is not None:
+            self.filter_ = fitted_filter(self, y.index, y, exog=X)
         return self
 
     def _update(self, y: pd.Series, X: pd.DataFrame | None = None, update_params: bool = True) -> "RFAForecaster":
-        """The components stay. Parameters are fitted again to all readings, or stay too."""
+        """The components stay. Parameters are fitted again to all readings, or stay too if there is a model."""
         self._seen = update_data(self._seen, y)
         self._exog = None if self._exog is None else update_data(self._exog, X).reindex(self._seen.index)
-        model, fixed = self.filter_.model, None if update_params else self.filter_.parameters
-        self.filter_ = fitted_filter(self, self._seen.index, self._seen, exog=self._exog, model=model, fixed=fixed)
+        if self.model is not None:
+            fixed = None if update_params else self.filter_.parameters
+            self.filter_ = fitted_filter(self, self._seen.index, self._seen, exog=self._exog, fixed=fixed)
         return self
 
     def _predict(self, fh: Any, X: pd.DataFrame | None) -> pd.Series:
-        return self._moments(fh, X)[0]
+        return self._forecast(fh, X)["rfa"].rename(self._seen.name)
+
+    def _predict_quantiles(self, fh: Any, X: pd.DataFrame | None, alpha: list[float]) -> pd.DataFrame:
+        found = self._forecast(fh, X, alpha).drop(columns="rfa")
+        return found.set_axis(pd.MultiIndex.from_product([self._get_varnames()[:1], alpha]), axis=1)
 
     def _predict_var(self, fh: Any, X: pd.DataFrame | None = None, cov: bool = False) -> pd.DataFrame:
+        """The filter's variance; without a model that of a normal distribution with the width of the bands."""
         require(not cov, "cov", cov, "False; covariances between times are in the paths of filter_.simulate")
-        variance = self._moments(fh, X)[1] ** 2
-        return variance.to_frame(self._get_varnames()[0])
+        low, high = NormalDist().cdf(-1), NormalDist().cdf(1)
+        found = self._forecast(fh, X, [low, high])
+        return ((found[high] - found[low]) / 2).pow(2).to_frame(self._get_varnames()[0])
 
-    def _moments(self, fh: Any, X: pd.DataFrame | None) -> tuple[pd.Series, pd.Series]:
-        index = fh.to_absolute_index(self.cutoff)
-        exog = None if self._exog is None or X is None else X.reindex(index)
-        mean, deviation = self.filter_.predict(index, return_std=True, exog=exog)
-        return mean.set_axis(index).rename(self._seen.name), deviation.set_axis(index)
+    def _forecast(self, fh: Any, X: pd.DataFrame | None, alpha: Any = ()) -> pd.DataFrame:
+        """The mean and quantiles at the horizon: columns "rfa" and the probabilities."""
+        index, normal = fh.to_absolute_index(self.cutoff), [NormalDist().inv_cdf(each) for each in alpha]
+        if self.model is not None:
+            exog = None if self._exog is None or X is None else X.reindex(index)
+            mean, deviation = (each.set_axis(index) for each in self.filter_.predict(index, return_std=True, exog=exog))
+            return pd.DataFrame({"rfa": mean, **{p: mean + z * deviation for p, z in zip(alpha, normal, strict=True)}})
+        steps = max(1, int(np.max(fh.to_relative(self.cutoff).to_numpy())))
+        later: dict[str, Any] = {}
+        if self._exog is not None and X is not None:
+            later = {"exog": self._exog, "later": X.index, "later_exog": X}
+        ahead, past = combined_forecast(self.robust, self._seen.index, self._seen, steps, sorted({*alpha}), **later)
+        width = (past["rfa-hi-90"] - past["rfa-lo-90"]) / (2 * NormalDist().inv_cdf(0.95))
+        columns = {"rfa": pd.concat([past["rfa"], ahead["rfa"]])}
+        for p, z in zip(alpha, normal, strict=True):
+            columns[p] = pd.concat([past["rfa"] + z * width, ahead[f"rfa-q-{100 * p:.10g}"]])
+        found = pd.DataFrame(columns).reindex(index)
+        require(bool(found["rfa"].notna().all()), "fh", [*index][:3], "times on the steps of the series")
+        return found
 
     def _get_fitted_params(self) -> dict[str, float]:
-        return self.filter_.parameters
+        return {} if self.model is None else self.filter_.parameters
 
     @classmethod
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
@@ -107,17 +129,18 @@ class RFAForecaster(BaseForecaster):
 
 
 class RFAImputer(BaseTransformer):
-    """Transformer that fills gaps by the smoother of a `RobustFilter`, and replaces outliers or all readings by it.
+    """Transformer that fills gaps by a robust smoother, and replaces outliers or all readings by it.
 
-    `fit` chooses components and finds parameters. `transform` smooths the given series together with the readings of
-    `fit` at other times, so that a short new part is filled from what was before it. Several columns get a filter each.
+    `fit` finds the parameters of a `model`. `transform` smooths the given series together with the readings of `fit` at
+    other times, so that a short new part is filled from what was before it. Without a model it is the history of
+    `rfa.forecasting.Forecaster`. Several columns get a filter each.
 
     Args:
         replace: "missing" readings, "outliers" too, or "all" readings: then the result is the smoothed series.
         model, robust, time_unit: as in `RFAForecaster`.
 
     Attributes:
-        filter_: the `RobustFilter` that is fitted to the series of `fit`.
+        filter_: the `RobustFilter` that is fitted to the series of `fit`, with a model.
 
     Raises:
         ValueError: as `RobustFilter`, and for another word.
@@ -164,14 +187,19 @@ class RFAImputer(BaseTransformer):
     def _fit(self, X: pd.Series, y: None = None) -> "RFAImputer":
         require(self.replace in ("missing", "outliers", "all"), "replace", self.replace, "missing, outliers or all")
         self._seen = X
-        self.filter_ = fitted_filter(self, X.index, X)
+        if self.model is not None:
+            self.filter_ = fitted_filter(self, X.index, X)
         return self
 
     def _transform(self, X: pd.Series, y: None = None) -> pd.Series:
         every = pd.concat([self._seen.drop(X.index, errors="ignore"), X]).sort_index()
-        model, fixed = self.filter_.model, self.filter_.parameters
-        found = fitted_filter(self, every.index, every, model=model, fixed=fixed).smooth()
-        mean, outliers = found.mean.loc[X.index], found.outliers.loc[X.index]
+        if self.model is None:
+            past = combined_forecast(self.robust, every.index, every, 1)[1]
+            smooth, refused = past["rfa"], past["outlier"]
+        else:
+            found = fitted_filter(self, every.index, every, fixed=self.filter_.parameters).smooth()
+            smooth, refused = found.mean, found.outliers
+        mean, outliers = smooth.loc[X.index], refused.loc[X.index]
         if self.replace == "all":
             return mean.rename(X.name)
         wrong = X.isna() | (outliers if self.replace == "outliers" else False)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rfa.estimation import Level, RobustFilter, Season, Trend
-from rfa.estimation.time_axis import TimeAxis, calendar_step
+from rfa.estimation.time_axis import TimeAxis
 
 from .series_models import column
 
@@ -90,8 +90,7 @@ CALENDAR = {
 
 @pytest.mark.parametrize(("dates", "step"), CALENDAR.values(), ids=CALENDAR)
 def test_the_step_of_the_calendar(dates, step):
-    """As it is said of each. A forecast of steps has it, where no index has a frequency."""
-    assert calendar_step(dates.to_numpy()) == step
+    """A forecast of steps has it, where no index has a frequency."""
     sensor = ["a", "b"] * 7 if not dates.is_unique else None
     fixed = {"level": 0.1} | ({"sigma2.irregular": 1.0} if sensor is None else {})
     filter = RobustFilter(Level()).fit(dates.to_numpy(), np.arange(float(len(dates))), sensor=sensor, fixed=fixed)

@@ -5,9 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rfa.forecasting.figure import forecast_figure, save, styled
-from rfa.forecasting.request import ChannelForecast
-from rfa.forecasting.table import SeriesTable
+from rfa.forecasting.figure import chosen_series, forecast_figure, save, styled
 from rfa_lab.report.figures import plain_numbers
 
 
@@ -63,45 +61,49 @@ def test_perplexities_can_be_read_off(low, high):
     assert shown[0] < low * (high / low) ** 0.3  # also where the best models are
 
 
-LATER = np.array([5.0, 6.0])
+DAYS = pd.date_range("2024-01-01", periods=7, tz="Europe/Paris")
 
 
-def channel(times, name="load"):
-    """A channel with an outlier in its fourth row, and its forecast."""
+def tables(ids, times):
+    """A history of five times, with a refused reading in the fourth row, and a forecast of two, of each id."""
     values = np.array([1.0, 2.0, np.nan, 300.0, 2.5])
-    past = pd.DataFrame({"time": times, "reading": values, "estimate": 1.0, "lower_90": 0.0, "upper_90": 2.0})
-    past = past.assign(weight=1.0, outlier=values == 300.0)
-    intervals = {0.5: (np.full(2, 1.5), np.full(2, 2.5)), 0.9: (np.full(2, 1.0), np.full(2, 4.0))}
-    one = ChannelForecast(name=name, mean=np.full(2, 2.0), intervals=intervals, past=past)
-    return one, SeriesTable(times, values[:, None], (name,))
+    past = pd.DataFrame({"id": ids[0], "t": times[:5], "x": values, "rfa": 1.0, "rfa-lo-90": 0.0, "rfa-hi-90": 2.0})
+    past = past.assign(weight=1.0, outlier=values == 300.0, cleaned=[1.0, 2.0, 1.0, 1.0, 2.5])
+    ends = {"rfa-lo-50": 1.5, "rfa-hi-50": 2.5, "rfa-lo-90": 1.0, "rfa-hi-90": 4.0}
+    ahead = pd.DataFrame({"id": ids[0], "t": times[5:], "rfa": 2.0, **ends})
+    return tuple(pd.concat([table.assign(id=name) for name in ids]) for table in (ahead, past))
 
 
-@pytest.mark.parametrize("origin", [None, pd.Timestamp("2024-01-01", tz="Europe/Paris")])
-def test_the_figure_holds_what_it_was_given(origin, tmp_path):
-    one, table = channel(np.arange(5.0))
-    table = table._replace(origin=origin, unit="" if origin is None else "D")
-    figure = forecast_figure([one, one], table, LATER)
-    assert len(figure.axes) == 2
+@pytest.mark.parametrize("times", [np.arange(7.0), DAYS], ids=["numbers", "dates"])
+def test_the_figure_holds_what_it_was_given(times, tmp_path):
+    figure = forecast_figure(*tables(["$\\cost$\x1b", "b"], times), ("id", "t", "x"))
     axes = figure.axes[0]
+    assert [each.get_title(loc="left") for each in figure.axes] == ["$\\cost$ ", "b"]
     lines = {line.get_label(): line for line in axes.get_lines()}
-    np.testing.assert_array_equal(lines["reading"].get_ydata(), [1.0, 2.0, np.nan, 2.5])  # not the outlier
-    later = LATER if origin is None else np.array(["2024-01-06", "2024-01-07"], "M8")
+    np.testing.assert_array_equal(lines["reading"].get_ydata(), [1.0, 2.0, np.nan, 2.5])  # not the refused one
+    later = times[5:] if times is not DAYS else DAYS[5:].tz_localize(None).to_numpy()
     np.testing.assert_array_equal(lines["forecast"].get_xdata(), later)
     low, high = axes.get_ylim()
-    assert (low, high) == pytest.approx((0.85, 4.15))  # from the readings to the end of the 90 % interval, and 5 %
-    assert lines["outlier"].get_ydata() == pytest.approx([high])  # at the edge
+    assert (low, high) == pytest.approx((0.85, 4.15))  # from the readings to the end of the 90 % band, and 5 %
+    assert lines["refused"].get_ydata() == pytest.approx([high])  # at the edge
     bands = [(path.get_label(), path.get_paths()[0].get_extents()) for path in axes.collections]
-    assert {label: (box.y0, box.y1) for label, box in bands[1:]} == {
-        "90 % interval": (1, 4),
-        "50 % interval": (1.5, 2.5),
-    }
+    assert {label: (box.y0, box.y1) for label, box in bands[1:]} == {"90 % band": (1, 4), "50 % band": (1.5, 2.5)}
     save(figure, tmp_path / "figure.png")
     assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
+    ahead, past = (table.drop(columns="id") for table in tables(["a"], times))
+    assert len(forecast_figure(ahead, past, ("id", "t", "x")).axes) == 1  # one series, without an id
 
 
-def test_a_good_reading_at_the_time_of_another_sensors_outlier_is_drawn():
-    one, table = channel(np.array([0.0, 1.0, 2.0, 3.0, 3.0]), "$\\cost$\x1b")
-    axes = forecast_figure([one], table, LATER).axes[0]
-    assert axes.get_title(loc="left") == "$\\cost$ "
-    drawn = next(line for line in axes.get_lines() if line.get_label() == "reading")
-    np.testing.assert_array_equal(drawn.get_ydata(), [1.0, 2.0, np.nan, 2.5])
+def test_the_series_that_matter_most_are_drawn():
+    """Those with most refused readings, the widest bands, the largest; then others. All of a few."""
+    ids = list(range(20))
+    ahead, past = tables(ids, np.arange(7.0))
+    past["outlier"] &= past["id"].isin([3, 4])
+    ahead.loc[ahead["id"].isin([5, 6]), "rfa-hi-90"] = 40.0
+    past["cleaned"] += 1000.0 * (past["id"] == 7)
+    chosen = chosen_series(ahead, past, "id")
+    assert chosen[:2] == [3, 4]
+    assert chosen[2:4] == [5, 6]
+    assert 7 in chosen
+    assert len(chosen) == len({*chosen}) == 12
+    assert chosen_series(ahead[ahead["id"] < 2], past[past["id"] < 2], "id") == [0, 1]

@@ -253,7 +253,7 @@ def test_update_goes_on_and_history_grows(tmp_path):
     history = forecaster.history()
     assert len(history) == len(df) + 1
     assert history.columns.tolist()[1:] == ["ds", "y", "rfa", "rfa-lo-90", "rfa-hi-90", "weight", "outlier", "cleaned"]
-    assert forecaster.explain().columns.tolist() == ["unique_id", "member", "weight", "error", "note"]
+    assert forecaster.explain().columns.tolist() == ["unique_id", "member", "weight", "error", "step", "season", "note"]
 
 
 def test_history_marks_and_cleans_a_wrong_reading():
@@ -357,7 +357,7 @@ def test_short_and_constant_series_get_a_forecast(values):
         ({"h": 1.5}, "h: got 1.5"),
         ({"h": "3 moons"}, "h: got '3 moons'"),
         ({"h": "0.5M"}, "a whole number of months"),
-        ({"h": "24h"}, "h: got '24h', expected at least one step of the series, 1 months"),
+        ({"h": "24h"}, "h: got '24h', expected at least one step of the series, 1 month"),
         ({"level": [0]}, "level: got 0"),
         ({"level": [100]}, "level: got 100"),
         ({"level": ["90"]}, "level: got '90'"),

@@ -9,6 +9,7 @@ pytest.importorskip("darts", reason="darts, whose newest release wants older lib
 from darts import TimeSeries
 
 from rfa.estimation import Level, RobustFilter, Season
+from rfa.forecasting import Forecaster
 from rfa.integrations.darts import RobustFilterModel
 
 MODEL = Level() + Season(period=12.0, harmonics=2)
@@ -57,12 +58,28 @@ def test_another_series_keeps_the_parameters():
     assert model.filters[0].parameters == known
 
 
-def test_components_are_chosen_without_a_model():
-    hours = pd.date_range("2024-05-01", periods=144, freq="h")
-    waves = np.sin(2 * np.pi * np.arange(144) / 24) + np.cos(4 * np.pi * np.arange(144) / 24)
-    values = 5 + waves + 0.1 * np.random.default_rng(0).normal(size=144)
-    model = RobustFilterModel().fit(TimeSeries.from_times_and_values(hours, values))
-    assert "season" in [one.name for one in model.filters[0].model.components]
+@pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
+def test_without_a_model_the_forecasts_are_forecasters(index):
+    """Its mean, and paths with its quantiles at each step; of another series its own; with a covariate."""
+    series, covariate = readings(index)
+    model = RobustFilterModel(random_state=1).fit(series[:70])
+    found, paths = model.predict(6), model.predict(6, num_samples=4000).all_values()
+    assert found.time_index.equals(index[70:76])
+    for place, column in enumerate(series.values().T):
+        alone = Forecaster().forecast(pd.Series(column[:70], index[:70]), 6, level=[80])
+        np.testing.assert_allclose(found.values()[:, place], alone["rfa"], rtol=1e-9)
+        ends = alone[["rfa-lo-80", "rfa-hi-80"]].to_numpy()
+        inside = ((paths[:, place] >= ends[:, :1]) & (paths[:, place] <= ends[:, 1:])).mean(1)
+        np.testing.assert_allclose(inside, 0.8, atol=0.04)
+    again = model.predict(6, series=series[10:70])
+    expected = Forecaster().forecast(pd.Series(series.values()[10:70, 0], index[10:70]), 6)["rfa"]
+    np.testing.assert_allclose(again.values()[:, 0], expected, rtol=1e-9)
+    values = 3.0 * covariate.values()
+    explained = TimeSeries.from_times_and_values(index, values + 0.001 * series.values()[:, 1:])
+    model = RobustFilterModel().fit(explained[:70], future_covariates=covariate)
+    np.testing.assert_allclose(
+        model.predict(6, future_covariates=covariate).values(), explained.values()[70:76], atol=0.05
+    )
     assert str(model) == "RobustFilterModel()"
 
 

@@ -11,6 +11,7 @@ from sktime.forecasting.base import ForecastingHorizon
 from sktime.utils.estimator_checks import check_estimator
 
 from rfa.estimation import Level, RobustFilter, Season
+from rfa.forecasting import Forecaster
 from rfa.integrations.sktime import RFAForecaster, RFAImputer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of sktime
@@ -52,6 +53,22 @@ def test_forecasts_and_bands_are_the_filters(index):
         expected = [smooth.interval(0.9)[place].iloc[25], *ahead.interval(0.9)[place]]
         np.testing.assert_allclose(bands["reading", 0.9, end], expected, rtol=1e-7)  # the quantile is scipy's
     assert forecaster.get_fitted_params()["sigma2.level"] == found.parameters["sigma2.level"]
+
+
+@pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
+def test_without_a_model_forecasts_and_bands_are_forecasters(index):
+    """After the last reading and within the series; the imputer has its history."""
+    y = readings(index)
+    forecaster, own = RFAForecaster().fit(y.iloc[:66]), Forecaster()
+    expected = own.forecast(y.iloc[:66], 4, level=[90])
+    fh = ForecastingHorizon(index[[25, 66, 69]], is_relative=False)
+    past = own.history()
+    np.testing.assert_allclose(forecaster.predict(fh), [past["rfa"][25], *expected["rfa"].iloc[[0, 3]]], rtol=1e-9)
+    bands = forecaster.predict_interval(fh, coverage=0.9)["reading", 0.9]
+    np.testing.assert_allclose(bands["upper"].iloc[1:], expected["rfa-hi-90"].iloc[[0, 3]], rtol=1e-6)
+    assert bands["lower"].iloc[0] < past["rfa"][25] < bands["upper"].iloc[0]
+    own.forecast(y.iloc[:66], 1)
+    np.testing.assert_allclose(RFAImputer("outliers").fit_transform(y.iloc[:66]), own.history()["cleaned"], rtol=1e-9)
 
 
 def test_updates_with_and_without_a_new_fit():

@@ -15,6 +15,7 @@ _LAST = 253402300800 * 10**6  # the end of the year 9999, in microseconds
 _SHARE = 0.75  # of the stamps that lie on a series' grid; the others are kept beside it
 _ROUNDING = 1e-6  # of a step
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": _DAY, "w": 7 * _DAY}
+_WORDS = (("day", _DAY), ("hour", 3600), ("minute", 60), ("second", 1))
 _MONTHS = {"M": 1, "Q": 3, "Y": 12}
 
 
@@ -52,8 +53,8 @@ class Length(NamedTuple):
     text: str
 
 
-def horizon(given: Any) -> int | Length:
-    """A number of steps, or a length such as "24h", "12M" or "52w".
+def horizon(given: Any, name: str = "h") -> int | Length:
+    """A number of steps, or a length such as "24h", "12M" or "52w". The name is that of the argument.
 
     Raises:
         ValueError: for a number below 1, or another text.
@@ -61,14 +62,14 @@ def horizon(given: Any) -> int | Length:
     expected = 'a number of steps >= 1, or a length such as "24h", "12M", "52w" (s, min, h, d, w, M, Q, Y)'
     if isinstance(given, str):
         parts = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d|w|M|Q|Y|H|D|W|y)", given.strip())
-        require(parts is not None and float(parts[1]) > 0, "h", given, expected)
+        require(parts is not None and float(parts[1]) > 0, name, given, expected)
         number, unit = float(parts[1]), parts[2]  # type: ignore[index]
         unit = "Y" if unit == "y" else unit.lower() if unit in "HDW" else unit
         if unit in _MONTHS:
-            require(number == int(number), "h", given, "a whole number of months, quarters or years")
+            require(number == int(number), name, given, "a whole number of months, quarters or years")
             return Length(int(number) * _MONTHS[unit], 0.0, given)
         return Length(0, number * _SECONDS[unit], given)
-    return whole_number("h", given, expected)
+    return whole_number(name, given, expected)
 
 
 def whole_number(name: str, given: Any, expected: str = "a whole number >= 1") -> int:
@@ -131,6 +132,17 @@ class Steps:
         if seconds <= _DAY / 2:
             return _DAY / seconds
         return {_DAY: 7.0, 7 * _DAY: _YEAR / (7 * _DAY)}.get(seconds, 0.0)
+
+    @property
+    def words(self) -> str:
+        """The length of a step as a message names it."""
+        if self.calendar == "months":
+            return "1 month" if self.size == 1 else f"{self.size} months"
+        if self.calendar or not self.kind.unit:
+            return {"weekdays": "1 business day"}.get(self.calendar, self.calendar) or f"{self.size:g}"
+        seconds = self.size / _TICKS[self.kind.unit]
+        name, unit = next((each for each in _WORDS if seconds % each[1] == 0), _WORDS[-1])
+        return f"{seconds / unit:g} {name}" + ("s" if seconds != unit else "")
 
     @property
     def _day(self) -> int:
@@ -217,8 +229,7 @@ class Steps:
                 end = _utc(moved if length.months else clock, self.kind)
             start, stop = self.positions(np.concatenate([now, end]))
             steps = int(np.floor(stop - (np.floor(start) if self.gridded else start) + _ROUNDING))
-        size = self.size if self.calendar else f"{self.size / _TICKS[self.kind.unit]:g} s"
-        require(steps >= 1, "h", length.text, f"at least one step of the series, {size} {self.calendar}".strip())
+        require(steps >= 1, "h", length.text, f"at least one step of the series, {self.words}")
         return steps
 
     def _months(self, clock: np.ndarray) -> np.ndarray:
@@ -305,3 +316,21 @@ def _calendar(clock: np.ndarray, kind: StampKind, gap: int) -> Steps | None:
         warnings.simplefilter("ignore", DeprecationWarning)  # pandas 4 gives an offset in the place of its name
         name = pd.infer_freq(pd.DatetimeIndex(clock.view(f"M8[{kind.unit}]")))
     return None if name is None else Steps(kind, 1, clock[0], getattr(name, "freqstr", name))
+
+
+def past_windows(steps: Steps, stamps: np.ndarray, h: int | Length, count: int, apart: int) -> list[tuple[int, int]]:
+    """The rows of windows, the earliest first: of the first that is forecast, and after the last.
+
+    Windows are counted in steps from the last stamp, so that a gap is no shorter horizon.
+    """
+    positions = steps.positions(stamps)
+    found: list[tuple[int, int]] = []
+    for place in reversed(range(count)):
+        end = positions[-1] - place * apart
+        last = int(np.searchsorted(positions, end + 1e-6)) - 1
+        length = steps.count(stamps[max(last, 0)], h)
+        cut, after = np.searchsorted(positions, [end - length + 1e-6, end + 1e-6])
+        if 0 < cut < after and (not found or found[-1][0] < cut):
+            found.append((int(cut), int(after)))
+    require(bool(found), "h", h.text if isinstance(h, Length) else h, f"readings before {count} windows of the series")
+    return found
