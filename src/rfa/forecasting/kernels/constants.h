@@ -64,6 +64,7 @@ constexpr std::array<double, 6> MEMORIES = {0.3, 0.5, 0.7, 0.82, 0.9, 0.95};
 constexpr std::array<double, 5> CYCLE_MEMORIES = {0.7, 0.82, 0.9, 0.95, 0.98};
 constexpr std::array<double, 5> SEASON_GAINS = {0, 0.05, 0.15, 0.3, 0.5};
 constexpr double DRIFT_DAMPING = 0.997;                     // of a drift: it halves in 230 steps
+constexpr double DRIFT_DECAY = 0.1;                         // of a drift over a long series, as a logarithm
 constexpr int CYCLES = 18;                                  // periods of a cycle, in steps:
 constexpr double CYCLE_SHORTEST = 3.2, CYCLE_RATIO = 1.17;  // the shortest, and from one to the next
 constexpr int MOST_POINTS = 40;                             // that a search visits

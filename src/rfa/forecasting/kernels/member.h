@@ -58,6 +58,12 @@ struct Member {
     }
   }
 
+  // A drift does not decay away before the end of a long series.
+  double drift_damping() const {
+    const double span = std::max(g.times[g.rows - 1] - g.times[0], 1.0);
+    return std::max(DRIFT_DAMPING, std::exp(-DRIFT_DECAY / span));
+  }
+
   static double bell(int at, double centre, double width) {
     return -0.5 * (at - centre) * (at - centre) / (width * width);
   }
@@ -71,7 +77,7 @@ struct Member {
     const double gain = memory ? SLOW_GAINS[at[0]] : LEVEL_GAINS[at[0]];
     m.level_noise = gain * gain / (1 - gain), m.scale = 1 / (1 - gain);
     m.damping = 0, m.slope_noise = 0;
-    if (family == Family::DRIFT) m.damping = DRIFT_DAMPING;
+    if (family == Family::DRIFT) m.damping = drift_damping();
     if (family == Family::LEVEL || family == Family::DRIFT) p.prior += bell(at[0], LEVEL_START, LEVEL_WIDTH);
     if (family == Family::DAMPED) {
       const double slope = gain * SLOPE_GAINS[at[1]];
@@ -80,7 +86,7 @@ struct Member {
                  bell(at[2], DAMPING_START, DAMPING_WIDTH);
     }
     if (memory) {
-      m.memory = family == Family::CYCLE ? CYCLE_MEMORIES[at[2]] : MEMORIES[at[2]], m.damping = DRIFT_DAMPING;
+      m.memory = family == Family::CYCLE ? CYCLE_MEMORIES[at[2]] : MEMORIES[at[2]], m.damping = drift_damping();
       if (family == Family::CYCLE) m.turn = 2 * M_PI / (CYCLE_SHORTEST * std::pow(CYCLE_RATIO, at[3]));
       m.memory_noise = SHARES[at[1]] * (1 - m.memory * m.memory);
       m.scale += m.memory_noise, m.level_noise *= m.scale;
