@@ -1,8 +1,9 @@
 """Forecasts of many series by compiled code: arrays of series in, forecasts with bands out.
 
-Each series is forecast by up to ten members: a level, a drift, a damped trend, an autoregression and a cycle about a
-drift, on the linear and on the logarithmic scale. Each member is a robust Kalman filter in continuous time. Its
-parameters maximise a penalised likelihood. Weights come from the members' errors at earlier origins, and so does the
+Each series is forecast by up to some twenty members: a level, a drift, a damped trend, an autoregression and a cycle
+about a drift, on the linear and on the logarithmic scale. Each of them is a robust Kalman filter in continuous time. Its
+parameters maximise a penalised likelihood. On whole steps autoregressions of several lags join, of values and of their
+changes, and for long seasons members whose season is free: a value for each phase of one or two periods. Weights come from the members' errors at earlier origins, and so does the
 width of the bands. `kernels/` has the code; `kernels/constants.h` all numbers that were chosen.
 
 NumPy and ctypes only: a forecast needs neither PyTorch nor pandas.
@@ -22,8 +23,11 @@ from numpy.typing import NDArray
 from rfa.ops.cpu.build import load_library
 
 SOURCES = Path(__file__).parent / "kernels"
-_FAMILIES = ("level", "drift", "damped trend", "autoregression", "cycle")
-MEMBERS = tuple(name + scale for name in _FAMILIES for scale in ("", ", log"))  # in the order of the kernels
+_FAMILIES = ("level", "drift", "damped trend", "autoregression", "cycle", "several lags", "lags of changes")
+_SCALES = ("", ", log")
+MEMBERS = tuple(  # in the order of the kernels
+    name + scale + season for season in ("", ", free season") for name in _FAMILIES for scale in _SCALES
+)
 OUTLIER = 0.1  # a reading of smaller weight is one (REFUSED in kernels/constants.h)
 COUNTS = 0.3  # share of zeros from which readings are counts (kernels/constants.h)
 FEW_READINGS = 4  # fewer have a level only (kernels/constants.h)
@@ -31,7 +35,7 @@ SEASON_SPAN = 1.6  # periods that a season needs (kernels/constants.h)
 _BLOCK = 64  # series that are handed over at once: so much memory is used beside input and output
 _MOST_COEFFICIENTS = 37  # of season and regressors (MOST_STATES in kernels/constants.h)
 _WAVES = 6
-_VERSION = 1.0  # of `SeriesForecast.state`
+_VERSION = 2.0  # of `SeriesForecast.state`
 _HEADER = 2  # version, unit
 Vector = NDArray[np.float64]
 
@@ -45,6 +49,7 @@ class Series(NamedTuple):
     regressors: Vector | None = None  # (n, k)
     ahead: Vector = np.zeros(0)  # (h,), times to forecast, increasing, after the last reading
     ahead_regressors: Vector | None = None  # (h, k)
+    second_period: float = 0.0  # of a further season, such as the week of hours; 0 for none
 
 
 class SeriesForecast(NamedTuple):
@@ -71,7 +76,7 @@ class _Panel(ctypes.Structure):
         *(
             (name, ctypes.c_void_p)
             for name in (
-                *("rows", "ahead", "regressors", "period", "times", "values", "x", "ahead_times", "ahead_x", "normal"),
+                *("rows", "ahead", "regressors", "period", "second_period", "times", "values", "x", "ahead_times", "ahead_x", "normal"),
                 *("mean", "quantiles", "fitted", "low", "high", "weights", "one_step", "members"),
                 *("state", "state_start", "state_size", "status"),
             )
@@ -83,7 +88,7 @@ class _Panel(ctypes.Structure):
 def _library() -> ctypes.CDLL:
     library = load_library(SOURCES)
     library.rfa_state_room.restype = library.rfa_updated.restype = ctypes.c_int64
-    library.rfa_state_room.argtypes = (ctypes.c_double, ctypes.c_int64)
+    library.rfa_state_room.argtypes = (ctypes.c_double, ctypes.c_double, ctypes.c_int64)
     library.rfa_updated.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
     return library
 
@@ -145,9 +150,9 @@ def updated(
     """
     normal = _normal_quantiles(probabilities)
     numbers = np.frombuffer(state, dtype=np.float64)
-    if len(numbers) < _HEADER + 8 or numbers[0] != _VERSION:
+    if len(numbers) < _HEADER + 9 or numbers[0] != _VERSION:
         raise ValueError("state: got bytes of something else, expected `SeriesForecast.state` of this version")
-    unit, period, last = numbers[1 : _HEADER + 2]
+    (unit, period, last), second = numbers[1 : _HEADER + 2], numbers[_HEADER + 8]
     if not (np.isfinite(unit) and unit > 0 and 0 <= period < 1e9 and np.isfinite(last)):
         raise ValueError(f"state: got {[unit, period, last]}, expected a unit, a period and a time")
     if numbers[_HEADER + 5]:
@@ -156,7 +161,7 @@ def updated(
     given = Series(times, values, ahead=ahead)
     if reason := _row_problem(given, after=last):
         raise ValueError(reason)
-    room = np.zeros(max(_library().rfa_state_room(period, 0), len(numbers) - _HEADER))
+    room = np.zeros(max(_library().rfa_state_room(period, max(second, 0.0), 0), len(numbers) - _HEADER))
     room[: len(numbers) - _HEADER] = numbers[_HEADER:]
     block = _Block([given._replace(values=given.values / unit)], normal, robust=True, rooms=False)
     size = _library().rfa_updated(room.ctypes.data, len(numbers) - _HEADER, ctypes.addressof(block.panel))
@@ -218,7 +223,7 @@ def _as_arrays(one: Series) -> Series:
         None if table is None else np.ascontiguousarray(table, dtype=np.float64)
         for table in (one.regressors, one.ahead_regressors)
     )
-    return Series(times, values, float(one.period), x, ahead, ahead_x)
+    return Series(times, values, float(one.period), x, ahead, ahead_x, float(one.second_period))
 
 
 def _row_problem(given: Series, after: float = -np.inf) -> str:
@@ -243,8 +248,9 @@ def _series_problem(given: Series) -> str:
         return "no reading: all values are missing"
     if not len(given.ahead):
         return "ahead: got no time, expected at least one"
-    if not (np.isfinite(given.period) and given.period >= 0):
-        return f"period: got {given.period}, expected a number of steps, or 0"
+    for period in (given.period, given.second_period):
+        if not (np.isfinite(period) and period >= 0):
+            return f"period: got {period}, expected a number of steps, or 0"
     x, ahead = given.regressors, given.ahead_regressors
     if (x is None) != (ahead is None):
         return "regressors: got them of the rows or of the times ahead only, expected both"
@@ -290,12 +296,16 @@ class _Block:
         self.ahead = np.cumsum([0, *(len(one.ahead) for one in series)])
         regressors = [0 if one.regressors is None else one.regressors.shape[1] for one in series]
         n, h = self.rows[-1], self.ahead[-1]
-        room = [_library().rfa_state_room(one.period, k) * rooms for one, k in zip(series, regressors, strict=True)]
+        room = [
+            _library().rfa_state_room(one.period, one.second_period, k) * rooms
+            for one, k in zip(series, regressors, strict=True)
+        ]
         arrays = {
             "rows": np.diff(self.rows),
             "ahead": np.diff(self.ahead),
             "regressors": np.array(regressors),
             "period": np.array([one.period for one in series]),
+            "second_period": np.array([one.second_period for one in series]),
             "times": np.concatenate([one.times for one in series]),
             "values": np.concatenate([one.values for one in series]),
             "x": np.concatenate([empty if one.regressors is None else one.regressors.ravel() for one in series]),

@@ -57,14 +57,52 @@ class CarriedMember(NamedTuple):
         return 2 + (self.memory > 0) + (self.turn > 0)
 
 
+class CarriedLags(NamedTuple):
+    changes: bool
+    mean: float
+    variance: float
+    coefficients: np.ndarray
+    recent: np.ndarray  # the newest first
+    weight: float
+
+    def ahead(self, h: int) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance by powers of the companion matrix of the values less their line or mean."""
+        order = len(self.recent)
+        polynomial = np.r_[1, -self.coefficients]
+        if self.changes:
+            polynomial = np.convolve(polynomial, [1, -1])
+        constant = self.mean * (1 - self.coefficients.sum())
+        companion = np.eye(max(order, 1), k=-1)
+        companion[0, :order] = -polynomial[1:]
+        power, mean, variance = np.eye(len(companion)), [], []
+        state, seen = np.r_[self.recent, [0] * (not order)], 0.0
+        for _ in range(h):
+            seen += power[0, 0] ** 2
+            state = companion @ state
+            state[0] += constant
+            power = companion @ power
+            mean.append(state[0])
+            variance.append(self.variance * seen)
+        return np.array(mean), np.array(variance)
+
+
 def carried(found: SeriesForecast) -> tuple[float, int, list[CarriedMember]]:
-    """The widening of the bands, the waves of the season, and the members of a state."""
+    """The widening of the bands, the waves of the season, and the filters of a state."""
+    widening, waves, members, _ = carried_members(found)
+    return widening, waves, members
+
+
+def carried_members(found: SeriesForecast) -> tuple[float, int, list[CarriedMember], list[CarriedLags]]:
     numbers = list(np.frombuffer(found.state))
-    numbers, (_, _, widening, waves, _, _, _, count) = numbers[10:], numbers[2:10]
-    members = []
+    numbers, (_, _, widening, waves, _, _, _, count) = numbers[11:], numbers[2:10]
+    members, lags = [], []
     for _ in range(int(count)):
-        season, damping, memory, turn, *noise, scale, logarithmic, adjusted, weight, size = numbers[:13]
-        state, numbers = numbers[13 : 13 + int(size)], numbers[13 + int(size) :]
+        season, damping, memory, turn, *noise, scale, logarithmic, lagged, adjusted, weight, size = numbers[:14]
+        state, numbers = numbers[14 : 14 + int(size)], numbers[14 + int(size) :]
+        if lagged:
+            (changes, middle, variance, order), state = state[:4], np.array(state[4:])
+            lags.append(CarriedLags(bool(changes), middle, variance, *np.split(state, [int(order)]), weight))
+            continue
         n = 2 + (memory > 0) + (turn > 0) + (int(waves) if season else 0)
         mean, covariance = np.zeros(n), np.zeros((n, n))
         for i in range(n):
@@ -76,8 +114,8 @@ def carried(found: SeriesForecast) -> tuple[float, int, list[CarriedMember]]:
         members.append(
             CarriedMember(bool(season), damping, memory, turn, np.array(noise), scale, *flags, weight, *moments)
         )
-    assert not numbers
-    return widening, int(waves), members
+    assert numbers == [0, 0, 0, 0, 1, 0] * 2  # no free seasons
+    return widening, int(waves), members, lags
 
 
 def rows(times, member: CarriedMember, waves: int, period: float) -> np.ndarray:
@@ -193,10 +231,10 @@ def test_members_are_gaussian_densities(period):
     values[[5, 17]] = np.nan
     found = forecast(Series(times, values, period, ahead=times[-1] + np.array([1.0, 2.0, 5.0])), robust=False)
     read = ~np.isnan(values)
-    widening, waves, members = carried(found)
+    widening, waves, members, lags = carried_members(found)
     unit = np.frombuffer(found.state)[1]
     assert [m.season for m in members] == [bool(period)] * 4 + [False] or period == 0
-    total, deviation = np.zeros(3), np.zeros(3)
+    total, deviation, season = np.zeros((3, 3))
     for member, name in zip(members, NAMES, strict=True):
         mean, covariance, variance, evidence = dense(values[read] / unit, times[read], member, name, waves, period)
         np.testing.assert_allclose(member.mean, mean, rtol=1e-6, atol=1e-8)
@@ -207,8 +245,15 @@ def test_members_are_gaussian_densities(period):
             transition, noise = steps(member, lag)
             row = rows([times[-1] + lag], member, waves, period)[0]
             total[k] += member.weight * row @ transition @ mean * unit
+            if name == "drift":  # whose season is taken away before
+                season[k] = row[member.base :] @ mean[member.base :]
             spread = row @ (transition @ covariance @ transition.T + noise) @ row + 1
             deviation[k] += member.weight * math.sqrt(spread * variance) * unit
+    assert [each.changes for each in lags] == [False, True]
+    for each in lags:
+        mean, variance = each.ahead(5)
+        total += each.weight * (mean[[0, 1, 4]] + season) * unit
+        deviation += each.weight * np.sqrt(variance[[0, 1, 4]]) * unit
     np.testing.assert_allclose(found.mean, total, rtol=1e-7)
     z = NormalDist().inv_cdf(0.95)
     heavy = z + (z**3 + z) / (4 * DEGREES) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * DEGREES**2)

@@ -10,7 +10,7 @@
 namespace rfa {
 
 constexpr int MOST_STATES = 40;                    // level, slope, autoregression or cycle, and coefficients
-constexpr int MOST_MEMBERS = 16;                   // room for them
+constexpr int MOST_MEMBERS = 28;                   // room for them
 constexpr double MOST_LOG = 700, MOST_SEASON = 7;  // of what is exponentiated
 
 // Scales of a reading's error, as multiples of the variance of its prediction, and how many readings the prior of each
@@ -76,9 +76,21 @@ constexpr double LEVEL_WIDTH = 4, SLOPE_WIDTH = 1.5, DAMPING_WIDTH = 1.5, SEASON
 constexpr double SLOW_WIDTH = 2, SHARE_WIDTH = 2, MEMORY_WIDTH = 2;
 constexpr double SEASON_COST = 0.3;  // of each wave, in the log prior: on noise, a season is found by chance
 
+// Autoregressions of several lags
+constexpr int MOST_LAGS = 32, LAGS_READINGS = 40, MOST_LAG_ROWS = 2000, MOST_PATH = 5000;
+constexpr double LAGS_PART = 0.25;   // of the readings: the most lags
+constexpr double DRIFT_SHRINK = 15;  // changes of 0 that join the mean change
+constexpr double GRID_ROWS = 2.5;    // most steps for each reading
+
+// Free seasons
+constexpr int MOST_BINS = 2100;
+constexpr std::array<double, 3> PROFILE_GAINS = {0.05, 0.15, 0.35};
+constexpr std::array<double, 2> PROFILE_VISITS = {0.5, 1};  // readings of 0 that join a phase
+constexpr double PROFILE_LEVEL = 0.15, PROFILE_BOUND = 3, PROFILE_READINGS = 5;
+
 // Combination: a weight is a power of the error at earlier origins
 constexpr double MOST_ERROR = 4, LEAST_ERROR = 0.05;    // bounds of an error, in medians of all errors
-constexpr double WEIGHT_POWER = 5, WEIGHT_ORIGINS = 5;  // the power with many origins; origins by which it is halved
+constexpr double WEIGHT_POWER = 4.5, WEIGHT_ORIGINS = 5;  // the power with many origins; origins by which it is halved
 
 // Bands
 constexpr double BAND_PRIOR = 10, BAND_FACTOR = 1.2;  // origins that the prior counts for, and its factor
