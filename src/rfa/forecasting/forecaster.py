@@ -73,7 +73,7 @@ class Forecaster:
         target_col: the column of readings. Each other column is a regressor.
         workers: threads.
         season_length: the length of the season in steps, 0 for none. None: a year of months, quarters or weeks, a week
-            of days, a day of shorter steps; whether it is used is decided by the readings.
+            of days (from two years on a year too), a day and a week of shorter steps; the readings decide on its use.
 
     Attributes:
         names, failed: the columns `(id, time, target)`; `FailedSeries(id, reason)` of the last call.
@@ -405,14 +405,15 @@ class Forecaster:
         future: np.ndarray | None,
     ) -> engine.Series:
         """A series as the engine takes it. A reading whose regressors are not known is left out."""
-        period = steps.period if self.season_length is None else float(self.season_length)
         positions = steps.positions(np.concatenate([stamps, ahead]))
         times, later = np.split(positions - positions[0], [len(stamps)])
+        given = self.season_length
+        period, further = steps.seasons(times[-1]) if given is None else (float(given), 0.0)
         if future is None:
-            return engine.Series(times, values, period, None, later, None)
+            return engine.Series(times, values, period, None, later, None, further)
         unknown = np.isnan(regressors)
         values = np.where(unknown.any(axis=1), np.nan, values)
-        return engine.Series(times, values, period, np.where(unknown, 0.0, regressors), later, future)
+        return engine.Series(times, values, period, np.where(unknown, 0.0, regressors), later, future, further)
 
     def _results(
         self, requests: list[engine.Series], bands: Quantiles, progress: Progress | None

@@ -12,8 +12,8 @@ constexpr int MEMBERS = 28;  // families times scales, without and with a free s
 inline int64_t state_room(double period, double second, int64_t regressors) {
   const int64_t season = period >= 2 ? int64_t(std::min(period, 2.0 * MOST_WAVES)) : 0;
   const int64_t n = 4 + season + regressors, state = n + n * (n + 1) / 2 + SCALES + 2;
-  const bool free = std::max(period, second) <= MOST_BINS;
-  const int64_t profile = free ? int64_t(8 + 2 * (Profile::bins(period) + Profile::bins(second))) : 0;
+  const auto bins = [](double of) { return of <= MOST_BINS ? int64_t(Profile::bins(of)) : 0; };
+  const int64_t profile = 8 + 2 * (bins(period) + bins(second));
   return 24 + MEMBERS * (20 + std::max<int64_t>(2 * state, 2 * MOST_LAGS + 8)) + 2 * profile;
 }
 

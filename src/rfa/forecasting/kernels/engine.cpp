@@ -78,8 +78,7 @@ struct Engine {
       if (positive) join_lags(seasonal ? scale(true, members[0].season) : *logarithmic, damped);
     }
     const double span = g.times[origins.last] - g.times[read[0]];
-    if (std::max(g.period, g.second) > MOST_BINS || span < SEASON_SPAN * g.period ||
-        std::max(g.period, g.second) <= 2 * MOST_WAVES) return;
+    if (g.period > MOST_BINS || span < SEASON_SPAN * g.period || std::max(g.period, further()) <= 2 * MOST_WAVES) return;
     first_free = members.size();
     for (bool is_log : {true, false}) {
       if (is_log && !positive) continue;
@@ -88,6 +87,8 @@ struct Engine {
       join_lags(free, members.back());
     }
   }
+
+  double further() const { return g.second >= 2 && g.second <= MOST_BINS ? g.second : 0; }
 
   const Scaled& scale(bool is_logarithmic, Season known = {}) {
     scales.push_back(std::make_unique<Scaled>(g, read, basis, is_logarithmic, std::move(known)));
@@ -109,15 +110,15 @@ struct Engine {
     }
   }
 
-  // The free season with the gain, and with or without the further period, that has the least error.
+  // The free season with the gain, and of the periods, that has the least error.
   Season free_season(const Scaled& scale) {
     Season best;
     double least = std::numeric_limits<double>::infinity();
     const int64_t known_until = origins.at.empty() ? origins.last : origins.at[0];
     for (double gain : PROFILE_GAINS)
-      for (bool both : {false, true}) {
-        if (both && !(g.second >= 2)) continue;
-        Profile profile(g.period, both ? g.second : 0, gain, scale.level, scale.slope);
+      for (const auto& [period, second] : {std::pair(g.period, 0.0), {g.period, further()}, {further(), 0.0}}) {
+        if (!(period >= 2)) continue;
+        Profile profile(period, second, gain, scale.level, scale.slope);
         auto value = [&](double time) { return profile.season(time, scale.logarithmic); };
         Season season;
         season.added = !scale.logarithmic, season.rows.assign(size_t(g.rows), 0);
