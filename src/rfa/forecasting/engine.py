@@ -11,7 +11,8 @@ NumPy and ctypes only: a forecast needs neither PyTorch nor pandas.
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import NormalDist
@@ -33,10 +34,14 @@ COUNTS = 0.3  # share of zeros from which readings are counts (kernels/constants
 FEW_READINGS = 4  # fewer have a level only (kernels/constants.h)
 SEASON_SPAN = 1.6  # periods that a season needs (kernels/constants.h)
 _BLOCK = 64  # series that are handed over at once: so much memory is used beside input and output
+_BANDS = (0.05, 0.1, 0.9, 0.95)
 _MOST_COEFFICIENTS = 37  # of season and regressors (MOST_STATES in kernels/constants.h)
 _WAVES = 6
 _VERSION = 2.0  # of `SeriesForecast.state`
 _HEADER = 2  # version, unit
+# Bands of a panel, chosen on M1 and tourism: the fewest and the most series of a kind that are forecast with their last
+# rows held back, the readings that each keeps, and series of factor 1 that join
+_FEWEST, _SAMPLE, _KEPT, _PRIOR_SERIES = 20, 100, 8, 25
 Vector = NDArray[np.float64]
 
 
@@ -50,6 +55,11 @@ class Series(NamedTuple):
     ahead: Vector = np.zeros(0)  # (h,), times to forecast, increasing, after the last reading
     ahead_regressors: Vector | None = None  # (h, k)
     second_period: float = 0.0  # of a further season, such as the week of hours; 0 for none
+
+    @property
+    def kind(self) -> tuple[float, ...]:
+        """Series of one kind have bands that are too wide or too narrow alike: periods, horizon, doublings of length."""
+        return self.period, self.second_period, len(self.ahead), np.frexp(len(self.times))[1]
 
 
 class SeriesForecast(NamedTuple):
@@ -76,7 +86,7 @@ class _Panel(ctypes.Structure):
         *(
             (name, ctypes.c_void_p)
             for name in (
-                *("rows", "ahead", "regressors", "period", "second_period", "times", "values", "x", "ahead_times", "ahead_x", "normal"),
+                *("rows", "ahead", "regressors", "period", "second_period", "width", "times", "values", "x", "ahead_times", "ahead_x", "normal"),
                 *("mean", "quantiles", "fitted", "low", "high", "weights", "one_step", "members"),
                 *("state", "state_start", "state_size", "status"),
             )
@@ -100,8 +110,9 @@ def forecast_panel(
     robust: bool = True,
     workers: int = 1,
     progress: Callable[[int], None] | None = None,
+    widths: Mapping[tuple[float, ...], float] | None = None,
 ) -> list[SeriesForecast | str]:
-    """Forecast each series by itself.
+    """Forecast each series by itself; `widths` alone comes from the others.
 
     Args:
         series: any number; they are handed over in blocks, so that memory beside input and output stays constant.
@@ -109,6 +120,7 @@ def forecast_panel(
         robust: whether readings get weights; else all count alike.
         workers: threads.
         progress: called with the number of series that are done, after each block.
+        widths: factors of the bands of each kind, from `panel_widths`. None: 1.
 
     Returns:
         For each series its forecast, or in words why there is none. The numbers do not depend on `workers`.
@@ -123,10 +135,55 @@ def forecast_panel(
     _library()
     blocks = [series[start : start + _BLOCK] for start in range(0, len(series), _BLOCK)]
     found: list[SeriesForecast | str] = []
-    for results in _results_of_blocks(lambda block: _forecast_block(block, normal, robust), blocks, workers):
+    for results in _results_of_blocks(lambda block: _forecast_block(block, normal, robust, widths or {}), blocks, workers):
         found += results
         if progress:
             progress(len(found))
+    return found
+
+
+def panel_widths(
+    series: Sequence[Series], *, robust: bool = True, workers: int = 1
+) -> dict[tuple[float, ...], float]:
+    """How much wider the bands of each kind of series must be, from the other series of that kind.
+
+    Some series of a kind are forecast with as many rows held back as are asked for. The factor makes bands of 80 and
+    90 % hold as many of these readings, shrunk towards 1. Refused readings do not count.
+
+    Args:
+        series, robust, workers: as of `forecast_panel`. The order of the series does not matter.
+
+    Returns:
+        Factors by `Series.kind`, of kinds with 20 series at least.
+    """
+    kinds: dict[tuple[float, ...], list[tuple[int, int]]] = {}
+    for at, one in enumerate(series):
+        values = np.asarray(one.values, dtype=np.float64)
+        if one.regressors is None and np.isfinite(values[: len(values) - len(one.ahead)]).sum() >= _KEPT:
+            kinds.setdefault(one.kind, []).append((zlib.crc32(values.tobytes()), at))
+    found = {}
+    for kind, members in ((kind, members) for kind, members in kinds.items() if len(members) >= _FEWEST):
+        chosen = [series[at] for _, at in sorted(members)[:_SAMPLE]]
+        held = [len(one.ahead) for one in chosen]
+        past = [
+            one._replace(times=one.times[:-h], values=one.values[:-h], ahead=one.times[-h:])
+            for one, h in zip(chosen, held, strict=True)
+        ]
+        halves, errors = [], []
+        runs = (forecast_panel(part, _BANDS, robust=robust, workers=workers) for part in (past, chosen))
+        for one, then, now in zip(chosen, *runs, strict=True):
+            if isinstance(then, str) or isinstance(now, str):
+                continue
+            h = len(then.mean)
+            error = np.asarray(one.values[-h:], dtype=np.float64) - then.mean
+            ends = np.where(error[:, None] > 0, then.quantiles[:, [2, 3]], then.quantiles[:, [1, 0]])
+            usable = (now.weights[-h:] >= OUTLIER) & (np.abs(ends - then.mean[:, None]) > 0).all(axis=1)
+            halves.append(np.abs(ends - then.mean[:, None])[usable])
+            errors.append(np.abs(error)[usable])
+        if sum(map(len, errors)):
+            ratio = np.concatenate(errors)[:, None] / np.concatenate(halves)
+            needed = np.log([np.quantile(ratio[:, 0], 0.8), np.quantile(ratio[:, 1], 0.9)]).mean()
+            found[kind] = float(np.exp(np.clip(needed, -1, 1) * len(errors) / (len(errors) + _PRIOR_SERIES)))
     return found
 
 
@@ -190,7 +247,9 @@ def _results_of_blocks(call: Callable, blocks: list, workers: int) -> Iterator:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _forecast_block(block: Sequence[Series], normal: Vector, robust: bool) -> list[SeriesForecast | str]:
+def _forecast_block(
+    block: Sequence[Series], normal: Vector, robust: bool, widths: Mapping[tuple[float, ...], float]
+) -> list[SeriesForecast | str]:
     results: list[SeriesForecast | str] = []
     usable, units = [], []
     for one in block:
@@ -206,6 +265,7 @@ def _forecast_block(block: Sequence[Series], normal: Vector, robust: bool) -> li
     if not usable:
         return results
     handed = _Block(usable, normal, robust)
+    handed.arrays["width"][:] = [widths.get(one.kind, 1.0) for one in usable]
     _library().rfa_forecast_panel(ctypes.byref(handed.panel))
     where = [i for i, reason in enumerate(results) if not reason]
     for k, (i, unit) in enumerate(zip(where, units, strict=True)):
@@ -306,6 +366,7 @@ class _Block:
             "regressors": np.array(regressors),
             "period": np.array([one.period for one in series]),
             "second_period": np.array([one.second_period for one in series]),
+            "width": np.ones(count),
             "times": np.concatenate([one.times for one in series]),
             "values": np.concatenate([one.values for one in series]),
             "x": np.concatenate([empty if one.regressors is None else one.regressors.ravel() for one in series]),

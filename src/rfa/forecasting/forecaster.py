@@ -220,7 +220,7 @@ class Forecaster:
                 requests.append(self._request(step, stamps[:cut], values[:cut], x[:cut], stamps[cut:end], future))
                 windows.append((place, cut, end))
         rows = []
-        for (place, cut, end), each in zip(windows, self._results(requests, bands, progress), strict=True):
+        for (place, cut, end), each in zip(windows, self._results(requests, bands, progress, n_windows == 1), strict=True):
             if isinstance(each, str):
                 at = panel.kind.label(panel.stamps[place][cut - 1])
                 panel.left_out[place] = f"the window from {at}: {each}"
@@ -416,13 +416,14 @@ class Forecaster:
         return engine.Series(times, values, period, np.where(unknown, 0.0, regressors), later, future, further)
 
     def _results(
-        self, requests: list[engine.Series], bands: Quantiles, progress: Progress | None
+        self, requests: list[engine.Series], bands: Quantiles, progress: Progress | None, pooled: bool = True
     ) -> Iterator[engine.SeriesForecast | str]:
-        """The engine's answers, of a block of series at a time."""
+        """The engine's answers, of a block of series at a time. Several windows would tell each other what came later."""
+        widths = engine.panel_widths(requests, robust=self.robust, workers=self.workers) if pooled else None
         for start in range(0, len(requests), _BLOCK):
             report = None if progress is None else lambda done, start=start: progress(start + done, len(requests))
-            settings: dict[str, Any] = {"robust": self.robust, "workers": self.workers, "progress": report}
-            yield from engine.forecast_panel(requests[start : start + _BLOCK], bands.probabilities, **settings)
+            settings: dict[str, Any] = {"robust": self.robust, "workers": self.workers, "widths": widths}
+            yield from engine.forecast_panel(requests[start : start + _BLOCK], bands.probabilities, **settings, progress=report)
 
     def _updated(self, before: _Fitted, stamps: np.ndarray, values: np.ndarray) -> _Fitted:
         steps, last = before.steps, self._forecasts

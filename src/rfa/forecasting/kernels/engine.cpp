@@ -10,7 +10,7 @@ namespace rfa {
 struct Panel {
   int64_t series, probabilities, robust;
   const int64_t *rows, *ahead, *regressors;  // of each series
-  const double *period, *second, *times, *values, *x, *ahead_times, *ahead_x;
+  const double *period, *second, *width, *times, *values, *x, *ahead_times, *ahead_x;
   const double* normal;                              // (probabilities): quantiles of a standard normal distribution
   double *mean, *quantiles;                          // of each time ahead
   double *fitted, *low, *high, *weights, *one_step;  // of each row
@@ -147,7 +147,7 @@ struct Engine {
   }
 
   // Mean and quantiles of all times, rows and times ahead. Returns what is carried on.
-  std::vector<double> write(const Results& out, int64_t probabilities, const double* normal) const {
+  std::vector<double> write(const Results& out, int64_t probabilities, const double* normal, double width) const {
     std::vector<double> trust(size_t(g.rows), 0.0);
     for (const Member& m : members)
       for (int64_t t = 0; t < g.rows; t++) trust[t] += m.weight[t] / double(members.size());
@@ -157,7 +157,7 @@ struct Engine {
       if (members[i].is_filter() && all.weight[i] > all.weight[leading]) leading = i;
     const Member& leader = members[leading];
     const Smoothed smoothed = smooth(leader);
-    all.calibrate(smoothed.weight);
+    all.calibrate(smoothed.weight), all.widening *= width;
     for (size_t i = 0; i < members.size(); i++) {
       const bool free = members[i].scaled.adjusted() && i >= first_free;
       double* to = out.members + 2 * (14 * free + 2 * int(members[i].family) + members[i].scaled.logarithmic);
@@ -207,7 +207,7 @@ extern "C" void rfa_forecast_panel(const rfa::Panel* panel) {
                            p.high + row,     p.weights + row,
                            p.one_step + row, p.members + s * 2 * rfa::MEMBERS};
     try {
-      const std::vector<double> state = rfa::Engine(g, p.robust).write(out, p.probabilities, p.normal);
+      const std::vector<double> state = rfa::Engine(g, p.robust).write(out, p.probabilities, p.normal, p.width[s]);
       std::copy(state.begin(), state.end(), p.state + p.state_start[s]);
       p.state_size[s] = int64_t(state.size()), p.status[s] = 0;
     } catch (const std::exception&) { p.status[s] = 1; }
