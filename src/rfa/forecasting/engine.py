@@ -1,10 +1,12 @@
 """Forecasts of many series by compiled code: arrays of series in, forecasts with bands out.
 
 Each series is forecast by up to some twenty members: a level, a drift, a damped trend, an autoregression and a cycle
-about a drift, on the linear and on the logarithmic scale. Each of them is a robust Kalman filter in continuous time. Its
-parameters maximise a penalised likelihood. On whole steps autoregressions of several lags join, of values and of their
-changes, and for long seasons members whose season is free: a value for each phase of one or two periods. Weights come from the members' errors at earlier origins, and so does the
-width of the bands. `kernels/` has the code; `kernels/constants.h` all numbers that were chosen.
+about a drift, on the linear and on the logarithmic scale. Each of them is a robust Kalman filter in continuous time.
+Its parameters maximise a penalised likelihood. On whole steps autoregressions of several lags join, of values and of
+their changes; for long seasons, members whose season is free: a value for each phase of one or two periods. Weights
+come from the members' errors at earlier origins, and so does the width of the bands, together with the errors of other
+series of a panel at rows that are held back (`panel_widths`). `kernels/` has the code; `kernels/constants.h` the
+numbers that were chosen.
 
 NumPy and ctypes only: a forecast needs neither PyTorch nor pandas.
 """
@@ -58,7 +60,7 @@ class Series(NamedTuple):
 
     @property
     def kind(self) -> tuple[float, ...]:
-        """Series of one kind have bands that are too wide or too narrow alike: periods, horizon, doublings of length."""
+        """What series have in common whose bands are too narrow alike: periods, horizon, doublings of the length."""
         return self.period, self.second_period, len(self.ahead), np.frexp(len(self.times))[1]
 
 
@@ -86,7 +88,20 @@ class _Panel(ctypes.Structure):
         *(
             (name, ctypes.c_void_p)
             for name in (
-                *("rows", "ahead", "regressors", "period", "second_period", "width", "times", "values", "x", "ahead_times", "ahead_x", "normal"),
+                *(
+                    "rows",
+                    "ahead",
+                    "regressors",
+                    "period",
+                    "second_period",
+                    "width",
+                    "times",
+                    "values",
+                    "x",
+                    "ahead_times",
+                    "ahead_x",
+                    "normal",
+                ),
                 *("mean", "quantiles", "fitted", "low", "high", "weights", "one_step", "members"),
                 *("state", "state_start", "state_size", "status"),
             )
@@ -135,16 +150,16 @@ def forecast_panel(
     _library()
     blocks = [series[start : start + _BLOCK] for start in range(0, len(series), _BLOCK)]
     found: list[SeriesForecast | str] = []
-    for results in _results_of_blocks(lambda block: _forecast_block(block, normal, robust, widths or {}), blocks, workers):
+    for results in _results_of_blocks(
+        lambda block: _forecast_block(block, normal, robust, widths or {}), blocks, workers
+    ):
         found += results
         if progress:
             progress(len(found))
     return found
 
 
-def panel_widths(
-    series: Sequence[Series], *, robust: bool = True, workers: int = 1
-) -> dict[tuple[float, ...], float]:
+def panel_widths(series: Sequence[Series], *, robust: bool = True, workers: int = 1) -> dict[tuple[float, ...], float]:
     """How much wider the bands of each kind of series must be, from the other series of that kind.
 
     Some series of a kind are forecast with as many rows held back as are asked for. The factor makes bands of 80 and

@@ -133,7 +133,7 @@ class Steps:
         return {_DAY: 7.0, 7 * _DAY: _YEAR / (7 * _DAY)}.get(seconds, 0.0)
 
     def seasons(self, span: float) -> tuple[float, float]:
-        """The season of readings over so many steps, and a further one: the week of hours, of two years of days. 0: none."""
+        """The season of readings over so many steps, and a further one: the week beside a day or a year. 0: none."""
         if self.calendar or not self.period:
             return self.period, 0.0
         if self.size == self._day:

@@ -50,7 +50,8 @@ struct Carried {
     members.resize(size_t(count));
     for (CarriedMember& m : members) {
       int64_t adjusted = int64_t(m.adjusted), size = int64_t(m.state.size());
-      a.pass(m.model), a.pass_integer(m.logarithmic), a.pass_integer(m.lagged), a.pass_integer(adjusted), a.pass(m.weight);
+      a.pass(m.model), a.pass_integer(m.logarithmic), a.pass_integer(m.lagged), a.pass_integer(adjusted),
+          a.pass(m.weight);
       a.pass_integer(size);
       m.adjusted = Adjusted(std::clamp<int64_t>(adjusted, 0, 2));
       if (size < 0 || size_t(size) > a.numbers.size() + m.state.size()) throw std::invalid_argument("state");
@@ -64,7 +65,9 @@ struct Carried {
   struct Known {
     Season first;
     std::array<Season, 2> free;
-    const Season& of(const CarriedMember& m) const { return m.adjusted == Adjusted::FIRST ? first : free[m.logarithmic]; }
+    const Season& of(const CarriedMember& m) const {
+      return m.adjusted == Adjusted::FIRST ? first : free[m.logarithmic];
+    }
   };
 
   double from(const CarriedMember& m, double value, const Season& s, double season) const {
@@ -95,7 +98,8 @@ struct Carried {
     const Basis basis(g, season, period);
     Known known;
     const bool added = !members[0].logarithmic;
-    known.first = {added, std::vector<double>(size_t(g.rows), !added), {}, std::vector<double>(size_t(g.ahead), !added)};
+    known.first = {
+        added, std::vector<double>(size_t(g.rows), !added), {}, std::vector<double>(size_t(g.ahead), !added)};
     pass_profiles(g, known);
     std::vector<double> sum(size_t(g.rows), 0.0), trust(size_t(g.rows), 1.0);
     std::vector<std::vector<Forecast>> ahead(members.size());
@@ -122,9 +126,8 @@ struct Carried {
   }
 
   // The first member's season is the one that is taken away from others.
-  template <class P>
-  void filter(size_t i, const Given& g, const P& p, const Basis& basis, Known& known, std::vector<double>& sum,
-              std::vector<double>& trust, std::vector<Forecast>& ahead) {
+  template <class P> void filter(size_t i, const Given& g, const P& p, const Basis& basis, Known& known,
+                                 std::vector<double>& sum, std::vector<double>& trust, std::vector<Forecast>& ahead) {
     CarriedMember& m = members[i];
     const int n = m.model.base() + (m.model.season ? season : 0), skip = m.model.season ? 0 : season;
     with_states(n, [&](auto size) {

@@ -89,7 +89,7 @@ constexpr std::array<double, 2> PROFILE_VISITS = {0.5, 1};  // readings of 0 tha
 constexpr double PROFILE_LEVEL = 0.15, PROFILE_BOUND = 3, PROFILE_READINGS = 5;
 
 // Combination: a weight is a power of the error at earlier origins
-constexpr double MOST_ERROR = 4, LEAST_ERROR = 0.05;    // bounds of an error, in medians of all errors
+constexpr double MOST_ERROR = 4, LEAST_ERROR = 0.05;      // bounds of an error, in medians of all errors
 constexpr double WEIGHT_POWER = 4.5, WEIGHT_ORIGINS = 5;  // the power with many origins; origins by which it is halved
 
 // Bands

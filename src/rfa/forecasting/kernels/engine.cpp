@@ -35,7 +35,7 @@ struct Engine {
   Scaled plain;
   std::vector<std::unique_ptr<Scaled>> scales;  // further ones
   std::vector<Member> members;
-  size_t first_free = MOST_MEMBERS;            // with a free season
+  size_t first_free = MOST_MEMBERS;                  // with a free season
   std::array<std::unique_ptr<Profile>, 2> profiles;  // of the linear and of the logarithmic scale
 
   static std::vector<int64_t> rows_read(const Given& g) {
@@ -62,7 +62,8 @@ struct Engine {
     }
     const std::array<Family, 4> families = {Family::DRIFT, Family::LEVEL, Family::DAMPED, Family::AUTOREGRESSION};
     const Scaled *linear = &plain, *logarithmic = positive ? &scale(true) : nullptr;
-    if (positive) for (Family family : families) join(family, *logarithmic);
+    if (positive)
+      for (Family family : families) join(family, *logarithmic);
     const bool seasonal = positive && !members[0].season.rows.empty();
     if (seasonal) linear = &scale(false, members[0].season);
     for (Family family : families) join(family, *linear);
@@ -78,7 +79,8 @@ struct Engine {
       if (positive) join_lags(seasonal ? scale(true, members[0].season) : *logarithmic, damped);
     }
     const double span = g.times[origins.last] - g.times[read[0]];
-    if (g.period > MOST_BINS || span < SEASON_SPAN * g.period || std::max(g.period, further()) <= 2 * MOST_WAVES) return;
+    if (g.period > MOST_BINS || span < SEASON_SPAN * g.period || std::max(g.period, further()) <= 2 * MOST_WAVES)
+      return;
     first_free = members.size();
     for (bool is_log : {true, false}) {
       if (is_log && !positive) continue;
@@ -98,7 +100,8 @@ struct Engine {
   // Whether all times are whole numbers of steps apart, and most steps have a reading.
   bool on_grid() const {
     auto whole = [&](double time) { return std::abs(time - g.times[0] - std::round(time - g.times[0])) < 1e-6; };
-    return std::all_of(g.times, g.times + g.rows, whole) && std::all_of(g.ahead_times, g.ahead_times + g.ahead, whole) &&
+    return std::all_of(g.times, g.times + g.rows, whole) &&
+           std::all_of(g.ahead_times, g.ahead_times + g.ahead, whole) &&
            g.ahead_times[g.ahead - 1] - g.times[origins.last] < MOST_PATH && !g.regressors && read[0] == 0 &&
            g.times[origins.last] - g.times[0] < GRID_ROWS * double(read.size());
   }
@@ -127,7 +130,8 @@ struct Engine {
           season.rows[t] = value(g.times[t]);
           if (std::isnan(scale.y[t])) continue;
           error += profile.join(g.times[t], scale.y[t]);
-          if (t == known_until) for (int64_t i = 0; i <= t; i++) season.rows[i] = value(g.times[i]);
+          if (t == known_until)
+            for (int64_t i = 0; i <= t; i++) season.rows[i] = value(g.times[i]);
           if (origin >= int64_t(origins.at.size()) || origins.at[origin] != t) continue;
           for (int64_t target : origins.targets[origin]) season.rolling.push_back(value(g.times[target]));
           origin++;
@@ -170,18 +174,22 @@ struct Engine {
     for (int64_t t = 0; t < g.rows; t++) {
       const double half = BAND_NORMAL * std::sqrt(smoothed.variance[t]);
       out.fitted[t] = leader.scaled.row(smoothed.mean[t], t);
-      out.low[t] = leader.scaled.row(smoothed.mean[t] - half, t), out.high[t] = leader.scaled.row(smoothed.mean[t] + half, t);
+      out.low[t] = leader.scaled.row(smoothed.mean[t] - half, t),
+      out.high[t] = leader.scaled.row(smoothed.mean[t] + half, t);
       out.weights[t] = std::isnan(g.values[t]) ? std::numeric_limits<double>::quiet_NaN() : smoothed.weight[t];
       out.one_step[t] = all.one_step(t);
     }
     Archive archive;
-    Carried carried{g.period, g.second, g.times[read.back()], all.widening, basis.season, int(leading), int(g.regressors),
-                    robust, {}, {}};
+    Carried carried{
+        g.period, g.second, g.times[read.back()], all.widening, basis.season, int(leading), int(g.regressors), robust,
+        {},       {}};
     for (int i = 0; i < 2; i++)
       if (profiles[i]) carried.profiles[i] = *profiles[i];
     for (size_t i = 0; i < members.size(); i++) {
       const Member& m = members[i];
-      const Adjusted adjusted = !m.scaled.adjusted() ? Adjusted::NOT : i < first_free ? Adjusted::FIRST : Adjusted::FREE;
+      const Adjusted adjusted = !m.scaled.adjusted() ? Adjusted::NOT
+                                : i < first_free     ? Adjusted::FIRST
+                                                     : Adjusted::FREE;
       const Model model = m.is_filter() ? m.points[m.best].model : Model();
       carried.members.push_back({model, m.scaled.logarithmic, !m.is_filter(), adjusted, all.weight[i], m.last.numbers});
     }
@@ -200,8 +208,8 @@ extern "C" void rfa_forecast_panel(const rfa::Panel* panel) {
   const rfa::Panel& p = *panel;
   int64_t row = 0, ahead = 0, x = 0, ahead_x = 0;
   for (int64_t s = 0; s < p.series; s++) {
-    const rfa::Given g{p.rows[s],      p.ahead[s], p.regressors[s],       p.period[s], p.second[s],       p.times + row,
-                       p.values + row, p.x + x,    p.ahead_times + ahead, p.ahead_x + ahead_x};
+    const rfa::Given g{p.rows[s],     p.ahead[s],     p.regressors[s], p.period[s],           p.second[s],
+                       p.times + row, p.values + row, p.x + x,         p.ahead_times + ahead, p.ahead_x + ahead_x};
     const rfa::Results out{p.mean + ahead,   p.quantiles + ahead * p.probabilities,
                            p.fitted + row,   p.low + row,
                            p.high + row,     p.weights + row,
@@ -228,5 +236,7 @@ extern "C" int64_t rfa_updated(double* state, int64_t size, const rfa::Panel* pa
     if (int64_t(to.numbers.size()) > rfa::state_room(carried.period, carried.second, 0)) return -2;
     std::copy(to.numbers.begin(), to.numbers.end(), state);
     return int64_t(to.numbers.size());
-  } catch (const std::bad_alloc&) { return -1; } catch (const std::exception&) { return -2; }
+  } catch (const std::bad_alloc&) { return -1; } catch (const std::exception&) {
+    return -2;
+  }
 }

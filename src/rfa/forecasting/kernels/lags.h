@@ -1,5 +1,5 @@
-// An autoregression of several lags, of values or of their changes, on a grid of whole steps. Burg's recursion gives the
-// coefficients of each order (Burg 1975; they are stable), a corrected Akaike criterion the order.
+// An autoregression of several lags, of values or of their changes, on a grid of whole steps. Burg's recursion gives
+// the coefficients of each order (Burg 1975; they are stable), a corrected Akaike criterion the order.
 #pragma once
 #include <limits>
 #include <stdexcept>
@@ -18,7 +18,8 @@ struct Lags {
     const int64_t first = std::max<int64_t>(0, count - MOST_LAG_ROWS), skip = first + changes, n = count - skip;
     std::vector<double> forward(static_cast<size_t>(n)), backward, own, reversed;
     double sum = 0;
-    for (int64_t t = 0; t < n; t++) forward[t] = values[skip + t] - (changes ? values[skip + t - 1] : 0), sum += forward[t];
+    for (int64_t t = 0; t < n; t++)
+      forward[t] = values[skip + t] - (changes ? values[skip + t - 1] : 0), sum += forward[t];
     middle = sum / (double(n) + (changes ? DRIFT_SHRINK : 0));
     double square = 0;
     for (double& x : forward) x -= middle, square += x * x / double(n);
@@ -28,7 +29,8 @@ struct Lags {
     const double floor = 1e-12 * square;
     coefficients.clear(), variance = square;
     for (int64_t order = 0;; order++) {
-      const double k = double(order) + 1, criterion = double(n) * std::log(square) + 2 * k * double(n) / (double(n) - k - 1);
+      const double k = double(order) + 1,
+                   criterion = double(n) * std::log(square) + 2 * k * double(n) / (double(n) - k - 1);
       if (criterion < least) least = criterion, coefficients = own, variance = square * double(n) / (double(n) - k);
       if (order >= most || !(square > floor)) break;
       double both = 0, total = 0;
@@ -77,7 +79,8 @@ struct Lags {
     double total = 0, level = 0;
     for (int64_t k = 0; k < count; k++) {
       double now = k == 0;
-      for (size_t j = 0; j < coefficients.size() && int64_t(j) < k; j++) now += coefficients[j] * response[size_t(k) - 1 - j];
+      for (size_t j = 0; j < coefficients.size() && int64_t(j) < k; j++)
+        now += coefficients[j] * response[size_t(k) - 1 - j];
       response.push_back(now), level = changes ? level + now : now, total += level * level;
       found.push_back({copy.next(), variance * total}), copy.join(found.back().mean);
     }

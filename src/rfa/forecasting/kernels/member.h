@@ -251,7 +251,8 @@ struct Member {
       Lags then = fitted(values, known, place(g, g.times[origins.at[o]]) + 1);
       const std::vector<int64_t>& rows = origins.targets[o];
       const std::vector<Forecast> path = then.path(place(g, g.times[rows.back()]) - place(g, g.times[origins.at[o]]));
-      for (int64_t t : rows) rolling.push_back(path[size_t(place(g, g.times[t]) - place(g, g.times[origins.at[o]]) - 1)]);
+      for (int64_t t : rows)
+        rolling.push_back(path[size_t(place(g, g.times[t]) - place(g, g.times[origins.at[o]]) - 1)]);
     }
     std::vector<double> expected(count);
     lags = fitted(values, known, int64_t(count), &expected);

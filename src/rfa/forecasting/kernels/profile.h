@@ -46,7 +46,8 @@ struct Profile {
 
   // A reading joins. Returns its absolute error, bounded.
   double join(double time, double y) {
-    const double error = y - level - at(time), bounded = std::clamp(error, -PROFILE_BOUND * spread, PROFILE_BOUND * spread);
+    const double error = y - level - at(time),
+                 bounded = std::clamp(error, -PROFILE_BOUND * spread, PROFILE_BOUND * spread);
     const double rate = 1 / std::min(readings + PROFILE_READINGS, std::max(5 * period[0], 50.0));
     readings++;
     level += PROFILE_LEVEL / period[0] * bounded;

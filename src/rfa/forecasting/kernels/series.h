@@ -117,8 +117,8 @@ struct Origins {
   }
 };
 
-// A season: a factor, or what is added, of each row, as it was expected before, of each target of each origin, and of the
-// times ahead.
+// A season: a factor, or what is added, of each row, as it was expected before, of each target of each origin, and of
+// the times ahead.
 struct Season {
   bool added = false;
   std::vector<double> rows, rolling, ahead;
