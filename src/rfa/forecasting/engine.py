@@ -178,22 +178,18 @@ def panel_widths(series: Sequence[Series], *, robust: bool = True, workers: int 
             kinds.setdefault(one.kind, []).append((zlib.crc32(values.tobytes()), at))
     found = {}
     for kind, members in ((kind, members) for kind, members in kinds.items() if len(members) >= _FEWEST):
-        chosen = [series[at] for _, at in sorted(members)[:_SAMPLE]]
-        held = [len(one.ahead) for one in chosen]
-        past = [
-            one._replace(times=one.times[:-h], values=one.values[:-h], ahead=one.times[-h:])
-            for one, h in zip(chosen, held, strict=True)
-        ]
+        chosen, h = [series[at] for _, at in sorted(members)[:_SAMPLE]], int(kind[2])
+        past = [one._replace(times=one.times[:-h], values=one.values[:-h], ahead=one.times[-h:]) for one in chosen]
         halves, errors = [], []
         runs = (forecast_panel(part, _BANDS, robust=robust, workers=workers) for part in (past, chosen))
         for one, then, now in zip(chosen, *runs, strict=True):
             if isinstance(then, str) or isinstance(now, str):
                 continue
-            h = len(then.mean)
             error = np.asarray(one.values[-h:], dtype=np.float64) - then.mean
             ends = np.where(error[:, None] > 0, then.quantiles[:, [2, 3]], then.quantiles[:, [1, 0]])
-            usable = (now.weights[-h:] >= OUTLIER) & (np.abs(ends - then.mean[:, None]) > 0).all(axis=1)
-            halves.append(np.abs(ends - then.mean[:, None])[usable])
+            half = np.abs(ends - then.mean[:, None])
+            usable = (now.weights[-h:] >= OUTLIER) & (half > 0).all(axis=1)
+            halves.append(half[usable])
             errors.append(np.abs(error)[usable])
         if sum(map(len, errors)):
             ratio = np.concatenate(errors)[:, None] / np.concatenate(halves)
