@@ -76,7 +76,7 @@ constexpr double LEVEL_WIDTH = 4, SLOPE_WIDTH = 1.5, DAMPING_WIDTH = 1.5, SEASON
 constexpr double SLOW_WIDTH = 2, SHARE_WIDTH = 2, MEMORY_WIDTH = 2;
 constexpr double SEASON_COST = 0.3;  // of each wave, in the log prior: on noise, a season is found by chance
 
-// Autoregressions of several lags
+// Autoregressions of several lags. These and the free seasons were chosen on the 49 series of docs/record/forecasts.md too
 constexpr int MOST_LAGS = 32, LAGS_READINGS = 40, MOST_LAG_ROWS = 2000, MOST_PATH = 5000;
 constexpr double LAGS_PART = 0.25;   // of the readings: the most lags
 constexpr double DRIFT_SHRINK = 15;  // changes of 0 that join the mean change
