@@ -41,8 +41,7 @@ _MOST_COEFFICIENTS = 37  # of season and regressors (MOST_STATES in kernels/cons
 _WAVES = 6
 _VERSION = 2.0  # of `SeriesForecast.state`
 _HEADER = 2  # version, unit
-# Bands of a panel, chosen on M1 and tourism: the fewest and the most series of a kind that are forecast with their last
-# rows held back, the readings that each keeps, and series of factor 1 that join
+# Bands of a panel (M1, tourism): fewest and most series of a kind, readings that each keeps, series of factor 1 that join
 _FEWEST, _SAMPLE, _KEPT, _PRIOR_SERIES = 20, 100, 8, 25
 Vector = NDArray[np.float64]
 
