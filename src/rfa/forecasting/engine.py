@@ -41,7 +41,7 @@ _MOST_COEFFICIENTS = 37  # of season and regressors (MOST_STATES in kernels/cons
 _WAVES = 6
 _VERSION = 2.0  # of `SeriesForecast.state`
 _HEADER = 2  # version, unit
-# Bands of a panel (M1, tourism): fewest and most series of a kind, readings that each keeps, series of factor 1 that join
+# Bands of a panel (M1, tourism): fewest and most series of a kind, readings that each keeps, series of factor 1
 _FEWEST, _SAMPLE, _KEPT, _PRIOR_SERIES = 20, 100, 8, 25
 Vector = NDArray[np.float64]
 
