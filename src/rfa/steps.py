@@ -133,6 +133,15 @@ class Steps:
             return _DAY / seconds
         return {_DAY: 7.0, 7 * _DAY: _YEAR / (7 * _DAY)}.get(seconds, 0.0)
 
+    def seasons(self, span: float) -> tuple[float, float]:
+        """The season of readings over so many steps, and a further one: the week beside a day or a year. 0: none."""
+        if self.calendar or not self.period:
+            return self.period, 0.0
+        if self.size == self._day:
+            year = _YEAR / _DAY
+            return (year, self.period) if span > 2 * year else (self.period, 0.0)
+        return self.period, 7 * self.period if self.size < self._day else 0.0
+
     @property
     def words(self) -> str:
         """The length of a step as a message names it."""

@@ -1,16 +1,20 @@
 """Forecasts of many series by compiled code: arrays of series in, forecasts with bands out.
 
-Each series is forecast by up to ten members: a level, a drift, a damped trend, an autoregression and a cycle about a
-drift, on the linear and on the logarithmic scale. Each member is a robust Kalman filter in continuous time. Its
-parameters maximise a penalised likelihood. Weights come from the members' errors at earlier origins, and so does the
-width of the bands. `kernels/` has the code; `kernels/constants.h` all numbers that were chosen.
+Each series is forecast by up to some twenty members: a level, a drift, a damped trend, an autoregression and a cycle
+about a drift, on the linear and on the logarithmic scale. Each of them is a robust Kalman filter in continuous time.
+Its parameters maximise a penalised likelihood. On whole steps autoregressions of several lags join, of values and of
+their changes; for long seasons, members whose season is free: a value for each phase of one or two periods. Weights
+come from the members' errors at earlier origins, and so does the width of the bands, together with the errors of other
+series of a panel at rows that are held back (`panel_widths`). `kernels/` has the code; `kernels/constants.h` the
+numbers that were chosen.
 
 NumPy and ctypes only: a forecast needs neither PyTorch nor pandas.
 """
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import NormalDist
@@ -22,17 +26,23 @@ from numpy.typing import NDArray
 from rfa.ops.cpu.build import load_library
 
 SOURCES = Path(__file__).parent / "kernels"
-_FAMILIES = ("level", "drift", "damped trend", "autoregression", "cycle")
-MEMBERS = tuple(name + scale for name in _FAMILIES for scale in ("", ", log"))  # in the order of the kernels
+_FAMILIES = ("level", "drift", "damped trend", "autoregression", "cycle", "several lags", "lags of changes")
+_SCALES = ("", ", log")
+MEMBERS = tuple(  # in the order of the kernels
+    name + scale + season for season in ("", ", free season") for name in _FAMILIES for scale in _SCALES
+)
 OUTLIER = 0.1  # a reading of smaller weight is one (REFUSED in kernels/constants.h)
 COUNTS = 0.3  # share of zeros from which readings are counts (kernels/constants.h)
 FEW_READINGS = 4  # fewer have a level only (kernels/constants.h)
 SEASON_SPAN = 1.6  # periods that a season needs (kernels/constants.h)
 _BLOCK = 64  # series that are handed over at once: so much memory is used beside input and output
+_BANDS = (0.05, 0.1, 0.9, 0.95)
 _MOST_COEFFICIENTS = 37  # of season and regressors (MOST_STATES in kernels/constants.h)
 _WAVES = 6
-_VERSION = 1.0  # of `SeriesForecast.state`
+_VERSION = 2.0  # of `SeriesForecast.state`
 _HEADER = 2  # version, unit
+# Bands of a panel (M1, tourism): fewest and most series of a kind, readings that each keeps, series of factor 1
+_FEWEST, _SAMPLE, _KEPT, _PRIOR_SERIES = 20, 100, 8, 25
 Vector = NDArray[np.float64]
 
 
@@ -45,6 +55,12 @@ class Series(NamedTuple):
     regressors: Vector | None = None  # (n, k)
     ahead: Vector = np.zeros(0)  # (h,), times to forecast, increasing, after the last reading
     ahead_regressors: Vector | None = None  # (h, k)
+    second_period: float = 0.0  # of a further season, such as the week of hours; 0 for none
+
+    @property
+    def kind(self) -> tuple[float, ...]:
+        """What series have in common whose bands are too narrow alike: periods, horizon, doublings of the length."""
+        return self.period, self.second_period, len(self.ahead), np.frexp(len(self.times))[1]
 
 
 class SeriesForecast(NamedTuple):
@@ -71,7 +87,20 @@ class _Panel(ctypes.Structure):
         *(
             (name, ctypes.c_void_p)
             for name in (
-                *("rows", "ahead", "regressors", "period", "times", "values", "x", "ahead_times", "ahead_x", "normal"),
+                *(
+                    "rows",
+                    "ahead",
+                    "regressors",
+                    "period",
+                    "second_period",
+                    "width",
+                    "times",
+                    "values",
+                    "x",
+                    "ahead_times",
+                    "ahead_x",
+                    "normal",
+                ),
                 *("mean", "quantiles", "fitted", "low", "high", "weights", "one_step", "members"),
                 *("state", "state_start", "state_size", "status"),
             )
@@ -83,7 +112,7 @@ class _Panel(ctypes.Structure):
 def _library() -> ctypes.CDLL:
     library = load_library(SOURCES)
     library.rfa_state_room.restype = library.rfa_updated.restype = ctypes.c_int64
-    library.rfa_state_room.argtypes = (ctypes.c_double, ctypes.c_int64)
+    library.rfa_state_room.argtypes = (ctypes.c_double, ctypes.c_double, ctypes.c_int64)
     library.rfa_updated.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
     return library
 
@@ -95,8 +124,9 @@ def forecast_panel(
     robust: bool = True,
     workers: int = 1,
     progress: Callable[[int], None] | None = None,
+    widths: Mapping[tuple[float, ...], float] | None = None,
 ) -> list[SeriesForecast | str]:
-    """Forecast each series by itself.
+    """Forecast each series by itself; `widths` alone comes from the others.
 
     Args:
         series: any number; they are handed over in blocks, so that memory beside input and output stays constant.
@@ -104,6 +134,7 @@ def forecast_panel(
         robust: whether readings get weights; else all count alike.
         workers: threads.
         progress: called with the number of series that are done, after each block.
+        widths: factors of the bands of each kind, from `panel_widths`. None: 1.
 
     Returns:
         For each series its forecast, or in words why there is none. The numbers do not depend on `workers`.
@@ -118,10 +149,51 @@ def forecast_panel(
     _library()
     blocks = [series[start : start + _BLOCK] for start in range(0, len(series), _BLOCK)]
     found: list[SeriesForecast | str] = []
-    for results in _results_of_blocks(lambda block: _forecast_block(block, normal, robust), blocks, workers):
+    for results in _results_of_blocks(
+        lambda block: _forecast_block(block, normal, robust, widths or {}), blocks, workers
+    ):
         found += results
         if progress:
             progress(len(found))
+    return found
+
+
+def panel_widths(series: Sequence[Series], *, robust: bool = True, workers: int = 1) -> dict[tuple[float, ...], float]:
+    """How much wider the bands of each kind of series must be, from the other series of that kind.
+
+    Some series of a kind are forecast with as many rows held back as are asked for. The factor makes bands of 80 and
+    90 % hold as many of these readings, shrunk towards 1. Refused readings do not count.
+
+    Args:
+        series, robust, workers: as of `forecast_panel`. The order of the series does not matter.
+
+    Returns:
+        Factors by `Series.kind`, of kinds with 20 series at least.
+    """
+    kinds: dict[tuple[float, ...], list[tuple[int, int]]] = {}
+    for at, one in enumerate(series):
+        values = np.asarray(one.values, dtype=np.float64)
+        if one.regressors is None and np.isfinite(values[: len(values) - len(one.ahead)]).sum() >= _KEPT:
+            kinds.setdefault(one.kind, []).append((zlib.crc32(values.tobytes()), at))
+    found = {}
+    for kind, members in ((kind, members) for kind, members in kinds.items() if len(members) >= _FEWEST):
+        chosen, h = [series[at] for _, at in sorted(members)[:_SAMPLE]], int(kind[2])
+        past = [one._replace(times=one.times[:-h], values=one.values[:-h], ahead=one.times[-h:]) for one in chosen]
+        halves, errors = [], []
+        runs = (forecast_panel(part, _BANDS, robust=robust, workers=workers) for part in (past, chosen))
+        for one, then, now in zip(chosen, *runs, strict=True):
+            if isinstance(then, str) or isinstance(now, str):
+                continue
+            error = np.asarray(one.values[-h:], dtype=np.float64) - then.mean
+            ends = np.where(error[:, None] > 0, then.quantiles[:, [2, 3]], then.quantiles[:, [1, 0]])
+            half = np.abs(ends - then.mean[:, None])
+            usable = (now.weights[-h:] >= OUTLIER) & (half > 0).all(axis=1)
+            halves.append(half[usable])
+            errors.append(np.abs(error)[usable])
+        if sum(map(len, errors)):
+            ratio = np.concatenate(errors)[:, None] / np.concatenate(halves)
+            needed = np.log([np.quantile(ratio[:, 0], 0.8), np.quantile(ratio[:, 1], 0.9)]).mean()
+            found[kind] = float(np.exp(np.clip(needed, -1, 1) * len(errors) / (len(errors) + _PRIOR_SERIES)))
     return found
 
 
@@ -145,9 +217,9 @@ def updated(
     """
     normal = _normal_quantiles(probabilities)
     numbers = np.frombuffer(state, dtype=np.float64)
-    if len(numbers) < _HEADER + 8 or numbers[0] != _VERSION:
+    if len(numbers) < _HEADER + 9 or numbers[0] != _VERSION:
         raise ValueError("state: got bytes of something else, expected `SeriesForecast.state` of this version")
-    unit, period, last = numbers[1 : _HEADER + 2]
+    (unit, period, last), second = numbers[1 : _HEADER + 2], numbers[_HEADER + 8]
     if not (np.isfinite(unit) and unit > 0 and 0 <= period < 1e9 and np.isfinite(last)):
         raise ValueError(f"state: got {[unit, period, last]}, expected a unit, a period and a time")
     if numbers[_HEADER + 5]:
@@ -156,7 +228,7 @@ def updated(
     given = Series(times, values, ahead=ahead)
     if reason := _row_problem(given, after=last):
         raise ValueError(reason)
-    room = np.zeros(max(_library().rfa_state_room(period, 0), len(numbers) - _HEADER))
+    room = np.zeros(max(_library().rfa_state_room(period, max(second, 0.0), 0), len(numbers) - _HEADER))
     room[: len(numbers) - _HEADER] = numbers[_HEADER:]
     block = _Block([given._replace(values=given.values / unit)], normal, robust=True, rooms=False)
     size = _library().rfa_updated(room.ctypes.data, len(numbers) - _HEADER, ctypes.addressof(block.panel))
@@ -185,7 +257,9 @@ def _results_of_blocks(call: Callable, blocks: list, workers: int) -> Iterator:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _forecast_block(block: Sequence[Series], normal: Vector, robust: bool) -> list[SeriesForecast | str]:
+def _forecast_block(
+    block: Sequence[Series], normal: Vector, robust: bool, widths: Mapping[tuple[float, ...], float]
+) -> list[SeriesForecast | str]:
     results: list[SeriesForecast | str] = []
     usable, units = [], []
     for one in block:
@@ -201,6 +275,7 @@ def _forecast_block(block: Sequence[Series], normal: Vector, robust: bool) -> li
     if not usable:
         return results
     handed = _Block(usable, normal, robust)
+    handed.arrays["width"][:] = [widths.get(one.kind, 1.0) for one in usable]
     _library().rfa_forecast_panel(ctypes.byref(handed.panel))
     where = [i for i, reason in enumerate(results) if not reason]
     for k, (i, unit) in enumerate(zip(where, units, strict=True)):
@@ -218,7 +293,7 @@ def _as_arrays(one: Series) -> Series:
         None if table is None else np.ascontiguousarray(table, dtype=np.float64)
         for table in (one.regressors, one.ahead_regressors)
     )
-    return Series(times, values, float(one.period), x, ahead, ahead_x)
+    return Series(times, values, float(one.period), x, ahead, ahead_x, float(one.second_period))
 
 
 def _row_problem(given: Series, after: float = -np.inf) -> str:
@@ -243,8 +318,9 @@ def _series_problem(given: Series) -> str:
         return "no reading: all values are missing"
     if not len(given.ahead):
         return "ahead: got no time, expected at least one"
-    if not (np.isfinite(given.period) and given.period >= 0):
-        return f"period: got {given.period}, expected a number of steps, or 0"
+    for period in (given.period, given.second_period):
+        if not (np.isfinite(period) and period >= 0):
+            return f"period: got {period}, expected a number of steps, or 0"
     x, ahead = given.regressors, given.ahead_regressors
     if (x is None) != (ahead is None):
         return "regressors: got them of the rows or of the times ahead only, expected both"
@@ -290,12 +366,17 @@ class _Block:
         self.ahead = np.cumsum([0, *(len(one.ahead) for one in series)])
         regressors = [0 if one.regressors is None else one.regressors.shape[1] for one in series]
         n, h = self.rows[-1], self.ahead[-1]
-        room = [_library().rfa_state_room(one.period, k) * rooms for one, k in zip(series, regressors, strict=True)]
+        room = [
+            _library().rfa_state_room(one.period, one.second_period, k) * rooms
+            for one, k in zip(series, regressors, strict=True)
+        ]
         arrays = {
             "rows": np.diff(self.rows),
             "ahead": np.diff(self.ahead),
             "regressors": np.array(regressors),
             "period": np.array([one.period for one in series]),
+            "second_period": np.array([one.second_period for one in series]),
+            "width": np.ones(count),
             "times": np.concatenate([one.times for one in series]),
             "values": np.concatenate([one.values for one in series]),
             "x": np.concatenate([empty if one.regressors is None else one.regressors.ravel() for one in series]),

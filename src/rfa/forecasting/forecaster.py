@@ -73,7 +73,7 @@ class Forecaster:
         target_col: the column of readings. Each other column is a regressor.
         workers: threads.
         season_length: the length of the season in steps, 0 for none. None: a year of months, quarters or weeks, a week
-            of days, a day of shorter steps; whether it is used is decided by the readings.
+            of days (from two years on a year too), a day and a week of shorter steps; the readings decide on its use.
 
     Attributes:
         names, failed: the columns `(id, time, target)`; `FailedSeries(id, reason)` of the last call.
@@ -200,8 +200,7 @@ class Forecaster:
         steps_ahead, bands = horizon(h), Quantiles.of(level, quantiles)
         n_windows, step_size = whole_number("n_windows", n_windows), whole_number("step_size", step_size)
         panel = read_panel(df, self.names)
-        requests, windows = [], []
-        steps = self._steps(panel)
+        requests, windows, steps = [], [], self._steps(panel)
         for place, step in steps.items():
             try:
                 ends = past_windows(step, panel.stamps[place], steps_ahead, n_windows, step_size)
@@ -219,8 +218,8 @@ class Forecaster:
                     continue
                 requests.append(self._request(step, stamps[:cut], values[:cut], x[:cut], stamps[cut:end], future))
                 windows.append((place, cut, end))
-        rows = []
-        for (place, cut, end), each in zip(windows, self._results(requests, bands, progress), strict=True):
+        rows, results = [], self._results(requests, bands, progress, n_windows == 1)
+        for (place, cut, end), each in zip(windows, results, strict=True):
             if isinstance(each, str):
                 at = panel.kind.label(panel.stamps[place][cut - 1])
                 panel.left_out[place] = f"the window from {at}: {each}"
@@ -412,33 +411,34 @@ class Forecaster:
         future: np.ndarray | None,
     ) -> engine.Series:
         """A series as the engine takes it. A reading whose regressors are not known is left out."""
-        period = steps.period if self.season_length is None else float(self.season_length)
         positions = steps.positions(np.concatenate([stamps, ahead]))
         times, later = np.split(positions - positions[0], [len(stamps)])
+        own = self.season_length
+        period, further = steps.seasons(times[-1]) if own is None else (float(own), 0.0)
         if future is None:
-            return engine.Series(times, values, period, None, later, None)
-        unknown = np.isnan(regressors)
-        values = np.where(unknown.any(axis=1), np.nan, values)
-        return engine.Series(times, values, period, np.where(unknown, 0.0, regressors), later, future)
+            return engine.Series(times, values, period, None, later, None, further)
+        values = np.where(np.isnan(regressors).any(axis=1), np.nan, values)
+        known = np.where(np.isnan(regressors), 0.0, regressors)
+        return engine.Series(times, values, period, known, later, future, further)
 
     def _results(
-        self, requests: list[engine.Series], bands: Quantiles, progress: Progress | None
+        self, requests: list[engine.Series], bands: Quantiles, progress: Progress | None, pooled: bool = True
     ) -> Iterator[engine.SeriesForecast | str]:
-        """The engine's answers, of a block of series at a time."""
+        """The engine's answers, a block of series at a time. `pooled`: no series knows what comes later in another."""
+        shared: dict[str, Any] = {"robust": self.robust, "workers": self.workers}
+        shared["widths"] = engine.panel_widths(requests, **shared) if pooled else None
         for start in range(0, len(requests), _BLOCK):
             report = None if progress is None else lambda done, start=start: progress(start + done, len(requests))
-            settings: dict[str, Any] = {"robust": self.robust, "workers": self.workers, "progress": report}
-            yield from engine.forecast_panel(requests[start : start + _BLOCK], bands.probabilities, **settings)
+            part = requests[start : start + _BLOCK]
+            yield from engine.forecast_panel(part, bands.probabilities, progress=report, **shared)
 
     def _updated(self, before: _Fitted, stamps: np.ndarray, values: np.ndarray) -> _Fitted:
         steps, last = before.steps, self._forecasts
         ahead = steps.later(stamps[-1], steps.count(stamps[-1], last.h))
         positions = steps.positions(np.concatenate([stamps, ahead])) - before.first
         times, later = np.split(positions, [len(stamps)])
-        new, old = (
-            engine.updated(before.forecast.state, times, values, later, last.bands.probabilities),
-            before.forecast,
-        )
+        old = before.forecast
+        new = engine.updated(old.state, times, values, later, last.bands.probabilities)
         new = new._replace(members=new.members or old.members, note=new.note or old.note)
         before.rows[-1] = (*before.rows[-1][:2], old._replace(state=b"", members={}))
         before.rows.append((stamps, values, new))

@@ -5,7 +5,7 @@ and tests that are the first to notice. `run.py` applies the faults and runs the
 """
 
 from .ecosystem import EXPORT, INTEGRATIONS, MODELS, PACKAGE, PARALLEL
-from .estimates import ESTIMATION, SERIES
+from .estimates import ESTIMATION, FORECASTS, SERIES
 from .filter import CERTIFIED, DYNAMICS, KERNELS, OPERATOR
 from .mutation import Mutation
 from .pipeline import PIPELINE, RECALL, RECORD
@@ -18,6 +18,7 @@ MUTATIONS = [
     *KERNELS,
     *CERTIFIED,
     *ESTIMATION,
+    *FORECASTS,
     *SERIES,
     *PIPELINE,
     *RECALL,

@@ -44,6 +44,32 @@ ESTIMATION = [
              "standard errors by a factor of the root of 2", "rfa/estimation/test_components.py"),
 ]  # fmt: skip
 
+FORECASTS = [
+    Mutation("rfa/forecasting/kernels/combine.h", "z * 1.2533", "z", "a mean absolute error counts as a standard deviation",
+             "rfa/forecasting/test_engine.py::test_own_errors_widen_by_their_standard_deviation"),
+    Mutation("rfa/forecasting/kernels/engine.cpp", "all.widening *= width;", "all.widening *= 1;",
+             "bands of a panel take nothing from its other series",
+             "rfa/forecasting/test_engine.py::test_bands_of_a_kind_learn_from_rows_held_back"),
+    Mutation("rfa/forecasting/engine.py", "usable = (now.weights[-h:] >= OUTLIER)", "usable = (now.weights[-h:] >= 0)",
+             "wrong readings that are held back widen the bands of a panel",
+             "rfa/forecasting/test_engine.py::test_refused_rows_held_back_do_not_count"),
+    Mutation("rfa/forecasting/engine.py", "sorted(members)[:_SAMPLE]", "members[:_SAMPLE]",
+             "the bands of a panel depend on the order of its series",
+             "rfa/forecasting/test_engine.py::test_bands_of_a_kind_learn_from_rows_held_back"),
+    Mutation("rfa/forecasting/kernels/lags.h", "square *= 1 - reflection * reflection", "square *= 1 - reflection",
+             "the order of an autoregression", "rfa/forecasting/test_engine.py::test_lags_are_by_burg"),
+    Mutation("rfa/forecasting/kernels/lags.h", "level = changes ? level + now : now", "level = now",
+             "errors of changes do not add up over the horizon",
+             "rfa/forecasting/test_engine.py::test_members_are_gaussian_densities"),
+    Mutation("rfa/forecasting/kernels/profile.h", "bin(i, time)];", "bin(0, time)];",
+             "the phase of the further season", "rfa/forecasting/test_engine.py::test_day_and_week_together"),
+    Mutation("rfa/forecasting/kernels/member.h", "std::max(DRIFT_DAMPING, std::exp(", "std::min(DRIFT_DAMPING, std::exp(",
+             "the drift of a long series decays",
+             "rfa/forecasting/test_engine.py::test_a_drift_lasts_as_long_as_the_series"),
+    Mutation("rfa/forecasting/steps.py", "if span > 2 * year else (self.period, 0.0)", "if span > year else (self.period, 0.0)",
+             "a season of a year that was seen once", "rfa/forecasting/test_forecaster.py::test_the_calendar_suggests_seasons"),
+]  # fmt: skip
+
 SERIES = [
     Mutation("rfa/models/time_series.py", "/ typical_gap", "* 1.0",
              "the unit of time", "rfa/models/test_time_series.py"),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from rfa.forecasting.engine import MEMBERS, Series, SeriesForecast, forecast_panel, updated
+from rfa.forecasting.engine import MEMBERS, Series, SeriesForecast, forecast_panel, panel_widths, updated
 
 PROBABILITIES = (0.05, 0.1, 0.5, 0.9, 0.95)
 FORGETTING = 25  # MOST_DEGREES in kernels/constants.h
@@ -57,14 +57,52 @@ class CarriedMember(NamedTuple):
         return 2 + (self.memory > 0) + (self.turn > 0)
 
 
+class CarriedLags(NamedTuple):
+    changes: bool
+    mean: float
+    variance: float
+    coefficients: np.ndarray
+    recent: np.ndarray  # the newest first
+    weight: float
+
+    def ahead(self, h: int) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance by powers of the companion matrix of the values less their line or mean."""
+        order = len(self.recent)
+        polynomial = np.r_[1, -self.coefficients]
+        if self.changes:
+            polynomial = np.convolve(polynomial, [1, -1])
+        constant = self.mean * (1 - self.coefficients.sum())
+        companion = np.eye(max(order, 1), k=-1)
+        companion[0, :order] = -polynomial[1:]
+        power, mean, variance = np.eye(len(companion)), [], []
+        state, seen = np.r_[self.recent, [0] * (not order)], 0.0
+        for _ in range(h):
+            seen += power[0, 0] ** 2
+            state = companion @ state
+            state[0] += constant
+            power = companion @ power
+            mean.append(state[0])
+            variance.append(self.variance * seen)
+        return np.array(mean), np.array(variance)
+
+
 def carried(found: SeriesForecast) -> tuple[float, int, list[CarriedMember]]:
-    """The widening of the bands, the waves of the season, and the members of a state."""
+    """The widening of the bands, the waves of the season, and the filters of a state."""
+    widening, waves, members, _ = carried_members(found)
+    return widening, waves, members
+
+
+def carried_members(found: SeriesForecast) -> tuple[float, int, list[CarriedMember], list[CarriedLags]]:
     numbers = list(np.frombuffer(found.state))
-    numbers, (_, _, widening, waves, _, _, _, count) = numbers[10:], numbers[2:10]
-    members = []
+    numbers, (_, _, widening, waves, _, _, _, count) = numbers[11:], numbers[2:10]
+    members, lags = [], []
     for _ in range(int(count)):
-        season, damping, memory, turn, *noise, scale, logarithmic, adjusted, weight, size = numbers[:13]
-        state, numbers = numbers[13 : 13 + int(size)], numbers[13 + int(size) :]
+        season, damping, memory, turn, *noise, scale, logarithmic, lagged, adjusted, weight, size = numbers[:14]
+        state, numbers = numbers[14 : 14 + int(size)], numbers[14 + int(size) :]
+        if lagged:
+            (changes, middle, variance, order), state = state[:4], np.array(state[4:])
+            lags.append(CarriedLags(bool(changes), middle, variance, *np.split(state, [int(order)]), weight))
+            continue
         n = 2 + (memory > 0) + (turn > 0) + (int(waves) if season else 0)
         mean, covariance = np.zeros(n), np.zeros((n, n))
         for i in range(n):
@@ -76,8 +114,8 @@ def carried(found: SeriesForecast) -> tuple[float, int, list[CarriedMember]]:
         members.append(
             CarriedMember(bool(season), damping, memory, turn, np.array(noise), scale, *flags, weight, *moments)
         )
-    assert not numbers
-    return widening, int(waves), members
+    assert numbers == [0, 0, 0, 0, 1, 0] * 2  # no free seasons
+    return widening, int(waves), members, lags
 
 
 def rows(times, member: CarriedMember, waves: int, period: float) -> np.ndarray:
@@ -193,10 +231,10 @@ def test_members_are_gaussian_densities(period):
     values[[5, 17]] = np.nan
     found = forecast(Series(times, values, period, ahead=times[-1] + np.array([1.0, 2.0, 5.0])), robust=False)
     read = ~np.isnan(values)
-    widening, waves, members = carried(found)
+    widening, waves, members, lags = carried_members(found)
     unit = np.frombuffer(found.state)[1]
     assert [m.season for m in members] == [bool(period)] * 4 + [False] or period == 0
-    total, deviation = np.zeros(3), np.zeros(3)
+    total, deviation, season = np.zeros((3, 3))
     for member, name in zip(members, NAMES, strict=True):
         mean, covariance, variance, evidence = dense(values[read] / unit, times[read], member, name, waves, period)
         np.testing.assert_allclose(member.mean, mean, rtol=1e-6, atol=1e-8)
@@ -207,12 +245,53 @@ def test_members_are_gaussian_densities(period):
             transition, noise = steps(member, lag)
             row = rows([times[-1] + lag], member, waves, period)[0]
             total[k] += member.weight * row @ transition @ mean * unit
+            if name == "drift":  # whose season is taken away before
+                season[k] = row[member.base :] @ mean[member.base :]
             spread = row @ (transition @ covariance @ transition.T + noise) @ row + 1
             deviation[k] += member.weight * math.sqrt(spread * variance) * unit
+    assert [each.changes for each in lags] == [False, True]
+    for each in lags:
+        mean, variance = each.ahead(5)
+        total += each.weight * (mean[[0, 1, 4]] + season) * unit
+        deviation += each.weight * np.sqrt(variance[[0, 1, 4]]) * unit
     np.testing.assert_allclose(found.mean, total, rtol=1e-7)
     z = NormalDist().inv_cdf(0.95)
     heavy = z + (z**3 + z) / (4 * DEGREES) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * DEGREES**2)
     np.testing.assert_allclose(found.quantiles[:, 4] - found.mean, heavy * widening * deviation, rtol=1e-7)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_lags_are_by_burg(changes):
+    """Coefficients and order as statsmodels' recursion and a corrected Akaike criterion give them."""
+    burg = pytest.importorskip("statsmodels.regression.linear_model").burg
+    pacf_burg = pytest.importorskip("statsmodels.tsa.stattools").pacf_burg
+    rng = np.random.default_rng(1)
+    x = np.zeros(160)
+    for t in range(2, 160):
+        x[t] = 1.5 * x[t - 1] - 0.8 * x[t - 2] + rng.normal()
+    found = forecast(regular(x - 40, h=12), robust=False)
+    unit = np.frombuffer(found.state)[1]
+    lags = carried_members(found)[3][changes]
+    values = np.diff(x) if changes else x - 40
+    mean = values.sum() / (len(values) + 15 * changes)
+    n, best = len(values), np.inf
+    kept = 1 - pacf_burg(values - mean, nlags=32, demean=False)[0] ** 2
+    for order in range(33):
+        own = burg(values - mean, order, demean=False)[0] if order else np.zeros(0)
+        square = np.mean((values - mean) ** 2) * np.prod(kept[1 : order + 1])
+        criterion = n * math.log(square) + 2 * (order + 1) * n / (n - order - 2)
+        if criterion < best:
+            best, coefficients, variance = criterion, own, square * n / (n - order - 1)
+    assert len(coefficients) >= 2
+    np.testing.assert_allclose(lags.coefficients, coefficients, rtol=1e-7, atol=1e-9)
+    assert lags.mean * unit == pytest.approx(mean)
+    assert lags.variance * unit**2 == pytest.approx(variance)
+    np.testing.assert_allclose(lags.recent[:2] * unit, (x - 40)[:-3:-1])
+
+
+def test_a_drift_lasts_as_long_as_the_series():
+    members = carried(forecast(regular(trend_season(500) - 1000), robust=False))[2]
+    assert members[NAMES.index("drift")].damping == pytest.approx(math.exp(-0.1 / 499))
 
 
 def test_gaussian_smoothing():
@@ -347,6 +426,27 @@ def test_season_is_found(period):
     assert np.abs(found.mean - truth).mean() < 3
 
 
+@pytest.mark.parametrize("level", [100.0, -100.0])
+def test_day_and_week_together(level):
+    """Weekends without the day's wave, and a day that is no sum of six waves."""
+    rng, t = np.random.default_rng(0), np.arange(24 * 7 * 6)
+    day = np.where((t % 24 > 7) & (t % 24 < 18), 10.0, 0.0) + 8 * (t % 24 == 12)
+    truth = level + day * np.where(t // 24 % 7 < 5, 1, 0.1)
+    y = truth + rng.normal(0, 0.5, len(t))
+    y[[300, 500]] += 80
+    cut = len(t) - 48
+    series = Series(t[:cut] * 1.0, y[:cut], 24.0, ahead=t[cut:] * 1.0, second_period=168.0)
+    found = forecast(series)
+    assert np.abs(found.mean - truth[cut:]).mean() < 0.8
+    assert sum(weight for name, (weight, _) in found.members.items() if "free season" in name) > 0.9
+    later = updated(
+        forecast(series._replace(times=t[: cut - 24] * 1.0, values=y[: cut - 24], ahead=t[cut - 24 : cut] * 1.0)).state,
+        t[cut - 24 : cut] * 1.0, y[cut - 24 : cut], t[cut:] * 1.0, PROBABILITIES,
+    )  # fmt: skip
+    assert np.abs(later.mean - truth[cut:]).mean() < 0.9
+    assert np.abs(later.one_step - truth[cut - 24 : cut]).mean() < 0.9
+
+
 def test_noise_has_no_season():
     y = 100 + np.random.default_rng(0).normal(0, 5, 120)
     assert np.ptp(forecast(regular(y, 12, h=12)).mean) < 3
@@ -366,7 +466,7 @@ def test_regressors():
 # Going on
 
 
-@pytest.mark.parametrize(("period", "level"), [(0.0, 100.0), (12.0, 100.0), (4.0, -500.0)])
+@pytest.mark.parametrize(("period", "level"), [(0.0, 100.0), (12.0, 100.0), (4.0, -500.0), (20.0, 100.0)])
 def test_updates(period, level):
     y = trend_season(90, period=int(period) or 12, level=level)
     y[70] *= 5
@@ -469,6 +569,39 @@ def test_bands_hold():
     quantiles = np.stack([one.quantiles for one in forecast_panel(panel, PROBABILITIES)])
     inside = (quantiles[..., 0] < future) & (future < quantiles[..., 4])
     assert 0.86 < inside.mean() < 0.95
+
+
+def test_own_errors_widen_by_their_standard_deviation():
+    """On noise the filters are right: the widening is the mean of ten prior origins of 1.2, and 16 of 1."""
+    rng = np.random.default_rng(0)
+    panel = [regular(rng.normal(0, 1, 200), h=12) for _ in range(150)]
+    found = [carried(one)[0] for one in forecast_panel(panel, PROBABILITIES)]
+    assert np.mean(found) == pytest.approx((10 * 1.2 + 16) / 26, abs=0.03)
+
+
+def test_bands_of_a_kind_learn_from_rows_held_back():
+    rng = np.random.default_rng(0)
+    sd = np.r_[np.ones(34), 3 * np.ones(6)]  # the last rows are three times as uncertain as any before
+    panel = [regular(rng.normal(0, sd) - 50) for _ in range(120)]
+    widths = panel_widths(panel)
+    assert list(widths) == [panel[0].kind]
+    assert 1.6 < widths[panel[0].kind] < 3 ** (100 / 125)  # 100 series, and 25 of factor 1
+    assert panel_widths(panel[::-1], workers=2) == widths
+    assert panel_widths(panel[:19]) == {}
+    usual, wide = (forecast_panel(panel, PROBABILITIES, widths=w) for w in (None, {panel[0].kind: 2.0}))
+    for one, other in zip(usual, wide, strict=True):
+        np.testing.assert_allclose(other.quantiles - other.mean[:, None], 2 * (one.quantiles - one.mean[:, None]))
+        again = updated(other.state, np.zeros(0), np.zeros(0), panel[0].ahead, PROBABILITIES)
+        np.testing.assert_allclose(again.quantiles, other.quantiles)
+
+
+def test_refused_rows_held_back_do_not_count():
+    rng = np.random.default_rng(0)
+    panel = [regular(rng.normal(0, 1, 40) - 50) for _ in range(40)]
+    clean = panel_widths(panel)[panel[0].kind]
+    for one in panel:
+        one.values[-3] -= 60
+    assert panel_widths(panel)[panel[0].kind] == pytest.approx(clean, rel=0.1)
 
 
 @pytest.mark.parametrize("probabilities", [[0.0], [1.0], [float("nan")]])

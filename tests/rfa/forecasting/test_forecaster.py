@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from rfa.forecasting import Forecaster
+from rfa.forecasting.steps import StampKind, usual_steps
 
 MONTHS = pd.date_range("2020-01-31", periods=36, freq="ME")
 
@@ -79,6 +80,26 @@ def test_other_names_of_columns():
 def test_stamps_go_on_as_the_series_own_do(stamps, h, expected):
     found = Forecaster().forecast(one(stamps), h)["ds"]
     assert found.tolist() == [pd.Timestamp(x) if isinstance(x, str) else x for x in expected]
+
+
+@pytest.mark.parametrize(
+    ("freq", "years", "expected"),
+    [
+        ("YE", 30, (0, 0)),
+        ("QE", 9, (4, 0)),
+        ("W", 3, (52.1775, 0)),
+        ("D", 1.9, (7, 0)),
+        ("D", 2.1, (365.2425, 7)),
+        ("B", 3, (5, 0)),
+        ("h", 0.1, (24, 168)),
+        ("30min", 0.1, (48, 336)),
+    ],
+)
+def test_the_calendar_suggests_seasons(freq, years, expected):
+    stamps = pd.date_range("2020-01-01", pd.Timestamp("2020-01-01") + pd.Timedelta(days=365.25 * years), freq=freq)
+    clock = stamps.to_numpy().astype("M8[ns]").view(np.int64)
+    steps = usual_steps(clock, StampKind(None, "ns"))
+    assert steps.seasons(len(stamps) - 1) == pytest.approx(expected, rel=1e-5)
 
 
 def test_irregular_times_are_kept():

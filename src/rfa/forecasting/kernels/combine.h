@@ -19,7 +19,7 @@ struct Combination {
   }
 
   static double rolled(const Member& m, size_t k) {
-    return m.scaled.back(m.rolling[k].mean) * (m.scaled.adjusted() ? m.scaled.factors.rolling[k] : 1);
+    return m.scaled.back(m.rolling[k].mean, m.scaled.adjusted() ? m.scaled.known.rolling[k] : 0);
   }
 
   // Absolute errors are bounded, so that a wrong reading does not decide. `trust`: the weight of each row.
@@ -53,13 +53,13 @@ struct Combination {
   }
 
   // The weighted mean of the members' quantiles at a standard normal z.
-  template <class Of, class By> double value(Of forecast, By factor, double z) const {
+  template <class Of, class Known> double value(Of forecast, Known season, double z) const {
     double sum = 0;
     for (size_t i = 0; i < members.size(); i++) {
       if (!(weight[i] > 0)) continue;
       const Forecast& f = forecast(members[i]);
-      const double by = members[i].scaled.adjusted() ? factor(members[i].scaled.factors) : 1;
-      sum += weight[i] * by * members[i].scaled.back(f.mean + z * members[i].scaled.deviation(f.variance));
+      const Scaled& s = members[i].scaled;
+      sum += weight[i] * s.back(f.mean + z * s.deviation(f.variance), s.adjusted() ? season(s.known) : 0);
     }
     return sum;
   }
@@ -70,7 +70,7 @@ struct Combination {
       double own = 0, rows = 1e-9;
       for (int64_t t : origins.targets[o]) {
         auto of = [k](const Member& m) -> const Forecast& { return m.rolling[k]; };
-        auto by = [k](const Factors& f) { return f.rolling[k]; };
+        auto by = [k](const Season& s) { return s.rolling[k]; };
         const double middle = value(of, by, 0), e = g.values[t] - middle;
         const double unit = std::abs(value(of, by, e < 0 ? -1 : 1) - middle);
         const double z = std::min(std::abs(e) / std::max(unit, 1e-300), MOST_STANDARD);
@@ -91,11 +91,11 @@ struct Combination {
   // The quantile of a time ahead, and the forecast of a row from those before.
   double ahead(int64_t k, double z) const {
     return value([k](const Member& m) -> const Forecast& { return m.ahead[k]; },
-                 [k](const Factors& f) { return f.ahead[k]; }, heavy(z) * widening);
+                 [k](const Season& s) { return s.ahead[k]; }, heavy(z) * widening);
   }
   double one_step(int64_t t) const {
     return value([t](const Member& m) { return Forecast{m.one_step[t], 0}; },
-                 [t](const Factors& f) { return f.rows[t]; }, 0);
+                 [t](const Season& s) { return s.rows[t]; }, 0);
   }
 };
 

@@ -10,7 +10,7 @@
 namespace rfa {
 
 constexpr int MOST_STATES = 40;                    // level, slope, autoregression or cycle, and coefficients
-constexpr int MOST_MEMBERS = 16;                   // room for them
+constexpr int MOST_MEMBERS = 28;                   // room for them
 constexpr double MOST_LOG = 700, MOST_SEASON = 7;  // of what is exponentiated
 
 // Scales of a reading's error, as multiples of the variance of its prediction, and how many readings the prior of each
@@ -63,8 +63,9 @@ constexpr std::array<double, 4> SHARES = {0.5, 2, 8, 40};            // variance
 constexpr std::array<double, 6> MEMORIES = {0.3, 0.5, 0.7, 0.82, 0.9, 0.95};
 constexpr std::array<double, 5> CYCLE_MEMORIES = {0.7, 0.82, 0.9, 0.95, 0.98};
 constexpr std::array<double, 5> SEASON_GAINS = {0, 0.05, 0.15, 0.3, 0.5};
-constexpr double DRIFT_DAMPING = 0.997;                     // of a drift: it halves in 230 steps
-constexpr int CYCLES = 18;                                  // periods of a cycle, in steps:
+constexpr double DRIFT_DAMPING = 0.997;  // of a drift: it halves in 230 steps
+constexpr double DRIFT_DECAY = 0.1;      // least logarithm that a whole series leaves of a drift, negated
+constexpr int CYCLES = 18;               // periods of a cycle, in steps:
 constexpr double CYCLE_SHORTEST = 3.2, CYCLE_RATIO = 1.17;  // the shortest, and from one to the next
 constexpr int MOST_POINTS = 40;                             // that a search visits
 
@@ -75,9 +76,27 @@ constexpr double LEVEL_WIDTH = 4, SLOPE_WIDTH = 1.5, DAMPING_WIDTH = 1.5, SEASON
 constexpr double SLOW_WIDTH = 2, SHARE_WIDTH = 2, MEMORY_WIDTH = 2;
 constexpr double SEASON_COST = 0.3;  // of each wave, in the log prior: on noise, a season is found by chance
 
+// Autoregressions of several lags. These and the free seasons were chosen on the 49 series of docs/record/forecasts.md
+// too
+constexpr int MOST_LAGS = 32;
+constexpr int LAGS_READINGS = 40;    // fewer have none
+constexpr int MOST_LAG_ROWS = 2000;  // the last steps, to which they are fitted
+constexpr int MOST_PATH = 5000;      // steps ahead; beyond there are none
+constexpr double LAGS_PART = 0.25;   // of the readings: the most lags
+constexpr double DRIFT_SHRINK = 15;  // changes of 0 that join the mean change
+constexpr double GRID_ROWS = 2.5;    // most steps for each reading
+
+// Free seasons, of periods longer than the waves can follow
+constexpr int MOST_BINS = 2100;                                      // of a period: a week of five minutes has 2,016
+constexpr std::array<double, 3> PROFILE_GAINS = {0.05, 0.15, 0.35};  // of a phase; the one with the least error is used
+constexpr std::array<double, 2> PROFILE_VISITS = {0.5, 1};           // readings of 0 that join a phase of each period
+constexpr double PROFILE_LEVEL = 0.15;                               // gain of the level over a period
+constexpr double PROFILE_BOUND = 3;                                  // of an error, in spreads
+constexpr double PROFILE_READINGS = 5;                               // that the first spread counts for
+
 // Combination: a weight is a power of the error at earlier origins
-constexpr double MOST_ERROR = 4, LEAST_ERROR = 0.05;    // bounds of an error, in medians of all errors
-constexpr double WEIGHT_POWER = 5, WEIGHT_ORIGINS = 5;  // the power with many origins; origins by which it is halved
+constexpr double MOST_ERROR = 4, LEAST_ERROR = 0.05;      // bounds of an error, in medians of all errors
+constexpr double WEIGHT_POWER = 4.5, WEIGHT_ORIGINS = 5;  // the power with many origins; origins by which it is halved
 
 // Bands
 constexpr double BAND_PRIOR = 10, BAND_FACTOR = 1.2;  // origins that the prior counts for, and its factor

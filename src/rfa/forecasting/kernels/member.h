@@ -1,7 +1,8 @@
 // One member: a family of models on one scale. A lattice of parameters is climbed by penalised likelihood, and the
 // models on the way are averaged by it. Every origin weighs them by the readings before it.
 #pragma once
-#include "series.h"
+#include "lags.h"
+#include "profile.h"
 
 namespace rfa {
 
@@ -13,7 +14,7 @@ struct Point {
   double score() const { return evidence + prior; }
 };
 
-enum class Family { LEVEL, DRIFT, DAMPED, AUTOREGRESSION, CYCLE };
+enum class Family { LEVEL, DRIFT, DAMPED, AUTOREGRESSION, CYCLE, LAGS, CHANGES };
 
 struct Member {
   const Given& g;
@@ -28,8 +29,9 @@ struct Member {
   // What the best point says.
   std::vector<Forecast> rolling, ahead;  // of each target of each origin
   std::vector<double> one_step, weight;  // of each row; the weight as the filter gave it
-  Factors factors;                       // of its season, where it has one
+  Season season;                         // where it has one
   Archive last;                          // the filter after the last reading
+  Lags lags;                             // in the place of a filter
 
   Member(const Given& given, const Basis& b, const Scaled& s, const Origins& o, Family f, bool is_robust)
       : g(given), basis(b), scaled(s), origins(o), family(f), robust(is_robust) {}
@@ -58,6 +60,12 @@ struct Member {
     }
   }
 
+  // A drift does not decay away before the end of a long series.
+  double drift_damping() const {
+    const double span = std::max(g.times[g.rows - 1] - g.times[0], 1.0);
+    return std::max(DRIFT_DAMPING, std::exp(-DRIFT_DECAY / span));
+  }
+
   static double bell(int at, double centre, double width) {
     return -0.5 * (at - centre) * (at - centre) / (width * width);
   }
@@ -71,7 +79,7 @@ struct Member {
     const double gain = memory ? SLOW_GAINS[at[0]] : LEVEL_GAINS[at[0]];
     m.level_noise = gain * gain / (1 - gain), m.scale = 1 / (1 - gain);
     m.damping = 0, m.slope_noise = 0;
-    if (family == Family::DRIFT) m.damping = DRIFT_DAMPING;
+    if (family == Family::DRIFT) m.damping = drift_damping();
     if (family == Family::LEVEL || family == Family::DRIFT) p.prior += bell(at[0], LEVEL_START, LEVEL_WIDTH);
     if (family == Family::DAMPED) {
       const double slope = gain * SLOPE_GAINS[at[1]];
@@ -80,7 +88,7 @@ struct Member {
                  bell(at[2], DAMPING_START, DAMPING_WIDTH);
     }
     if (memory) {
-      m.memory = family == Family::CYCLE ? CYCLE_MEMORIES[at[2]] : MEMORIES[at[2]], m.damping = DRIFT_DAMPING;
+      m.memory = family == Family::CYCLE ? CYCLE_MEMORIES[at[2]] : MEMORIES[at[2]], m.damping = drift_damping();
       if (family == Family::CYCLE) m.turn = 2 * M_PI / (CYCLE_SHORTEST * std::pow(CYCLE_RATIO, at[3]));
       m.memory_noise = SHARES[at[1]] * (1 - m.memory * m.memory);
       m.scale += m.memory_noise, m.level_noise *= m.scale;
@@ -124,8 +132,10 @@ struct Member {
     return &basis.ahead[k * basis.width] + (m.season ? 0 : basis.season);
   }
 
-  template <int N> double season_factor(const Filter<N>& f, const double* z) const {
-    return season_at(&f.state.x[f.model.base()], z, basis.season);
+  template <int N> double season_at(const Filter<N>& f, const double* z) const {
+    double sum = 0;
+    for (int j = 0; j < basis.season; j++) sum += f.state.x[f.model.base() + j] * z[j];
+    return scaled.logarithmic ? Season::from_log(sum) : sum;
   }
 
   double evidence(const Model& m) const {
@@ -151,10 +161,11 @@ struct Member {
     Filter<N> f = filter<N>(m, states(m));
     std::vector<Filter<N>> kept;
     one_step.assign(size_t(g.rows), std::numeric_limits<double>::quiet_NaN()), weight.assign(size_t(g.rows), 1);
-    if (m.season) factors.rows.assign(size_t(g.rows), 1);
+    season.added = !scaled.logarithmic;
+    if (m.season) season.rows.assign(size_t(g.rows), 0);
     double before = -1;
     for (int64_t t = 0, origin = 0; t < g.rows; t++) {
-      if (m.season) factors.rows[t] = season_factor(f, row(m, t));
+      if (m.season) season.rows[t] = season_at(f, row(m, t));
       if (std::isnan(scaled.y[t])) continue;
       f.predict(f.readings ? g.times[t] - before : 0), before = g.times[t];
       if (f.readings) one_step[t] = f.value(row(m, t));
@@ -164,17 +175,17 @@ struct Member {
     for (size_t o = 0; o < kept.size(); o++)
       for (int64_t t : origins.targets[o]) {
         rolling.push_back(kept[o].forecast(Lag(m, g.times[t] - g.times[origins.at[o]]), row(m, t)));
-        if (m.season) factors.rolling.push_back(season_factor(kept[o], row(m, t)));
+        if (m.season) season.rolling.push_back(season_at(kept[o], row(m, t)));
       }
     for (int64_t k = 0; k < g.ahead; k++) {
       ahead.push_back(f.forecast(Lag(m, g.ahead_times[k] - before), row_ahead(m, k)));
       if (k) ahead[k].variance = std::max(ahead[k].variance, ahead[k - 1].variance);
-      if (m.season) factors.ahead.push_back(season_factor(f, row_ahead(m, k)));
+      if (m.season) season.ahead.push_back(season_at(f, row_ahead(m, k)));
     }
     if (m.season) {  // rows before the first origin take the season that is known there
       const Filter<N>& first = kept.empty() ? f : kept[0];
       for (int64_t t = 0; t < (kept.empty() ? g.rows : origins.at[0]); t++)
-        factors.rows[t] = season_factor(first, row(m, t));
+        season.rows[t] = season_at(first, row(m, t));
     }
     last.pass(f);
   }
@@ -216,6 +227,59 @@ struct Member {
           }
     }
     run();
+  }
+
+  bool is_filter() const { return family != Family::LAGS && family != Family::CHANGES; }
+
+  static int64_t place(const Given& g, double time) { return std::llround(time - g.times[0]); }
+
+  // Rows that are missing, or that `filter` refuses, are filled with what is expected there.
+  void fit_lags(const Member& filter) {
+    lags.changes = family == Family::CHANGES;
+    const size_t count = size_t(place(g, g.times[origins.last]) + 1);
+    std::vector<double> values(count, 0.0);
+    std::vector<char> known(count, 0);
+    for (int64_t t = 0, at = 0; t <= origins.last; t++) {
+      for (const int64_t now = place(g, g.times[t]); at < now; at++)
+        if (at && !known[size_t(at)]) values[size_t(at)] = values[size_t(at) - 1];
+      if (std::isnan(scaled.y[t])) continue;
+      known[size_t(at)] = !(filter.weight[t] < REFUSED) || std::isnan(filter.one_step[t]);
+      values[size_t(at)] = known[size_t(at)] ? scaled.y[t] : scaled.from(filter.scaled.row(filter.one_step[t], t), t);
+      if (!std::isfinite(values[size_t(at)])) values[size_t(at)] = scaled.y[t];
+    }
+    for (size_t o = 0; o < origins.at.size(); o++) {
+      Lags then = fitted(values, known, place(g, g.times[origins.at[o]]) + 1);
+      const std::vector<int64_t>& rows = origins.targets[o];
+      const std::vector<Forecast> path = then.path(place(g, g.times[rows.back()]) - place(g, g.times[origins.at[o]]));
+      for (int64_t t : rows)
+        rolling.push_back(path[size_t(place(g, g.times[t]) - place(g, g.times[origins.at[o]]) - 1)]);
+    }
+    std::vector<double> expected(count);
+    lags = fitted(values, known, int64_t(count), &expected);
+    const std::vector<Forecast> path = lags.path(place(g, g.ahead_times[g.ahead - 1]) - int64_t(count) + 1);
+    for (int64_t k = 0; k < g.ahead; k++) ahead.push_back(path[size_t(place(g, g.ahead_times[k]) - int64_t(count))]);
+    lags.pass(last);
+    weight = filter.weight, one_step.assign(size_t(g.rows), std::numeric_limits<double>::quiet_NaN());
+    for (int64_t t = 0; t <= origins.last; t++)
+      if (!std::isnan(scaled.y[t])) one_step[t] = expected[size_t(place(g, g.times[t]))];
+  }
+
+  // To the first values. `expected` gets what each one was forecast to be.
+  Lags fitted(const std::vector<double>& values, const std::vector<char>& known, int64_t count,
+              std::vector<double>* expected = nullptr) const {
+    Lags found = lags;
+    found.fit(values.data(), count);
+    const int64_t start = expected ? 0 : std::max<int64_t>(count - MOST_LAG_ROWS, 0);
+    const int64_t first = start + int64_t(found.recent.size());
+    if (!expected && std::find(known.begin() + first, known.begin() + count, 0) == known.begin() + count) return found;
+    for (size_t j = 0; j < found.recent.size(); j++) found.recent[j] = values[size_t(first - 1) - j];
+    if (expected) std::fill(expected->begin(), expected->begin() + first, std::numeric_limits<double>::quiet_NaN());
+    for (int64_t t = first; t < count; t++) {
+      const double next = found.next();
+      if (expected) (*expected)[size_t(t)] = next;
+      found.join(known[size_t(t)] ? values[size_t(t)] : next);
+    }
+    return found;
   }
 };
 

@@ -34,7 +34,7 @@ inline double spread(std::vector<double> x) {
 // What Python hands over of one series.
 struct Given {
   int64_t rows, ahead, regressors;
-  double period;
+  double period, second;  // of the season, and of a further one
   const double *times, *values, *x, *ahead_times, *ahead_x;
 };
 
@@ -87,11 +87,13 @@ struct Basis {
 
 // Origins of rolling forecasts, as rows, and the rows that each forecasts.
 struct Origins {
+  int64_t last = 0;  // the last reading
   std::vector<int64_t> at;
   std::vector<std::vector<int64_t>> targets;
 
   Origins(const Given& g, const std::vector<int64_t>& read) {
     const int64_t n = int64_t(read.size());
+    last = read.back();
     const double furthest = g.ahead ? g.ahead_times[g.ahead - 1] - g.times[read.back()] : 1;
     const int64_t steps = std::clamp<int64_t>(g.ahead, 1, MOST_TARGETS);
     const int64_t first =
@@ -102,42 +104,40 @@ struct Origins {
     for (int64_t i = 0; i < kept; i++) {
       const int64_t origin = first + (kept > 1 ? (i * (count - 1)) / (kept - 1) : count - 1);
       if (origin < 2) continue;
-      int64_t last = origin;
-      while (last + 1 < n && last < origin + g.ahead &&
-             g.times[read[last + 1]] - g.times[read[origin]] <= furthest * (1 + 1e-9))
-        last++;
+      int64_t end = origin;
+      while (end + 1 < n && end < origin + g.ahead &&
+             g.times[read[end + 1]] - g.times[read[origin]] <= furthest * (1 + 1e-9))
+        end++;
       std::vector<int64_t> rows;
-      for (int64_t k = 0; k < std::min(steps, last - origin); k++)
-        rows.push_back(read[origin + ((k + 1) * (last - origin)) / std::min(steps, last - origin)]);
+      for (int64_t k = 0; k < std::min(steps, end - origin); k++)
+        rows.push_back(read[origin + ((k + 1) * (end - origin)) / std::min(steps, end - origin)]);
       if (rows.empty()) continue;
       at.push_back(read[origin]), targets.push_back(rows);
     }
   }
 };
 
-// The factor of a season at a time.
-inline double season_at(const double* coefficients, const double* z, int size) {
-  double sum = 0;
-  for (int j = 0; j < size; j++) sum += coefficients[j] * z[j];
-  return std::exp(std::clamp(sum, -MOST_SEASON, MOST_SEASON));
-}
-
-// Factors of a season: of each row, as it was expected before, of each target of each origin, and of the times ahead.
-struct Factors {
+// A season: a factor, or what is added, of each row, as it was expected before, of each target of each origin, and of
+// the times ahead.
+struct Season {
+  bool added = false;
   std::vector<double> rows, rolling, ahead;
+
+  static double from_log(double v) { return std::exp(std::clamp(v, -MOST_SEASON, MOST_SEASON)); }
+  double with(double value, double season) const { return added ? value + season : value * season; }
+  double without(double value, double season) const { return added ? value - season : value / season; }
 };
 
-// On one scale: values, and what is assumed of the start. With factors of a season, values are divided by them.
+// On one scale: values without the season given, if there is one, and what is assumed of the start.
 struct Scaled {
   bool logarithmic;
-  Factors factors;
+  Season known;
   std::vector<double> y, coefficients;
   double level = 0, level_spread = 1, step = 1, slope = 1, season = 0;  // step: the spread of one-step changes
 
-  Scaled(const Given& g, const std::vector<int64_t>& read, const Basis& basis, bool is_logarithmic, Factors of = {})
-      : logarithmic(is_logarithmic), factors(std::move(of)), y(size_t(g.rows)) {
-    for (int64_t t = 0; t < g.rows; t++)
-      y[t] = logarithmic ? std::log(g.values[t]) : adjusted() ? g.values[t] / factors.rows[t] : g.values[t];
+  Scaled(const Given& g, const std::vector<int64_t>& read, const Basis& basis, bool is_logarithmic, Season of = {})
+      : logarithmic(is_logarithmic), known(std::move(of)), y(size_t(g.rows)) {
+    for (int64_t t = 0; t < g.rows; t++) y[t] = from(g.values[t], t);
     std::vector<double> first, changes, yearly;
     const int64_t window = std::max<int64_t>(START_WINDOW, int64_t(std::min(g.period, double(MOST_PERIOD_WINDOW))));
     for (int64_t i = 0; i < std::min<int64_t>(window, int64_t(read.size())); i++) first.push_back(y[read[i]]);
@@ -201,8 +201,18 @@ struct Scaled {
     return logarithmic ? std::min(std::sqrt(variance), MOST_LOG_SPREAD) : std::sqrt(variance);
   }
 
-  bool adjusted() const { return !factors.rows.empty(); }
-  double back(double v) const { return logarithmic ? std::exp(std::min(v, MOST_LOG)) : v; }
+  bool adjusted() const { return !known.rows.empty(); }
+
+  // A value of a row on this scale, and the value of what is on this scale.
+  double from(double value, int64_t t) const {
+    if (adjusted()) value = known.without(value, known.rows[size_t(t)]);
+    return logarithmic ? std::log(value) : value;
+  }
+  double back(double v, double season) const {
+    if (logarithmic) v = std::exp(std::min(v, MOST_LOG));
+    return adjusted() ? known.with(v, season) : v;
+  }
+  double row(double v, int64_t t) const { return back(v, adjusted() ? known.rows[size_t(t)] : 0); }
 };
 
 }  // namespace rfa
