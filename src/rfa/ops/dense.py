@@ -189,9 +189,9 @@ class FiniteStates(NamedTuple):
         (query, nonfinite), (key, of_key), (value, of_value) = map(finite, states)
         return cls(query, key, value, nonfinite, of_key | of_value)
 
-    def unknown(self, rows: slice, visible: Tensor, keys: slice = slice(None)) -> Tensor:
-        """Which of these queries are not finite or see one of these keys that is not, `(batch, heads, rows)`."""
-        return self.nonfinite[:, :, rows] | sees_any(visible, self.nonfinite_keys[:, :, keys])
+    def unknown(self, rows: slice, visible: Tensor) -> Tensor:
+        """Which of these queries are not finite or see a key that is not, `(batch, heads, rows)`."""
+        return self.nonfinite[:, :, rows] | sees_any(visible, self.nonfinite_keys)
 
 
 def rotated(states: Tensor, frequency: Tensor, times: Tensor, inverse: bool = False) -> Tensor:

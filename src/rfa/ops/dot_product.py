@@ -1,4 +1,4 @@
-"""Softmax attention of the baselines: a linear bias, forget gates, decay after the softmax, turned values, a window."""
+"""Softmax attention of the baselines: a linear bias, forget gates, decay after the softmax, turned values."""
 
 import math
 from functools import partial
@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rfa.checks import exported
 from rfa.dynamics import decay_kernel, rotation_of_heads, time_dtype
 
 from .backends import attend, backend_for
@@ -181,52 +180,3 @@ def _dense(states: FiniteStates, positions: Positions, fading: _Fading, causal: 
     if fading.decay is None:
         return torch.cat([without_decay(rows) for rows in blocks], dim=2)
     return masked_softmax(blocks, partial(with_decay, decay=fading.decay))[0]
-
-
-def windowed_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    positions: Positions,
-    window: int,
-    causal: bool = True,
-    dropout: float = 0.0,
-    second_derivatives: bool = False,
-) -> Tensor:
-    """`out_i = sum_j softmax_j(q_i.k_j / sqrt(2 d)) v_j` over the keys of lags below the window.
-
-    Args:
-        query, key, value: `(batch, heads, length, 2 d)`, turned already.
-        positions: where keys and queries stand, checked already.
-        window: in units of time; at times 0, 1, 2, ... the number of keys that a query sees, its own included.
-        causal: only keys of no later time take part.
-        dropout: share of the weights that become 0.
-        second_derivatives: the result can be differentiated twice, which makes the first derivative slower.
-
-    Returns:
-        `(batch, heads, queries, 2 d)`; zeros for a query that sees no key. At times 0, 1, 2, ... it costs O(N window).
-    """
-    states = FiniteStates.of(query, *positions.without_absent(key, value))
-    query, key, value, *_ = states
-    queries, keys = query.shape[2], key.shape[2]
-    blocks = row_blocks(query.shape[0], query.shape[1], queries, keys)
-    if positions.uniform and not exported():
-        blocks = [slice(start, min(start + window, queries)) for start in range(0, max(1, queries), window)]
-    estimates = []
-    for rows in blocks:
-        seen = slice(0, keys)
-        if positions.uniform:
-            first, last = keys - queries + rows.start - window + 1, keys - queries + rows.stop
-            seen = slice(max(0, first), min(keys, last if causal else last + window - 1))
-        part = positions.rows(rows).keys(seen)
-        lag = part.query_times[:, :, None] - part.key_times[:, None, :]
-        visible = part.visible(causal) & (lag.abs() < window)
-        empty = ~visible.any(-1, keepdim=True)[:, None]
-        given = query[:, :, rows], key[:, :, seen], value[:, :, seen]
-        mask = visible[:, None] | empty
-        estimate = scaled_dot_product_attention(
-            *given, second_derivatives, first_key=seen.start, attn_mask=mask, dropout_p=dropout
-        )
-        estimates.append(fill_rows(estimate, states.unknown(rows, visible, seen), empty))
-    return torch.cat(estimates, dim=2)

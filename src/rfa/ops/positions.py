@@ -250,19 +250,17 @@ def token_groups(positions: Positions) -> Tensor:
     return torch.cat([keys[:, : keys.shape[-1] - queries.shape[-1]], queries], dim=-1)
 
 
-def by_group(groups: Tensor, order: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def by_group(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Keys group after group, absent keys first; within a group they keep their order.
 
     Args:
         groups: `(batch, keys)` as in `Positions.key_groups`.
-        order: `(batch, keys)`, where it is known. ONNX has no sort that keeps the order of equal groups.
 
     Returns:
         The order, the order that takes it back, and whether each key follows, in this order, one of its own group;
         all `(batch, keys)`.
     """
-    if order is None:
-        order = groups.argsort(dim=-1, stable=True)
+    order = groups.argsort(dim=-1, stable=True)
     ordered = groups.gather(-1, order)
     return order, order.argsort(-1), ~run_starts(ordered) & (ordered >= 0)
 

@@ -102,24 +102,3 @@ def _pairs(
     scale = (head.robustness * (query.shape[-1] // 2), effective_variance(variance, head.query_noise, options.weight))
     residual = squared_distance(query, key, decay)
     return visible, decay, variance, evidence(residual, scale if options.gate else scale[:1], options.weight)
-
-
-def robust_weights(query: Tensor, key: Tensor, problem: Problem) -> Tensor:
-    """`1 / (1 + r / (nu_s d (Sigma + gamma^2)))`, or `exp(-r / (nu_s d (Sigma + gamma^2)))` of exponential weights.
-
-    It is the factor by which a key's residual r lowers the key's weight, with an exponent of one. Memory is O(N^2).
-
-    Args:
-        query, key: `(batch, heads, length, 2 d)`.
-        problem: the other arguments of the operator.
-
-    Returns:
-        `(batch, heads, queries, keys)`: 1 for a key that agrees with the query; 0 for a key that is not seen.
-    """
-    parameters, positions, options, _ = problem
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    key, _ = positions.without_absent(key, key)
-    of_keys, of_queries = (rotation_of_heads(parameters.frequency, times) for times in positions.times_of_heads())
-    query, key, _ = into_frame((query, key, key), of_keys, of_queries, dtype, values=False)
-    visible, _, _, weighed = _pairs(query, key, parameters.to(dtype).unsqueezed(2), positions, options)
-    return torch.exp(-weighed).masked_fill(~visible[:, None], 0.0)

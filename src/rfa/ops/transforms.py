@@ -85,12 +85,10 @@ class WeightedRows(NamedTuple):
     Fields:
         weights: `(batch, heads, rows, keys)` after the softmax, before decay and dropout.
         log_sum: `log sum_j exp(score_ij)`, `(batch, heads, rows)`.
-        first_key: the index of the first of these keys.
     """
 
     weights: Tensor
     log_sum: Tensor
-    first_key: int
 
 
 _note: ContextVar[Callable[[WeightedRows], None] | None] = ContextVar("rfa_weights", default=None)
@@ -112,10 +110,10 @@ def recording() -> bool:
     return not torch.compiler.is_compiling() and _note.get() is not None
 
 
-def record(score: Tensor, first_key: int = 0) -> None:
+def record(score: Tensor) -> None:
     """Note the weights of rows with these scores in nats, -inf where a key is not seen, where they are recorded."""
     if recording() and (note := _note.get()) is not None:
-        note(WeightedRows(score.softmax(-1), score.logsumexp(-1), first_key))
+        note(WeightedRows(score.softmax(-1), score.logsumexp(-1)))
 
 
 def joined(rows: list[WeightedRows], visible: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,11 +127,9 @@ def joined(rows: list[WeightedRows], visible: Tensor) -> tuple[Tensor, Tensor]:
         `(batch, heads, queries, keys)` and `(batch, heads, queries)`: 0 for a key that is not seen, -inf for a query
         that sees no key.
     """
-    keys = visible.shape[-1]
-    padded = [F.pad(w, (first, keys - first - w.shape[-1])) for w, _, first in rows]
     unseen = ~visible[:, None]
-    log_sum = torch.cat([part.log_sum for part in rows], dim=2)
-    return torch.cat(padded, dim=2).masked_fill(unseen, 0.0), log_sum.masked_fill(unseen.all(-1), -torch.inf)
+    weights, log_sum = (torch.cat(parts, dim=2) for parts in zip(*rows, strict=True))
+    return weights.masked_fill(unseen, 0.0), log_sum.masked_fill(unseen.all(-1), -torch.inf)
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -228,16 +224,15 @@ def _has_numbers(x: Tensor) -> bool:
 
 
 def scaled_dot_product_attention(
-    query: Tensor, key: Tensor, value: Tensor, second_derivatives: bool = False, *, first_key: int = 0, **given: Any
+    query: Tensor, key: Tensor, value: Tensor, second_derivatives: bool = False, **given: Any
 ) -> Tensor:
     """PyTorch's attention, by its formula where its kernels lack a derivative.
 
     The kernels have no tangents, and no gradient of a learned mask where a transform hides that it is learned. They
     have no second derivatives: with `second_derivatives` the slower formula serves wherever there is a gradient.
-    `first_key` is the index of the first key, for recorded weights.
     """
     if recording():
-        record(_scores(query, key, **given), first_key)
+        record(_scores(query, key, **given))
     by_formula = transformed()
     if second_derivatives and torch.is_grad_enabled():
         inputs = (query, key, value, given.get("attn_mask"))

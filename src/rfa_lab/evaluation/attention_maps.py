@@ -140,8 +140,7 @@ def _softmax_block_sums(attention: Any, arguments: dict[str, Any], block: int) -
     sums: list[Tensor] = []
 
     def note(rows: WeightedRows) -> None:
-        missing = -(-length // block) * block - rows.first_key - rows.weights.shape[-1]
-        weights = F.pad(rows.weights[0], (rows.first_key, missing))
+        weights = F.pad(rows.weights[0], (0, -length % block))
         sums.append(weights.unflatten(-1, (-1, block)).sum(-1, dtype=torch.float64).cpu())
 
     with recorded_weights(note):

@@ -66,7 +66,7 @@ FORECASTS = [
     Mutation("rfa/forecasting/kernels/member.h", "std::max(DRIFT_DAMPING, std::exp(", "std::min(DRIFT_DAMPING, std::exp(",
              "the drift of a long series decays",
              "rfa/forecasting/test_engine.py::test_a_drift_lasts_as_long_as_the_series"),
-    Mutation("rfa/forecasting/steps.py", "if span > 2 * year else (self.period, 0.0)", "if span > year else (self.period, 0.0)",
+    Mutation("rfa/steps.py", "if span > 2 * year else (self.period, 0.0)", "if span > year else (self.period, 0.0)",
              "a season of a year that was seen once", "rfa/forecasting/test_forecaster.py::test_the_calendar_suggests_seasons"),
 ]  # fmt: skip
 

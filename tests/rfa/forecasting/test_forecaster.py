@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from rfa.forecasting import Forecaster
-from rfa.forecasting.steps import StampKind, usual_steps
+from rfa.steps import StampKind, usual_steps
 
 MONTHS = pd.date_range("2020-01-31", periods=36, freq="ME")
 
