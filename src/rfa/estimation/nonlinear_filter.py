@@ -3,8 +3,8 @@
     x_k = f(x_{k-1}, dt) + q,  q ~ N(0, Q(dt)),      z_k = h(x_k) + e,  e ~ N(0, s R)
 
 f and h are replaced by `value + slope (x - m)` with an error N(0, extra): by their Jacobians at the mean m (extended
-Kalman filter; extra is 0), or by sigma points of N(m, P) (statistical regression). Weights, noise scales and challengers
-are those of the linear filter (`recursive_filter.py`): with linear f and h both give the same.
+Kalman filter; extra is 0), or by sigma points of N(m, P) (statistical regression). Weights, noise scales and
+challengers are those of the linear filter (`recursive_filter.py`): with linear f and h both give the same.
 
 Source: Särkkä and Svensson, Bayesian Filtering and Smoothing (2023), chapters 7 to 10 and 12 to 14.
 """
@@ -56,7 +56,7 @@ class Sensor:
     """How a sensor reads the state.
 
     Args:
-        observation: `h(x)`, from `(n,)` to `(m,)`. Of PyTorch; of NumPy where `jacobian` is given, or with sigma points.
+        observation: `h(x)`, from `(n,)` to `(m,)`. Of PyTorch; of NumPy with a `jacobian`, or with sigma points.
         noise: R, `(m, m)` or its diagonal `(m,)`: variances. Positive definite.
         jacobian: of h, `(m, n)`. None: `torch.func.jacfwd`.
         angle: which components are angles in radians, one flag or m: differences are wrapped to [-pi, pi).
@@ -184,13 +184,17 @@ class NonlinearModel:
                 slope, value = both(torch.tensor(mean))
             except (TypeError, RuntimeError) as error:
                 expected = f"a function of PyTorch, or its Jacobian beside it ({error})"
-                raise ValueError(f"{name}: got a function that PyTorch cannot differentiate, expected {expected}") from error
+                raise ValueError(
+                    f"{name}: got a function that PyTorch cannot differentiate, expected {expected}"
+                ) from error
             value, slope = (_finite(name, x, time) for x in (value, slope))
         if slope.shape != (*value.shape, len(mean)):
             raise ValueError(f"{name}, jacobian: got shape {slope.shape}, expected {(*value.shape, len(mean))}")
         return Linear(value, slope, np.zeros((len(value), len(value))))
 
-    def _call(self, name: str, function: Callable[..., Any], x: ndarray, args: tuple[float, ...], time: float) -> ndarray:
+    def _call(
+        self, name: str, function: Callable[..., Any], x: ndarray, args: tuple[float, ...], time: float
+    ) -> ndarray:
         """The value of a function of NumPy or of PyTorch: one that refuses an array gets a tensor from then on."""
         if not self.takes_tensors.get(name):
             try:
@@ -221,7 +225,11 @@ def _finite(name: str, given: Any, time: float) -> ndarray:
 def _check_covariance(name: str, given: ndarray, n: int, definite: bool = False) -> None:
     kind = "definite" if definite else "semi-definite"
     expected = f"a symmetric positive {kind} matrix {(n, n)}"
-    if given.shape != (n, n) or not np.isfinite(given).all() or np.abs(given - given.T).max() > 1e-9 * np.abs(given).max():
+    if (
+        given.shape != (n, n)
+        or not np.isfinite(given).all()
+        or np.abs(given - given.T).max() > 1e-9 * np.abs(given).max()
+    ):
         raise ValueError(f"{name}: got {given.tolist()!s:.80}, expected {expected}")
     least, most = np.linalg.eigvalsh(given)[[0, -1]]
     if least < -1e-9 * max(most, 0.0) or (definite and least <= 1e-14 * most) or (most < 0):
@@ -493,7 +501,9 @@ class Recursion:
             weights.append(np.ones_like(row.reading))
             if posterior is not None:
                 past = before._replace(scales=scales, log_odds=last.log_odds)
-                state = Gaussian(torch.tensor(past.mean)[None], torch.tensor(past.covariance)[None], None, torch.zeros(1))
+                state = Gaussian(
+                    torch.tensor(past.mean)[None], torch.tensor(past.covariance)[None], None, torch.zeros(1)
+                )
                 both = state.informed(later)[0]
                 future = past._replace(mean=both.mean[0].numpy(), covariance=both.covariance[0].numpy())
                 found = max(self.posterior(future, row), self.posterior(past, row), key=lambda x: x.log_evidence)
@@ -532,7 +542,7 @@ class NonlinearEstimate(NamedTuple):
         mean, covariance: of the state, `(T, n)` and `(T, n, n)`.
         weights: of each reading's components, in (0, 1], `(T, m)`; by sensor where readings were given so. A component
             counts as if its variance were R / weight. NaN where nothing was read, and beyond a sensor's components.
-        log_likelihood: the log density of all readings, each predicted from those before. NaN of a smoother or forecast.
+        log_likelihood: the log density of all readings, each predicted from those before. NaN of a smoother, a forecast.
     """
 
     times: ndarray
@@ -659,6 +669,15 @@ class NonlinearFilter:
 
 def _times(name: str, given: Any, last: float | None) -> ndarray:
     times = np.atleast_1d(as_array(given, name)).astype(float)
-    good = times.ndim == 1 and np.isfinite(times).all() and (np.diff(times, prepend=times[:1] if last is None else last) >= 0).all()
-    require(bool(good), name, f"{times.tolist()!s:.60}", "finite numbers that do not go back" + ("" if last is None else f" behind {last:g}"))
+    good = (
+        times.ndim == 1
+        and np.isfinite(times).all()
+        and (np.diff(times, prepend=times[:1] if last is None else last) >= 0).all()
+    )
+    require(
+        bool(good),
+        name,
+        f"{times.tolist()!s:.60}",
+        "finite numbers that do not go back" + ("" if last is None else f" behind {last:g}"),
+    )
     return times
