@@ -15,7 +15,7 @@ Peers, from their papers, with Jacobians where nothing else is said:
     WoLF-IMQ, WoLF-MD   Duran-Martin and others, ICML 2024 (arXiv 2405.05646v1), with distances in units of the noise
     KF-IW               Agamennoni, Nieto and Nebot, IEEE Transactions on Signal Processing 60 (2012)
     KF-B                Wang, Li, Fang and Wang, IEEE Signal Processing Letters 25 (2018)
-    EMORF               Chughtai, Majal, Tahir and Uppal (2023), as in its authors' Majal-1036/EMORF-II-Paper, UKF steps
+    EMORF               Chughtai, Tahir and Uppal, EMORF/S (arXiv 2307.02163v2), with sigma points as UKF
 
 A peer's constants are chosen from GRID by its error on ten other seeds of the task with outliers. They stay for the
 clean variant. EKF-PrO (arXiv 2606.03230) is left out: only its abstract was found offline, not its update. rfa is the
@@ -458,9 +458,9 @@ def tables(lines: list[dict[str, Any]]) -> dict[str, pd.DataFrame]:
         best, densest = (min(PEERS, key=of.__getitem__) for of in (means, densities))
         for name in (RFA, EXTENDED):
             row: dict[str, Any] = {"task": task, "clean": clean, "filter": name}
-            for other in ("EKF", best):
+            for key, other in (("to EKF", "EKF"), ("to the best peer", best)):
                 mean, low, high = interval(np.array(found[name]["rmse"]) / np.array(found[other]["rmse"]))
-                row["to EKF" if other == "EKF" else "to the best peer"] = f"{mean:.3f} ({low:.3f} to {high:.3f})"
+                row[key] = f"{mean:.3f} ({low:.3f} to {high:.3f})"
             row |= {
                 "best peer": best,
                 "nlpd": densities[name],

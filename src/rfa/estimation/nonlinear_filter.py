@@ -542,7 +542,7 @@ class NonlinearEstimate(NamedTuple):
         mean, covariance: of the state, `(T, n)` and `(T, n, n)`.
         weights: of each reading's components, in (0, 1], `(T, m)`; by sensor where readings were given so. A component
             counts as if its variance were R / weight. NaN where nothing was read, and beyond a sensor's components.
-        log_likelihood: the log density of all readings, each predicted from those before. NaN of a smoother, a forecast.
+        log_likelihood: the log density of all readings, each predicted from those before. NaN of smooth and forecast.
     """
 
     times: ndarray
