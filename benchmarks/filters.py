@@ -50,7 +50,8 @@ import scipy.stats
 import torch
 
 from rfa.environment import environment
-from rfa.estimation.nonlinear_filter import NonlinearFilter, NonlinearModel, Sensor
+from rfa.estimation.nonlinear_filter import NonlinearFilter
+from rfa.estimation.nonlinear_model import NonlinearModel, Sensor
 from rfa.files import write_text_whole
 
 RESULTS = Path(__file__).parent / "results" / "filters.json"
