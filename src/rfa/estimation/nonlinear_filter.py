@@ -1,7 +1,10 @@
 """The robust filter of a `NonlinearModel`: extended Kalman or sigma-point steps, with the weights of the linear filter.
 
-Weights, noise scales and challengers are those of `recursive_filter.py`: with linear f and h both give the same. A
-weight may also count for one component of a reading. Then the components are weighted one after another.
+Weights, noise scales and challengers are those of `recursive_filter.py`: with linear f and h both give the same, with
+two exceptions. One reading adds at most 5 to a challenger's log odds, and a filter that a challenger replaces becomes
+the challenger. So two or three wrong readings that agree do no harm, and jumps are followed as fast.
+
+A weight may also count for one component of a reading. Then the components are weighted one after another.
 
 Source: Särkkä and Svensson, Bayesian Filtering and Smoothing (2023), chapters 7 to 10 and 12 to 14.
 """
@@ -31,6 +34,7 @@ from .robust_weight import (
     infer_scale,
 )
 
+_MOST_GAIN = 5.0  # log odds that a challenger gains by one reading: two wrong ones that agree are no jump yet
 _DIVERGED = 20  # readings in a row, each beyond 99.9 % of what the filter expects
 _NORMAL_QUANTILE = 3.09  # of 99.9 %
 _MOST_LOG_ODDS = 20.0  # between the two kinds of weights, so that they can change
@@ -156,9 +160,9 @@ class NonlinearRecursion:
                 after = full.candidate._replace(scales=other.candidate.scales, log_odds=other.candidate.log_odds)
                 other = full._replace(candidate=after, log_evidence=other.log_evidence)
             change = other.log_evidence - own.log_evidence
-            log_odds, same = log_odds + change, abs(change) < SAME_LOG_ODDS
-            if log_odds > 0:
-                own, before = other, rival
+            log_odds, same = log_odds + min(change, _MOST_GAIN), abs(change) < SAME_LOG_ODDS
+            if log_odds > 0:  # they change places: where the challenger was wrong, the next reading says so
+                own, other, before, log_odds, trusted = other, own, rival, -log_odds, 0
             ended = not ABANDONED_LOG_ODDS < log_odds <= 0
         if (ended or same) and own.weights.min() < REJECTED and own.distance < NO_DIGITS:
             wide = before._replace(covariance=before.covariance * max(own.distance / m, 1.0))
