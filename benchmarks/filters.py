@@ -30,8 +30,8 @@ the EKF's, in turns. Aims, written before the final run:
     2. Without outliers it is at most 1.02 times the EKF's.
     3. Its 90 % regions hold 86 to 94 % of the states.
 
-This is the second full run. After the first one `_MOST_GAIN` came into rfa's filter, chosen on seeds 500 to 505, and the
-pendulum's true start became the mean that filters are given, as in the book (Särkkä and Svensson).
+This is the second full run. After the first one `_MOST_GAIN` came into rfa's filter, chosen on seeds 500 to 505. And
+the pendulum's true start became the mean that filters are given, as in the book of Särkkä and Svensson.
 
 The third aim is for the states as wholes, in each task and variant. Ratios of errors have 95 % t intervals over seeds.
 """

@@ -136,6 +136,8 @@ class NonlinearRecursion:
             return candidate
         linear, noise = self.model.step(candidate.mean, candidate.covariance, time - before, time)
         covariance = linear.slope @ candidate.covariance @ linear.slope.T + noise
+        if not np.isfinite(covariance).all():
+            raise ValueError(f"times: got {time:g}, by which the state overflows, expected a shorter step")
         return candidate._replace(mean=linear.value, covariance=(covariance + covariance.T) / 2)
 
     def filtered(self, rows: Sequence[Reading]) -> tuple[FilterState, list[ReadingStep]]:
@@ -148,8 +150,8 @@ class NonlinearRecursion:
 
     def used(self, state: FilterState, row: Reading) -> tuple[FilterState, ReadingStep]:
         """After one more reading."""
-        before, rival, m = self.predicted(state.filter, state.time, row.time), state.challenger, int(row.seen.sum())
-        rival = rival and _tried(self.predicted, rival, state.time, row.time)
+        before, m = self.predicted(state.filter, state.time, row.time), int(row.seen.sum())
+        rival: Any = state.challenger and _tried(self.predicted, state.challenger, state.time, row.time)
         if not m:
             return state._replace(time=row.time, filter=before, challenger=rival), ReadingStep(row, before, None)
         own, other = self.posterior(before, row), rival and _tried(self.posterior, rival, row)
@@ -157,8 +159,8 @@ class NonlinearRecursion:
         if other is not None:
             if state.trusted and other.weights.min() < REJECTED:  # it keeps what it says of the scale
                 full = self.posterior(rival, row, np.ones(m))
-                after = full.candidate._replace(scales=other.candidate.scales, log_odds=other.candidate.log_odds)
-                other = full._replace(candidate=after, log_evidence=other.log_evidence)
+                learned = full.candidate._replace(scales=other.candidate.scales, log_odds=other.candidate.log_odds)
+                other = full._replace(candidate=learned, log_evidence=other.log_evidence)
             change = other.log_evidence - own.log_evidence
             log_odds, same = log_odds + min(change, _MOST_GAIN), abs(change) < SAME_LOG_ODDS
             if log_odds > 0:  # they change places: where the challenger was wrong, the next reading says so
@@ -237,7 +239,7 @@ class NonlinearRecursion:
         scatter = across @ found.scatter[0].numpy() @ across.T
         whole = Weighted(np.full(m, found.weight.item()), scatter, scales, prior.log_odds, found.log_evidence.item())
         kind = self.model.weighting
-        if kind == "reading" or len(noise) == 1 or np.count_nonzero(noise) > m:
+        if kind == "reading" or (m == 1 and kind == "auto") or np.count_nonzero(noise) > m:
             return whole
         weights, covariance, scatter, evidence = np.ones(m), prior.covariance, np.zeros((n, n)), 0.0
         for j, (row, variance_of_error) in enumerate(zip(slope, noise.diagonal(), strict=True)):
@@ -259,9 +261,10 @@ class NonlinearRecursion:
     @staticmethod
     def _scale(scales: dict[Any, NoiseScale], key: Any, innovation: ndarray, variance: ndarray) -> ScalePosterior:
         """The scale of an error by its whitened innovation. What is known of the scales of this key is updated."""
-        error, variance = torch.tensor(innovation)[None], torch.tensor(variance)[None]
+        error = torch.tensor(innovation)[None]
         scale = scales.get(key) or NoiseScale.prior(error)
-        found = infer_scale(scale.expected(), error, variance, torch.ones_like(error, dtype=torch.bool))
+        present = torch.ones_like(error, dtype=torch.bool)
+        found = infer_scale(scale.expected(), error, torch.tensor(variance)[None], present)
         scales[key] = scale.updated(found)
         return found
 
@@ -271,10 +274,10 @@ class NonlinearRecursion:
         Backward, a row has the filter's prediction and the same with the future: the one under which it is more
         probable gives its weights. Then the filter goes forward with them, and a pass backward smooths it.
         """
-        state, steps = self.filtered(rows)
-        weights = (
-            self._weights_by_all(steps, state.filter) if self.robust else [np.ones(row.seen.sum()) for row in rows]
-        )
+        weights = [np.ones(row.seen.sum()) for row in rows]
+        if self.robust:
+            state, steps = self.filtered(rows)
+            weights = self._weights_by_all(steps, state.filter)
         now, time, forward, found = self.start().filter, self.model.start_time, list[ReadingStep](), list[ReadingStep]()
         for row, given in zip(rows, weights, strict=True):
             before = self.predicted(now, time, row.time)
