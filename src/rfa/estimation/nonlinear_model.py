@@ -97,6 +97,7 @@ class NonlinearModel:
     kappa: float = 0.0
     weighting: Weighting = "auto"
     by_name: dict[str, Sensor] = field(default_factory=dict, init=False, repr=False)
+    checked_noise: dict[float, ndarray] = field(default_factory=dict, init=False, repr=False)
     takes_tensors: dict[str, bool] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -133,7 +134,10 @@ class NonlinearModel:
         require(len(linear.value) == len(mean), "transition", f"{len(linear.value)} states", f"{len(mean)}, as x has")
         noise = self.process_noise(dt) if callable(self.process_noise) else self.process_noise
         noise = np.asarray(noise, dtype=float)
-        _check_covariance("process_noise", noise, len(mean))
+        if not np.array_equal(noise, self.checked_noise.get(dt, math.nan)):  # of equal steps once
+            _check_covariance("process_noise", noise, len(mean))
+            self.checked_noise.clear()
+            self.checked_noise[dt] = noise
         return linear, linear.extra + noise
 
     def reading(self, name: str, mean: ndarray, covariance: ndarray, time: float) -> Linear:
