@@ -23,6 +23,7 @@ from rfa.checks import as_array, require
 
 from .gaussian import Gaussian, Information
 from .nonlinear_model import NonlinearModel, of_sensor
+from .problem import LARGEST_VALUE
 from .robust_weight import (
     ABANDONED_LOG_ODDS,
     NO_DIGITS,
@@ -193,7 +194,8 @@ class NonlinearRecursion:
             point = mean + covariance @ dual
             linear = self.model.reading(row.sensor, point, spread, row.time)
             slope, extra = linear.slope[seen], linear.extra[np.ix_(seen, seen)]
-            left = sensor.difference(reading, linear.value)[seen]
+            bound = LARGEST_VALUE * np.sqrt(noise.diagonal())  # squares of larger ones overflow
+            left = sensor.difference(reading, linear.value)[seen].clip(-bound, bound)
             innovation = left - slope @ (mean - point)
             weighted = self._weighted(prior, row.sensor, np.flatnonzero(seen), innovation, slope, extra, noise, weights)
             rooted = weighted.weights**-0.5
@@ -209,6 +211,9 @@ class NonlinearRecursion:
             kept = np.eye(len(mean)) - gain @ slope
             spread = kept @ covariance @ kept.T + gain @ error @ gain.T + weighted.scatter  # Joseph's form
             spread = (spread + spread.T) / 2
+            if not (np.isfinite(updated).all() and np.isfinite(spread).all()):
+                fault = f"got {row.value} at time {row.time:g}, by which the state overflows, expected other units"
+                raise ValueError(f"readings{of_sensor(row.sensor)}: {fault}")
             distance = innovation @ np.linalg.solve(across @ slope.T + extra + noise, innovation)
             after = Candidate(updated, spread, weighted.scales, weighted.log_odds)
             linear_reading = innovation + slope @ mean, slope, error
