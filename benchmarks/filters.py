@@ -493,7 +493,9 @@ def main() -> None:
         lines = [line for line in results["lines"] if line["task"] != name] + measured(name, tasks()[name])
         lines.sort(key=lambda line: list(tasks()).index(line["task"]))
         results = {"environment": environment(), "lines": lines}
-        write_text_whole(given.out, json.dumps(results, indent=1) + "\n")
+        rows = ",\n".join(json.dumps(line) for line in lines)
+        head = json.dumps(results["environment"])
+        write_text_whole(given.out, f'{{"environment": {head}, "lines": [\n{rows}\n]}}\n')
     for title, table in tables(results["lines"]).items() if results["lines"] else ():
         print(title, table.to_string(float_format="{:.4g}".format), sep="\n", end="\n\n")
 
