@@ -1,4 +1,4 @@
-"""Compare robust filters of known models on public tasks: `python benchmarks/filters.py`, 40 minutes on two cores.
+"""Compare robust filters of known models on public tasks: `python benchmarks/filters.py`, 15 minutes on one core.
 
 Tasks. Three are those of the public repository gerdm/weighted-likelihood-filter (commit 4154b15), written anew:
 tracking in the plane with Student-t errors (2.01 degrees of freedom), tracking where 5 % of the readings show twice the
