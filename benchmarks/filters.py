@@ -1,0 +1,504 @@
+"""Compare robust filters of known models on public tasks: `python benchmarks/filters.py`, 15 minutes on one core.
+
+Tasks. Three are those of the public repository gerdm/weighted-likelihood-filter (commit 4154b15), written anew:
+tracking in the plane with Student-t errors (2.01 degrees of freedom), tracking where 5 % of the readings show twice the
+position, and Lorenz 96. Tracks have 500 readings here (there 1,000). Of Lorenz 96 there are 40 components (there 100),
+and a component is read as 100 with probability 0.0025 (there 0.001), so that a tenth of the readings has a wrong one.
+Three tasks were made here: a target by bearing and range, a pendulum, and a turning target by the ranges to four
+stations. A tenth of their components' errors is ten times as large. Each task has a clean variant. All filters get one
+model, with the true f, h, Q and R.
+
+Peers, from their papers, with Jacobians where nothing else is said:
+
+    EKF                 the (extended) Kalman filter
+    UKF                 sigma points, alpha 1, beta 2, kappa 0
+    WoLF-IMQ, WoLF-MD   Duran-Martin and others, ICML 2024 (arXiv 2405.05646v1), with distances in units of the noise
+    KF-IW               Agamennoni, Nieto and Nebot, IEEE Transactions on Signal Processing 60 (2012)
+    KF-B                Wang, Li, Fang and Wang, IEEE Signal Processing Letters 25 (2018)
+    EMORF               Chughtai, Tahir and Uppal, EMORF/S (arXiv 2307.02163v2), with sigma points as UKF
+
+A peer's constants are chosen from GRID by its error on ten other seeds of the task with outliers. They stay for the
+clean variant. EKF-PrO (arXiv 2606.03230) is left out: only its abstract was found offline, not its update. rfa is the
+same in each task: `NonlinearFilter(NonlinearModel(f, Q, Sensor(h, R), start, method="sigma_points"))`. A second row has
+its default, Jacobians. Sigma points were preferred on six other seeds of the tasks, 500 to 505.
+
+Measures: the root mean square error of the scored states, as a geometric mean over seeds; the negative log density of
+the true state, a state and time; the share of times at which it is within the 90 % region; the time of one series over
+the EKF's, in turns. Aims, written before the final run:
+
+    1. rfa's error is never above 1.05 times the best tuned peer's, and below it in the median of tasks with outliers.
+    2. Without outliers it is at most 1.02 times the EKF's.
+    3. Its 90 % regions hold 86 to 94 % of the states.
+
+This is the second full run. After the first one `_MOST_GAIN` came into rfa's filter, chosen on seeds 500 to 505. And
+the pendulum's true start became the mean that filters are given, as in the book of Särkkä and Svensson.
+
+The third aim is for the states as wholes, in each task and variant. Ratios of errors have 95 % t intervals over seeds.
+"""
+
+import argparse
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import scipy.special
+import scipy.stats
+import torch
+
+from rfa.environment import environment
+from rfa.estimation.nonlinear_filter import NonlinearFilter
+from rfa.estimation.nonlinear_model import NonlinearModel, Sensor
+from rfa.files import write_text_whole
+
+RESULTS = Path(__file__).parent / "results" / "filters.json"
+SEEDS, TUNING_SEEDS = 20, 10
+TIMED = 100  # readings
+RFA, EXTENDED = "rfa", "rfa, Jacobians"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, and how its readings go wrong. Functions take many states, `(S, n)`."""
+
+    transition: Callable[[np.ndarray], np.ndarray]
+    observation: Callable[[np.ndarray], np.ndarray]
+    process_noise: np.ndarray
+    noise: np.ndarray  # the diagonal of R
+    start: tuple[np.ndarray, np.ndarray]
+    steps: int
+    scored: list[int]  # states whose error is measured
+    corrupt: Callable[[np.random.Generator, np.ndarray, np.ndarray], np.ndarray]  # of h(x) and errors: the reading
+    angle: list[bool] = field(default_factory=lambda: [False])
+    start_known: bool = False  # whether the first state is the mean of the start
+    seeds: int = SEEDS
+
+    def draw(self, seed: int, clean: bool) -> tuple[np.ndarray, np.ndarray]:
+        """True states `(T, n)` and readings `(T, m)`."""
+        random = np.random.default_rng(seed)
+        mean, covariance = self.start
+        state = mean if self.start_known else random.multivariate_normal(mean, covariance)
+        root = np.linalg.cholesky(self.process_noise)
+        states, readings = [], []
+        for _ in range(self.steps):
+            state = self.transition(state[None])[0] + root @ random.standard_normal(len(mean))
+            shown, errors = (
+                self.observation(state[None])[0],
+                np.sqrt(self.noise) * random.standard_normal(len(self.noise)),
+            )
+            wrong = self.corrupt(random, shown, errors)
+            states.append(state)
+            readings.append(shown + errors if clean else wrong)
+        return np.stack(states), np.stack(readings)
+
+    def difference(self, reading: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+        """With angles wrapped."""
+        found = reading - predicted
+        return np.where(self.angle, (found + np.pi) % (2 * np.pi) - np.pi, found)
+
+    def jacobian(self, function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, wrap: bool = False) -> np.ndarray:
+        """By central differences, `(S, m, n)`."""
+        size, n = x.shape
+        step = 1e-5 * (1 + np.abs(x))
+        moves = step[:, None] * np.eye(n)
+        ends = [function((x[:, None] + sign * moves).reshape(-1, n)).reshape(size, n, -1) for sign in (1, -1)]
+        found = self.difference(*ends) if wrap else ends[0] - ends[1]
+        return (found / (2 * step[..., None])).swapaxes(1, 2)
+
+
+def scaled_reading(random: np.random.Generator, shown: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """A tenth of the readings has errors ten times as large."""
+    return shown + errors * (10 if random.random() < 0.1 else 1)
+
+
+def scaled_components(random: np.random.Generator, shown: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """A tenth of the components has errors ten times as large."""
+    return shown + errors * np.where(random.random(len(errors)) < 0.1, 10, 1)
+
+
+def student_t(random: np.random.Generator, shown: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """One scale for all components."""
+    return shown + errors / np.sqrt(random.gamma(2.01 / 2) / (2.01 / 2))
+
+
+def doubled(random: np.random.Generator, shown: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """5 % show twice the position."""
+    return shown * (2 if random.random() < 0.05 else 1) + errors
+
+
+def constant(value: float, probability: float) -> Callable[..., np.ndarray]:
+    """Components that are replaced by a value."""
+    return lambda random, shown, errors: np.where(random.random(len(errors)) < probability, value, shown + errors)
+
+
+def lorenz(x: np.ndarray, step: float = 0.05) -> np.ndarray:
+    """`dx_j = (x_{j+1} - x_{j-2}) x_{j-1} - x_j + 8`, one step of Runge and Kutta."""
+
+    def slope(x: np.ndarray) -> np.ndarray:
+        return (np.roll(x, -1, 1) - np.roll(x, 2, 1)) * np.roll(x, 1, 1) - x + 8
+
+    one = slope(x)
+    two = slope(x + step / 2 * one)
+    three = slope(x + step / 2 * two)
+    return x + step / 6 * (one + 2 * two + 2 * three + slope(x + step * three))
+
+
+def turn(x: np.ndarray) -> np.ndarray:
+    """A coordinated turn over one unit of time. States: x, its velocity, y, its velocity, rate of turn."""
+    a, u, b, v, rate = x.T
+    small = np.abs(rate) < 1e-6
+    safe = np.where(small, 1.0, rate)
+    sine, cosine = np.sin(rate), np.cos(rate)
+    along, aside = np.where(small, 1.0, sine / safe), np.where(small, 0.0, (1 - cosine) / safe)
+    moved = a + along * u - aside * v, cosine * u - sine * v, b + aside * u + along * v, sine * u + cosine * v, rate
+    return np.stack(moved, axis=1)
+
+
+def ranges(x: np.ndarray) -> np.ndarray:
+    """To four stations."""
+    stations = np.array([[-350, -350], [350, -350], [350, 350], [-350, 350]])
+    return np.linalg.norm(x[:, None, [0, 2]] - stations, axis=-1)
+
+
+def steady(gap: float, noise: float) -> tuple[np.ndarray, np.ndarray]:
+    """F and Q of x, y and their velocities with white acceleration."""
+    one, block = np.eye(2), np.array([[gap**3 / 3, gap**2 / 2], [gap**2 / 2, gap]])
+    return np.kron([[1, gap], [0, 1]], one), noise * np.kron(block, one)
+
+
+def tasks() -> dict[str, Task]:
+    """All tasks with outliers."""
+    plane = np.kron([[1, 0.1], [0, 1]], np.eye(2))
+    start = np.array([0.0, 0, 1, 1]), np.eye(4)
+    track = {"transition": lambda x: x @ plane.T, "observation": lambda x: x[:, :2], "process_noise": 0.1 * np.eye(4)}
+    track |= {"noise": np.full(2, 10.0), "start": start, "steps": 500, "scored": [0, 1], "start_known": True}
+    forward, motion = steady(1.0, 0.02)
+    swing = np.array([[0.05**3 / 3, 0.05**2 / 2], [0.05**2 / 2, 0.05]])
+    around = np.zeros(40) + 2.5, 12.0 * np.eye(40)
+    curve = np.zeros((5, 5))
+    curve[:2, :2] = curve[2:4, 2:4] = 0.1 * np.array([[1 / 3, 1 / 2], [1 / 2, 1]])
+    curve[4, 4] = 1e-4
+    return {
+        "tracking, Student-t": Task(**track, corrupt=student_t),
+        "tracking, mixture": Task(**track, corrupt=doubled),
+        "Lorenz 96": Task(
+            lorenz, lambda x: x, 0.05**2 * np.eye(40), np.ones(40), around, 150, list(range(40)),
+            constant(100.0, 0.0025), seeds=10,
+        ),
+        "bearing and range": Task(
+            lambda x: x @ forward.T,
+            lambda x: np.stack([np.arctan2(x[:, 1], x[:, 0]), np.hypot(x[:, 0], x[:, 1])], axis=1),
+            motion, np.array([0.05**2, 0.5**2]), (np.array([-20.0, -4, 0.5, 0.1]), np.diag([4, 4, 0.1, 0.1])), 200,
+            [0, 1], scaled_components, angle=[True, False],
+        ),
+        "pendulum": Task(
+            lambda x: np.stack([x[:, 0] + 0.05 * x[:, 1], x[:, 1] - 0.05 * 9.81 * np.sin(x[:, 0])], axis=1),
+            lambda x: np.sin(x[:, :1]), 0.1 * swing, np.array([0.3**2]), (np.array([1.5, 0.0]), 0.1 * np.eye(2)), 400,
+            [0], scaled_reading, start_known=True,
+        ),
+        "turning target": Task(
+            turn, ranges, curve, np.full(4, 10.0**2), (np.array([0.0, 5, 0, 5, 0.05]), np.diag([100, 4, 100, 4, 1e-3])),
+            200, [0, 2], scaled_components,
+        ),
+    }  # fmt: skip
+
+
+# Peers: many series at once
+
+
+def solve(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Of vectors `(S, m)`."""
+    return np.linalg.solve(matrix, right[..., None])[..., 0]
+
+
+def outer(x: np.ndarray) -> np.ndarray:
+    """Of vectors `(S, m)`."""
+    return x[:, :, None] * x[:, None, :]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A reading beside a state: innovation, slope, the error of linearising and R."""
+
+    mean: np.ndarray
+    covariance: np.ndarray
+    innovation: np.ndarray
+    slope: np.ndarray
+    extra: np.ndarray
+    noise: np.ndarray  # `(m, m)`
+
+    def updated(self, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """With noises `(S, m, m)`."""
+        across = self.slope @ self.covariance
+        error = noise + self.extra
+        gain = np.linalg.solve(across @ self.slope.swapaxes(1, 2) + error, across).swapaxes(1, 2)
+        kept = np.eye(self.mean.shape[1]) - gain @ self.slope
+        covariance = kept @ self.covariance @ kept.swapaxes(1, 2) + gain @ error @ gain.swapaxes(1, 2)
+        return self.mean + (gain @ self.innovation[..., None])[..., 0], covariance
+
+    def remaining(self, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+        """`E (z - h)(z - h)^T` after an update."""
+        left = self.innovation - (self.slope @ (mean - self.mean)[..., None])[..., 0]
+        return outer(left) + self.slope @ covariance @ self.slope.swapaxes(1, 2)
+
+    @property
+    def distance(self) -> np.ndarray:
+        """The squared innovation in units of the noise."""
+        return (self.innovation**2 / self.noise.diagonal()).sum(-1)
+
+
+Update = Callable[..., tuple[np.ndarray, np.ndarray]]
+
+
+def kalman(linear: Linear) -> tuple[np.ndarray, np.ndarray]:
+    """All readings count fully."""
+    return linear.updated(linear.noise[None])
+
+
+def wolf_imq(linear: Linear, soft: float) -> tuple[np.ndarray, np.ndarray]:
+    """`R (1 + d^2 / c^2)`."""
+    return linear.updated(linear.noise * (1 + linear.distance / soft**2)[:, None, None])
+
+
+def wolf_md(linear: Linear, bound: float) -> tuple[np.ndarray, np.ndarray]:
+    """A reading with d > c is left out."""
+    return linear.updated(linear.noise * np.where(linear.distance > bound**2, 1e12, 1.0)[:, None, None])
+
+
+def inverse_wishart(linear: Linear, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """R of a reading is inverse Wishart around R, with `scale` degrees of freedom: in turns with the state."""
+    mean, covariance = linear.mean, linear.covariance
+    for _ in range(10):
+        noise = (scale * linear.noise + linear.remaining(mean, covariance)) / (scale + 1)
+        mean, covariance = linear.updated(noise)
+    return mean, covariance
+
+
+def bernoulli(linear: Linear, inlier: float, outlier: float) -> tuple[np.ndarray, np.ndarray]:
+    """A reading is right or says nothing; the probability is Beta."""
+    right, size = np.ones(len(linear.mean)), linear.noise.diagonal()
+    for _ in range(10):
+        mean, covariance = linear.updated(linear.noise / np.maximum(right, 1e-7)[:, None, None])
+        left = (linear.remaining(mean, covariance).diagonal(axis1=1, axis2=2) / size).sum(-1)
+        log_in = scipy.special.digamma(inlier + right) - left / 2
+        right = scipy.special.expit(log_in - scipy.special.digamma(outlier + 1 - right))
+    return mean, covariance
+
+
+def emorf(linear: Linear, points: Callable[..., tuple[np.ndarray, np.ndarray]], small: float = 1e-6) -> Any:
+    """A component is right, or has R / 1e-6: by the more probable one, in turns with the state, a priori equal."""
+    size, right = linear.noise.diagonal(), np.ones(linear.innovation.shape, dtype=bool)
+    for _ in range(10):
+        mean, covariance = linear.updated(np.where(right, size, size / small)[:, None] * np.eye(len(size)))
+        left, spread = points(mean, covariance)
+        now = (left**2 + spread.diagonal(axis1=1, axis2=2)) * (1 - small) / size < -np.log(small)
+        if (now == right).all():
+            break
+        right = now
+    return mean, covariance
+
+
+PEERS: dict[str, Update] = {
+    "EKF": kalman, "UKF": kalman, "WoLF-IMQ": wolf_imq, "WoLF-MD": wolf_md, "KF-IW": inverse_wishart, "KF-B": bernoulli,
+    "EMORF": emorf,
+}  # fmt: skip
+SIGMA = "UKF", "EMORF"
+GRID: dict[str, list[tuple[float, ...]]] = {
+    "WoLF-IMQ": [(c,) for c in (1, 1.5, 2, 3, 4, 5, 6, 8, 12, 20, 40, 80)],
+    "WoLF-MD": [(c,) for c in (2, 2.5, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 80)],
+    "KF-IW": [(s,) for s in (0.5, 1, 2, 3, 4, 6, 10, 20, 50, 100, 300)],
+    "KF-B": [(e, f) for e in (0.5, 0.9, 2, 5) for f in (0.01, 0.1, 0.5, 2)],
+}
+
+
+def sigma_points(function: Any, mean: np.ndarray, covariance: np.ndarray, difference: Any) -> tuple[np.ndarray, ...]:
+    """Value, slope and extra covariance by sigma points with alpha 1, beta 2, kappa 0."""
+    size, n = mean.shape
+    root = np.linalg.cholesky((covariance + covariance.swapaxes(1, 2)) / 2 + 1e-12 * np.eye(n)).swapaxes(1, 2) * n**0.5
+    offsets = np.concatenate([np.zeros((size, 1, n)), root, -root], axis=1)
+    values = function((mean[:, None] + offsets).reshape(-1, n)).reshape(size, 2 * n + 1, -1)
+    moved = difference(values, values[:, :1])
+    average = moved[:, 1:].mean(1)
+    moved = moved - average[:, None]
+    weights = np.r_[2.0, np.full(2 * n, 0.5 / n)][:, None]
+    across = (weights * offsets).swapaxes(1, 2) @ moved
+    slope = np.linalg.solve(covariance + 1e-12 * np.eye(n), across).swapaxes(1, 2)
+    return values[:, 0] + average, slope, (weights * moved).swapaxes(1, 2) @ moved - slope @ across
+
+
+def run_peer(
+    task: Task, name: str, readings: np.ndarray, constants: tuple[float, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Means `(S, T, n)` and covariances of a peer on readings `(S, T, m)`."""
+    size, noise = len(readings), np.diag(task.noise)
+    mean, covariance = (np.repeat(x[None], size, axis=0) for x in task.start)
+    found: tuple[list[np.ndarray], list[np.ndarray]] = [], []
+    for z in readings.swapaxes(0, 1):
+        if name in SIGMA:
+            value, slope, extra = sigma_points(task.transition, mean, covariance, np.subtract)
+        else:
+            value, slope, extra = task.transition(mean), task.jacobian(task.transition, mean), 0.0
+        mean, covariance = value, slope @ covariance @ slope.swapaxes(1, 2) + extra + task.process_noise
+        if name in SIGMA:
+            value, slope, extra = sigma_points(task.observation, mean, covariance, task.difference)
+        else:
+            value, slope = task.observation(mean), task.jacobian(task.observation, mean, wrap=True)
+        linear = Linear(mean, covariance, task.difference(z, value), slope, extra, noise)
+        if name == "EMORF":
+
+            def points(mean: np.ndarray, covariance: np.ndarray, z: np.ndarray = z) -> tuple[np.ndarray, np.ndarray]:
+                value, slope, extra = sigma_points(task.observation, mean, covariance, task.difference)
+                return task.difference(z, value), slope @ covariance @ slope.swapaxes(1, 2) + extra
+
+            mean, covariance = emorf(linear, points)
+        else:
+            mean, covariance = PEERS[name](linear, *constants)
+        for kept, part in zip(found, (mean, covariance), strict=True):
+            kept.append(part)
+    return np.stack(found[0], axis=1), np.stack(found[1], axis=1)
+
+
+def run_rfa(task: Task, readings: np.ndarray, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The same of rfa with its defaults."""
+
+    def one(function: Callable[[np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
+        return lambda x, *dt: function(x[None])[0]
+
+    sensor = Sensor(
+        one(task.observation), task.noise, one(lambda x: task.jacobian(task.observation, x, wrap=True)), task.angle
+    )
+    model = NonlinearModel(
+        one(task.transition), task.process_noise, sensor, task.start, start_time=0.0,
+        transition_jacobian=one(lambda x: task.jacobian(task.transition, x)), **options,
+    )  # fmt: skip
+    times = np.arange(1.0, task.steps + 1)
+    found = [NonlinearFilter(model).filter(times[: len(each)], each) for each in readings]
+    return np.stack([x.mean for x in found]), np.stack([x.covariance for x in found])
+
+
+def scores(task: Task, states: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> dict[str, list[float]]:
+    """Of each seed."""
+    error, n = states - mean, states.shape[-1]
+    covariance = (covariance + covariance.swapaxes(-1, -2)) / 2
+    distance = (error * solve(covariance, error)).sum(-1)
+    density = (distance + np.linalg.slogdet(covariance)[1] + n * np.log(2 * np.pi)) / (2 * n)
+    return {
+        "rmse": np.sqrt((error[..., task.scored] ** 2).mean((1, 2)) * len(task.scored)).tolist(),
+        "nlpd": density.mean(1).tolist(),
+        "coverage": (distance <= scipy.stats.chi2.ppf(0.9, n)).mean(1).tolist(),
+    }
+
+
+def geometric(values: list[float]) -> float:
+    """The geometric mean; infinite where a filter gave up."""
+    return float(np.exp(np.log(values).mean())) if np.isfinite(values).all() else math.inf
+
+
+def scored_run(task: Task, name: str, draws: Any, constants: tuple[float, ...] = ()) -> dict[str, list[float]]:
+    """The scores of a filter on draws. Infinite errors where its arithmetic breaks down."""
+    states, readings = (np.stack(x) for x in zip(*draws, strict=True))
+    try:
+        with np.errstate(all="ignore"):
+            if name in PEERS:
+                return scores(task, states, *run_peer(task, name, readings, constants))
+            return scores(
+                task, states, *run_rfa(task, readings, method="jacobian" if name == EXTENDED else "sigma_points")
+            )
+    except (np.linalg.LinAlgError, ValueError):
+        nothing = [math.inf] * len(states)
+        return {"rmse": nothing, "nlpd": nothing, "coverage": [0.0] * len(states)}
+
+
+def measured(name: str, task: Task) -> list[dict[str, Any]]:
+    """A line for each variant and filter of a task."""
+    tuning = [task.draw(seed, clean=False) for seed in range(TUNING_SEEDS)]
+    chosen: dict[str, tuple[float, ...]] = {RFA: (), EXTENDED: ()}
+    for peer in PEERS:
+        grid = GRID.get(peer, [()])
+        errors = [geometric(scored_run(task, peer, tuning, x)["rmse"]) if len(grid) > 1 else 0.0 for x in grid]
+        chosen[peer] = grid[int(np.argmin(errors))]
+    few = [tuple(x[:TIMED] for x in tuning[0])]
+    seconds: dict[str, list[float]] = {filter_name: [] for filter_name in chosen}
+    for _ in range(3):
+        for filter_name, taken in seconds.items():
+            begin = time.perf_counter()
+            scored_run(task, filter_name, few, chosen[filter_name])
+            taken.append(time.perf_counter() - begin)
+    lines = []
+    for clean in (False, True):
+        draws = [task.draw(1000 + seed, clean) for seed in range(task.seeds)]
+        for filter_name, constants in chosen.items():
+            ratio = float(np.median(np.array(seconds[filter_name]) / np.array(seconds["EKF"])))
+            line = {"task": name, "clean": clean, "filter": filter_name, "constants": constants, "time": ratio}
+            lines.append(line | scored_run(task, filter_name, draws, constants))
+            print(name, clean, filter_name, constants, geometric(lines[-1]["rmse"]), flush=True)
+    return lines
+
+
+def interval(ratios: np.ndarray) -> tuple[float, float, float]:
+    """The geometric mean of ratios over seeds, and its 95 % t interval."""
+    logs = np.log(ratios)
+    half = scipy.stats.t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / len(logs) ** 0.5
+    return tuple(np.exp([logs.mean(), logs.mean() - half, logs.mean() + half]))
+
+
+def tables(lines: list[dict[str, Any]]) -> dict[str, pd.DataFrame]:
+    """rfa beside the best peer of each task and beside the EKF, and all filters."""
+    summary, errors = [], []
+    groups: dict[tuple[str, bool], dict[str, dict[str, Any]]] = {}
+    for line in lines:
+        groups.setdefault((line["task"], line["clean"]), {})[line["filter"]] = line
+    for (task, clean), found in groups.items():
+        means = {name: geometric(line["rmse"]) for name, line in found.items()}
+        densities, coverage = (
+            {name: np.mean(line[key]) for name, line in found.items()} for key in ("nlpd", "coverage")
+        )
+        best, densest = (min(PEERS, key=of.__getitem__) for of in (means, densities))
+        for name in (RFA, EXTENDED):
+            row: dict[str, Any] = {"task": task, "clean": clean, "filter": name}
+            for key, other in (("to EKF", "EKF"), ("to the best peer", best)):
+                mean, low, high = interval(np.array(found[name]["rmse"]) / np.array(found[other]["rmse"]))
+                row[key] = f"{mean:.3f} ({low:.3f} to {high:.3f})"
+            row |= {
+                "best peer": best,
+                "nlpd": densities[name],
+                "least of a peer": f"{densities[densest]:.3f} {densest}",
+            }
+            row |= {"coverage": coverage[name], "time": found[name]["time"], "of the best peer": found[best]["time"]}
+            summary.append(row)
+        for measure, values in (("rmse", means), ("nlpd", densities), ("coverage", coverage)):
+            errors.append({"task": task, "clean": clean, "measure": measure} | values)
+    constants = pd.DataFrame([x for x in lines if not x["clean"]])[["task", "filter", "constants", "time"]]
+    return {"rfa": pd.DataFrame(summary), "all": pd.DataFrame(errors), "constants": constants}
+
+
+def main() -> None:
+    """Measure, keep the results, and print all tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", nargs="*", metavar="TASK", help="by default all; without a name: print what is stored"
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    results: dict[str, Any] = json.loads(given.out.read_text("utf-8")) if given.out.exists() else {"lines": []}
+    for name in tasks() if given.only is None else given.only:
+        lines = [line for line in results["lines"] if line["task"] != name] + measured(name, tasks()[name])
+        lines.sort(key=lambda line: list(tasks()).index(line["task"]))
+        results = {"environment": environment(), "lines": lines}
+        rows = ",\n".join(json.dumps(line) for line in lines)
+        head = json.dumps(results["environment"])
+        write_text_whole(given.out, f'{{"environment": {head}, "lines": [\n{rows}\n]}}\n')
+    for title, table in tables(results["lines"]).items() if results["lines"] else ():
+        print(title, table.to_string(float_format="{:.4g}".format), sep="\n", end="\n\n")
+
+
+if __name__ == "__main__":
+    main()

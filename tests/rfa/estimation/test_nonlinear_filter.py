@@ -1,0 +1,312 @@
+"""The nonlinear filter against textbook filters, filterpy, and the linear robust filter."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from filterpy.kalman import ExtendedKalmanFilter, KalmanFilter, MerweScaledSigmaPoints, UnscentedKalmanFilter
+
+from rfa.estimation import LinearSDE, recursive_estimate
+from rfa.estimation.nonlinear_filter import NonlinearFilter
+from rfa.estimation.nonlinear_model import NonlinearModel, Sensor
+
+GAP = 0.5
+F = np.kron(np.eye(2), [[1, GAP], [0, 1]])
+Q = np.kron(np.eye(2), [[GAP**3 / 3, GAP**2 / 2], [GAP**2 / 2, GAP]]) * 0.2
+H = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0.5]])
+R = np.array([[1.0, 0.3], [0.3, 2]])
+START = np.array([1.0, 0, -1, 0.5]), np.diag([4.0, 1, 4, 1])
+SIGMA = {"method": "sigma_points", "alpha": 0.7, "beta": 2.0, "kappa": 1.0}
+METHODS = {"jacobian": {}, "iterated": {"iterations": 3}, "sigma": SIGMA, "iterated sigma": SIGMA | {"iterations": 2}}
+
+
+def readings(length=30, gaps=True):
+    """Of two random walks with an outlier, from 20 on elsewhere, some missing."""
+    z = np.cumsum(np.random.default_rng(0).standard_normal((length, 2)), axis=0)
+    z[8] += 40
+    z[20:] += 100
+    if gaps:
+        z[12], z[15, 0], z[25, 1] = np.nan, np.nan, np.nan
+    return z
+
+
+def linear_model(noise=R, **options):
+    sensor = Sensor(lambda x: H @ x, noise, jacobian=lambda x: H)
+    options = {"start_time": 0.0, "weighting": "reading"} | options
+    return NonlinearModel(lambda x, dt: F @ x, Q, sensor, START, transition_jacobian=lambda x, dt: F, **options)
+
+
+def kalman(z):
+    """A Kalman filter by the formulas of the books: means, covariances and the log likelihood."""
+    mean, covariance, found, likelihood = *START, [], 0.0
+    for row in z:
+        mean, covariance = F @ mean, F @ covariance @ F.T + Q
+        seen = ~np.isnan(row)
+        if seen.any():
+            shown, noise = H[seen], R[np.ix_(seen, seen)]
+            variance = shown @ covariance @ shown.T + noise
+            gain, error = covariance @ shown.T @ np.linalg.inv(variance), row[seen] - shown @ mean
+            mean, covariance = mean + gain @ error, covariance - gain @ shown @ covariance
+            size = error @ np.linalg.inv(variance) @ error + np.log(np.linalg.det(2 * np.pi * variance))
+            likelihood -= size / 2
+        found.append((mean, covariance))
+    return *(np.stack(x) for x in zip(*found, strict=True)), likelihood
+
+
+@pytest.mark.parametrize("options", METHODS.values(), ids=METHODS)
+def test_a_linear_model_is_the_kalman_filter(options):
+    z = readings()
+    found = NonlinearFilter(linear_model(**options), robust=False).filter(GAP * np.arange(1, 31), z)
+    mean, covariance, likelihood = kalman(z)
+    np.testing.assert_allclose(found.mean, mean, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(found.covariance, covariance, rtol=0, atol=1e-10)
+    assert found.log_likelihood == pytest.approx(likelihood, abs=1e-8)
+
+
+@pytest.mark.parametrize("options", METHODS.values(), ids=METHODS)
+def test_smoothing_is_that_of_filterpy(options):
+    z, other = readings(gaps=False), KalmanFilter(4, 2)
+    other.x, other.P, other.F, other.Q, other.H, other.R = START[0], START[1], F, Q, H, R
+    mean, covariance, *_ = other.rts_smoother(*other.batch_filter(z)[:2])
+    found = NonlinearFilter(linear_model(**options), robust=False).smooth(GAP * np.arange(1, 31), z)
+    np.testing.assert_allclose(found.mean, mean, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(found.covariance, covariance, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("direction", ["filter", "smooth"])
+@pytest.mark.parametrize("options", METHODS.values(), ids=METHODS)
+def test_a_linear_model_is_the_linear_robust_filter(options, direction):
+    """With an outlier, a jump, missing rows and components, irregular times."""
+    rates = np.kron(np.eye(2), [[0.0, 1], [0, 0]]), np.diag([0, 0.2, 0, 0.2]), H, R
+    sde, z = LinearSDE(*map(torch.tensor, rates)), readings()
+    times = np.cumsum(np.random.default_rng(1).uniform(0.2, 1.8, 30))
+    start = tuple(map(torch.tensor, START))
+    expected = recursive_estimate(sde, torch.tensor(times), torch.tensor(z), initial=start, direction=direction)
+    model = NonlinearModel(
+        lambda x, dt: sde.transition(dt) @ torch.as_tensor(x),
+        lambda dt: sde.covariance(dt),
+        Sensor(lambda x: torch.tensor(H) @ torch.as_tensor(x), R),
+        START, weighting="reading", **options,
+    )  # fmt: skip
+    found = getattr(NonlinearFilter(model), direction)(times, z)
+    np.testing.assert_allclose(found.mean, expected.mean, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(found.covariance, expected.covariance, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(found.weights[~np.isnan(z)], np.repeat(expected.weights, 2)[~np.isnan(z).ravel()])
+
+
+def test_updates_one_by_one_are_the_filter():
+    times, z = GAP * np.arange(1, 31), readings()
+    whole, live = (NonlinearFilter(linear_model(np.diag(R.diagonal()), weighting="auto")) for _ in range(2))
+    expected = whole.filter(times, z)
+    rows = [live.update(*row) for row in zip(times, z, strict=True)]
+    np.testing.assert_array_equal(np.concatenate([row.mean for row in rows]), expected.mean)
+    np.testing.assert_array_equal(np.concatenate([row.weights for row in rows]), expected.weights)
+    assert sum(row.log_likelihood for row in rows) == pytest.approx(expected.log_likelihood)
+    ahead = live.forecast(times[-1] + GAP * np.arange(1, 4))
+    np.testing.assert_allclose(ahead.mean[2], np.linalg.matrix_power(F, 3) @ expected.mean[-1], atol=1e-10)
+    shown = live.forecast(times[-1], sensor="")
+    np.testing.assert_allclose(shown.covariance[0], H @ expected.covariance[-1] @ H.T + np.diag(R.diagonal()))
+
+
+def test_sensors_of_one_time_are_one_stacked_reading():
+    times, z = np.repeat(GAP * np.arange(1, 31), 2), readings()
+    rows = zip("ab", H[:, None], R.diagonal(), strict=True)
+    sensors = {name: Sensor(lambda x, h=h: h @ x, [noise], lambda x, h=h: h) for name, h, noise in rows}
+    model = NonlinearModel(lambda x, dt: F @ x, Q, sensors, START, 0.0, transition_jacobian=lambda x, dt: F)
+    found = NonlinearFilter(model, robust=False).filter(times, z.reshape(-1, 1), ["a", "b"] * 30)
+    stacked = NonlinearFilter(linear_model(np.diag(R.diagonal())), robust=False).filter(times[::2], z)
+    np.testing.assert_allclose(found.mean[1::2], stacked.mean, atol=1e-10)
+    assert found.log_likelihood == pytest.approx(stacked.log_likelihood)
+    smooth = NonlinearFilter(model).smooth(times, z.reshape(-1, 1), ["a", "b"] * 30)
+    np.testing.assert_allclose(smooth.mean[1::2], smooth.mean[::2], atol=1e-10)
+
+
+def test_a_wrong_component_leaves_the_others_their_weight():
+    z = readings(gaps=False)[:20]
+    z[12, 0] += 60
+    model = linear_model(np.diag([1.0, 2]), weighting="component")
+    weights = NonlinearFilter(model).filter(GAP * np.arange(1, 21), z).weights
+    assert weights[12, 0] < 0.01
+    assert weights[12, 1] > 0.5
+    z[12, 0] = 1e250
+    assert np.abs(NonlinearFilter(model).filter(GAP * np.arange(1, 21), z).mean[12:, 0]).max() < 10
+
+
+def test_wrong_readings_that_agree_are_no_jump_and_a_jump_is_one():
+    """Three wrong ones may be believed at the third, but not after them."""
+    times, z = GAP * np.arange(1, 31), np.random.default_rng(5).standard_normal((30, 2))
+    clean = NonlinearFilter(linear_model()).filter(times, z).mean
+    for count, later in ((2, 10), (3, 13)):
+        wrong = z.copy()
+        wrong[10 : 10 + count] += 60
+        found = NonlinearFilter(linear_model()).filter(times, wrong).mean
+        assert np.abs(found - clean)[later:].max() < 5
+    jumped = z + 60 * (np.arange(30) >= 10)[:, None]
+    assert np.abs(NonlinearFilter(linear_model()).filter(times, jumped).mean - clean)[14:, [0]].min() > 50
+
+
+# Bearing and range
+
+
+def polar(x):
+    return torch.stack([torch.atan2(x[2], x[0]), torch.hypot(x[0], x[2])])
+
+
+def polar_numpy(x):
+    return np.array([math.atan2(x[2], x[0]), math.hypot(x[0], x[2])])
+
+
+def polar_jacobian(x):
+    a, b, square = x[0], x[2], x[0] ** 2 + x[2] ** 2
+    return np.array([[-b / square, 0, a / square, 0], [a / square**0.5, 0, b / square**0.5, 0]])
+
+
+NOISE = np.array([0.02**2, 0.3**2])
+PATH = np.stack([10 - 0.2 * np.arange(24), np.full(24, -0.4), 0.6 - 0.05 * np.arange(24), np.full(24, -0.1)], axis=1)
+STARTING = np.array([10.0, -0.4, 0.6, -0.1]), np.diag([1, 0.1, 1, 0.1])
+
+
+def wrapped(z, y):
+    return np.array([math.remainder(z[0] - y[0], 2 * math.pi), z[1] - y[1]])
+
+
+def polar_model(observation=polar, jacobian=None, start=STARTING, residual=None, **options):
+    sensor = Sensor(observation, NOISE, jacobian, angle=[True, False], residual=residual)
+    return NonlinearModel(lambda x, dt: F @ x, Q * 0.01, sensor, start, 0.0, lambda x, dt: F, **options)
+
+
+def scene():
+    z = np.stack([polar_numpy(x) for x in PATH]) + NOISE**0.5 * np.random.default_rng(4).standard_normal((24, 2))
+    z[15] += [1.5, 0]
+    return z
+
+
+@pytest.mark.parametrize("direction", ["filter", "smooth"])
+@pytest.mark.parametrize("options", METHODS.values(), ids=METHODS)
+def test_a_scene_turned_by_180_degrees(options, direction):
+    """Behind, the bearings jump between -pi and pi, and `residual` wraps them instead of `angle`. Signs change only."""
+    times, z = GAP * np.arange(1, 25), scene()
+    turned = z + np.array([math.pi, 0])
+    turned[:, 0] = (turned[:, 0] + math.pi) % (2 * math.pi) - math.pi
+    assert np.ptp(turned[:, 0]) > 6
+    functions, start = (polar_numpy, polar_jacobian), (-STARTING[0], STARTING[1])
+    models = polar_model(*functions, **options), polar_model(*functions, start, wrapped, **options)
+    ahead, behind = (getattr(NonlinearFilter(x), direction)(times, y) for x, y in zip(models, (z, turned), strict=True))
+    np.testing.assert_allclose(behind.mean, -ahead.mean, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(behind.covariance, ahead.covariance, rtol=0, atol=1e-8)
+    assert np.abs(ahead.mean - PATH)[:, [0, 2]].max() < 1
+    assert ahead.weights[15, 0] < 0.01
+
+
+def test_jacobians_given_are_those_of_jacfwd_and_steps_those_of_filterpy():
+    times, z = GAP * np.arange(1, 25), scene()
+    models = polar_model(), polar_model(polar_numpy, polar_jacobian), polar_model(polar_numpy, **SIGMA)
+    own, given, sigma = (NonlinearFilter(model, robust=False).filter(times, z) for model in models)
+    np.testing.assert_allclose(own.mean, given.mean, rtol=0, atol=1e-10)
+    extended = ExtendedKalmanFilter(4, 2)
+    extended.x, extended.P, extended.F, extended.Q, extended.R = *STARTING, F, Q * 0.01, np.diag(NOISE)
+    points = MerweScaledSigmaPoints(4, 0.7, 2.0, 1.0)
+    other = UnscentedKalmanFilter(4, 2, GAP, polar_numpy, lambda x, dt: F @ x, points)
+    other.x, other.P, other.Q, other.R = *STARTING, Q * 0.01, np.diag(NOISE)
+    for k, row in enumerate(z[:10]):
+        extended.predict()
+        extended.update(row, polar_jacobian, polar_numpy)
+        np.testing.assert_allclose(given.mean[k], extended.x, atol=1e-10)
+        np.testing.assert_allclose(given.covariance[k], extended.P, atol=1e-10)
+        other.predict()
+        other.sigmas_f = points.sigma_points(other.x, other.P)  # filterpy leaves Q out of the points of the reading
+        other.update(row)
+        np.testing.assert_allclose(sigma.mean[k], other.x, atol=1e-9)
+        np.testing.assert_allclose(sigma.covariance[k], other.P, atol=1e-9)
+
+
+def test_iterations_find_the_most_probable_state():
+    """Of a precise reading: the gradient of the posterior vanishes. One step is far from it."""
+    reading, mean, covariance = np.array([0.9, 3.0]), np.array([3.0, 0, 0, 0]), np.eye(4)
+    noise = np.array([0.01, 0.01]) ** 2
+
+    def slope(iterations):
+        sensor = Sensor(polar_numpy, noise, polar_jacobian, angle=[True, False])
+        model = NonlinearModel(lambda x, dt: x, 0 * Q, sensor, (mean, covariance), iterations=iterations)
+        x = NonlinearFilter(model, robust=False).update(0.0, reading).mean[0]
+        return np.abs(mean - x + polar_jacobian(x).T @ ((reading - polar_numpy(x)) / noise)).max()
+
+    assert slope(50) < 1e-6
+    assert slope(1) > 100
+
+
+def test_a_filter_that_diverges_says_so_once():
+    z = np.cumsum(np.full((60, 2), 50.0), axis=0) ** 2
+    with pytest.warns(UserWarning, match="diverged: 20 readings in a row, up to time 11,") as caught:
+        found = NonlinearFilter(linear_model(), robust=False).filter(GAP * np.arange(3, 63), z)
+    assert len(caught) == 1
+    assert np.isfinite(found.mean).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        NonlinearFilter(linear_model()).filter(GAP * np.arange(1, 31), readings())
+
+
+# Bad input
+
+
+def test_a_call_that_raises_leaves_the_filter_as_it_was():
+    def observation(x):
+        return x[:1] * (math.nan if x[0] > 5 else 1.0)
+
+    model = NonlinearModel(
+        lambda x, dt: x + (math.nan if dt > 5 else 0.0), np.eye(1), {"radar": Sensor(observation, [1.0])},
+        (np.zeros(1), np.eye(1)), method="sigma_points",
+    )  # fmt: skip
+    live = NonlinearFilter(model, robust=False)
+    live.update(0.0, [0.1])
+    before = live.state
+    for call, message in (
+        (lambda: live.update(9.0, [1.0]), "transition: got NaN or infinite values at time 9,"),
+        (lambda: [live.update(k, [50.0]) for k in range(1, 9)], "observation of 'radar': got NaN .* at time 2,"),
+        (lambda: live.update(-1.0, [1.0]), "times: got .* expected finite numbers that do not go back"),
+        (lambda: live.update(1.0, [1.0, 2.0]), r"readings of 'radar': got \(2,\), expected \(1,\) at time 1"),
+        (lambda: live.update(1.0, [math.inf]), "readings of 'radar'"),
+        (lambda: live.update(1.0, [1.0], sensor="sonar"), "sensor: got 'sonar', expected one of 'radar'"),
+        (lambda: live.update(math.nan, [1.0]), "times"),
+    ):
+        live.state = before
+        with pytest.raises(ValueError, match=message):
+            call()
+        assert live.state is before or "at time 2" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"noise": np.diag([1.0, 0])}, "noise: got .an eigenvalue of 0., expected a positive definite"),
+        ({"method": "particles"}, "method: got 'particles'"),
+        ({"weighting": "row"}, "weighting: got 'row'"),
+        ({"weighting": "component"}, "weighting: got 'component', expected .* diagonal"),
+        ({"iterations": 0}, "iterations: got 0"),
+        ({"method": "sigma_points", "kappa": -5.0}, "kappa: got -5.0"),
+    ],
+)
+def test_a_model_that_cannot_be(change, message):
+    with pytest.raises(ValueError, match=message):
+        linear_model(**change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"process_noise": lambda dt: -np.eye(2)}, "process_noise: got an eigenvalue of -1"),
+        ({"transition": lambda x, dt: x[:1]}, "transition"),
+        ({"transition_jacobian": lambda x, dt: np.eye(3)}, r"transition, jacobian: got shape \(3, 3\)"),
+        ({"transition_jacobian": None}, "transition: got a function that PyTorch cannot differentiate"),
+        ({"sensors": Sensor(lambda x: x, [1.0], lambda x: np.eye(2))}, "observation: got .2 components.*expected 1,"),
+    ],
+)
+def test_functions_that_do_not_fit(change, message):
+    sensor = Sensor(lambda x: x, [1.0, 1.0], lambda x: np.eye(2))
+    options = {"transition": lambda x, dt: np.array([x[0], x[1]]), "process_noise": np.eye(2), "sensors": sensor}
+    options |= {"transition_jacobian": lambda x, dt: np.eye(2), "start": (np.zeros(2), np.eye(2)), "start_time": 0.0}
+    model = NonlinearModel(**(options | change))
+    with pytest.raises(ValueError, match=message):
+        NonlinearFilter(model).update(1.0, np.zeros(len(model.by_name[""].noise)))
