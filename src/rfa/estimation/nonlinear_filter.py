@@ -24,7 +24,7 @@ from rfa.checks import as_array, require
 from .gaussian import Gaussian, Information
 from .nonlinear_model import NonlinearModel, of_sensor
 from .problem import LARGEST_VALUE
-from .robust_weight import (
+from .gaussian import (
     ABANDONED_LOG_ODDS,
     NO_DIGITS,
     PRIOR_LOG_ODDS,

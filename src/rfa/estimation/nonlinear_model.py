@@ -19,7 +19,7 @@ from numpy import ndarray
 
 from rfa.checks import check_choice, require
 
-from .matrices import check_covariance
+from .linear_sde import check_covariance
 
 Linearisation = Literal["jacobian", "sigma_points"]
 Weighting = Literal["auto", "reading", "component"]

@@ -636,3 +636,14 @@ def test_states_that_somebody_wrote():
         else:
             assert found.mean.shape == (3,)
     assert refused > 60
+
+
+@pytest.mark.parametrize("robust", [True, False])
+def test_a_series_that_repeats_itself_exactly_goes_on(robust):
+    """Changes over a period are rounding alone, and so is what a filter expects."""
+    k = np.arange(75)
+    y = 5 + 3 * np.sin(k * np.pi / 6) + k % 3
+    found = forecast_panel(
+        [Series(k[:72].astype(float), y[:72], 12.0, None, k[72:].astype(float))], [0.1, 0.9], robust=robust
+    )
+    np.testing.assert_allclose(found[0].mean, y[72:], atol=1e-3)

@@ -43,6 +43,8 @@ constexpr int MOST_WAVES = 6;        // of a season
 // wrong, and each of them spoils two changes.
 constexpr double SPREAD_PART = 0.25, SPREAD_NORMAL = 0.3186;
 constexpr double LEAST_STEP = 1e-8;  // spread of the changes of a constant series, in units of its level
+constexpr double LEAST_YEARLY = 1e-5;  // spread of the changes over a period, in that of the changes
+constexpr double ROUNDING = 1e-12;     // changes as small as that, in units of the level, are none
 constexpr int START_WINDOW = 5;      // the level before the first reading is the median of so many, or of a period
 constexpr int MOST_PERIOD_WINDOW = 60;
 constexpr double START_LEVEL = 2, START_SLOPE = 0.5, START_DRIFT = 1, START_SEASON = 0.5, START_REGRESSOR = 3;

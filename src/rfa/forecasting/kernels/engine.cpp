@@ -64,7 +64,7 @@ struct Engine {
     const Scaled *linear = &plain, *logarithmic = positive ? &scale(true) : nullptr;
     if (positive)
       for (Family family : families) join(family, *logarithmic);
-    const bool seasonal = positive && !members[0].season.rows.empty();
+    const bool seasonal = positive && members[0].season.usable();
     if (seasonal) linear = &scale(false, members[0].season);
     for (Family family : families) join(family, *linear);
     const Member& damped = members[members.size() - 2];
@@ -73,7 +73,7 @@ struct Engine {
       if (positive && !seasonal) join(Family::CYCLE, *logarithmic);
     }
     if (!on_grid()) return;
-    if (!positive && !members[0].season.rows.empty()) linear = &scale(false, members[0].season);
+    if (!positive && members[0].season.usable()) linear = &scale(false, members[0].season);
     if (int64_t(read.size()) >= LAGS_READINGS) {
       join_lags(*linear, damped);
       if (positive) join_lags(seasonal ? scale(true, members[0].season) : *logarithmic, damped);
@@ -84,7 +84,9 @@ struct Engine {
     first_free = members.size();
     for (bool is_log : {true, false}) {
       if (is_log && !positive) continue;
-      const Scaled& free = scale(is_log, free_season(is_log ? *logarithmic : plain));
+      Season season = free_season(is_log ? *logarithmic : plain);
+      if (!season.usable()) continue;
+      const Scaled& free = scale(is_log, std::move(season));
       for (Family family : {Family::LEVEL, Family::DAMPED}) join(family, free);
       join_lags(free, members.back());
     }

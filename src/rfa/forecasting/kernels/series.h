@@ -126,6 +126,14 @@ struct Season {
   static double from_log(double v) { return std::exp(std::clamp(v, -MOST_SEASON, MOST_SEASON)); }
   double with(double value, double season) const { return added ? value + season : value * season; }
   double without(double value, double season) const { return added ? value - season : value / season; }
+
+  // Whether there is one that can be taken away.
+  bool usable() const {
+    auto finite = [](const std::vector<double>& v) {
+      return std::all_of(v.begin(), v.end(), [](double x) { return std::isfinite(x); });
+    };
+    return !rows.empty() && finite(rows) && finite(rolling) && finite(ahead);
+  }
 };
 
 // On one scale: values without the season given, if there is one, and what is assumed of the start.
@@ -152,7 +160,9 @@ struct Scaled {
           yearly.push_back(y[read[j]] - y[read[i]]);
       }
     slope = spread(changes);
-    step = yearly.size() >= 4 ? std::min(slope, spread(yearly)) : slope;
+    step = yearly.size() >= 4 ? std::min(slope, std::max(spread(yearly), LEAST_YEARLY * slope)) : slope;
+    const double rounding = ROUNDING * (logarithmic ? std::max(std::abs(level), 1.0) : std::abs(level));
+    step = step > rounding ? step : 0, slope = slope > rounding ? slope : 0;
     for (double& v : first) v -= level;
     level_spread = std::max(spread(first), slope);
     if (int64_t(read.size()) < FEW_READINGS)
