@@ -7,8 +7,8 @@ Source: equation `SDE` and appendices A.1 and A.2.
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Complex, Float, Real
@@ -28,6 +28,9 @@ from .matrices import (
     square_root,
     symmetric,
 )
+
+if TYPE_CHECKING:
+    from .linear_model import DiscreteModel
 
 # Whether a linear process is stable: the real parts of its eigenvalues, with their rounding errors
 
@@ -118,8 +121,9 @@ class LinearSDE:
     Args:
         dynamics: A, `(..., n, n)`, per unit of time. Any real matrix, stable or not.
         diffusion: Q, `(..., n, n)`, symmetric positive semi-definite, variance per unit of time.
-        observation: C, `(..., m, n)`. m may be smaller or larger than n.
-        observation_noise: R, `(..., m, m)`, symmetric positive semi-definite, a variance.
+        observation: C, `(..., m, n)`. m may be smaller or larger than n. Of several sensors a C `(m, n)` by name,
+            each with its own m. They are kept one after another.
+        observation_noise: R, `(..., m, m)`, symmetric positive semi-definite, a variance. Of several sensors by name.
 
     Raises:
         ValueError: for a shape that does not fit, NaN or infinite numbers, a covariance that is not symmetric or not
@@ -132,11 +136,14 @@ class LinearSDE:
         self,
         dynamics: Real[Tensor, "*#batch n n"],
         diffusion: Real[Tensor, "*#batch n n"],
-        observation: Real[Tensor, "*#batch m n"],
-        observation_noise: Real[Tensor, "*#batch m m"],
+        observation: Real[Tensor, "*#batch m n"] | Mapping[str, Tensor],
+        observation_noise: Real[Tensor, "*#batch m m"] | Mapping[str, Tensor],
     ):
-        self.dynamics = real("dynamics", dynamics)
-        self.diffusion = real("diffusion", diffusion)
+        from .linear_model import matrix, stacked_sensors
+
+        observation, observation_noise, self.sensors = stacked_sensors(observation, observation_noise)
+        self.dynamics = real("dynamics", matrix("dynamics", dynamics))
+        self.diffusion = real("diffusion", matrix("diffusion", diffusion))
         self.observation = real("observation", observation)
         self.observation_noise = real("observation_noise", observation_noise)
         check_matrix("dynamics", self.dynamics)
@@ -150,6 +157,33 @@ class LinearSDE:
         off_diagonal = self.dynamics - torch.diag_embed(self.dynamics.diagonal(dim1=-2, dim2=-1))
         # where A needs a gradient, its zeros need one too
         self._diagonal = not self.dynamics.requires_grad and not bool(off_diagonal.any())
+
+    @staticmethod
+    def discrete(
+        transition: Any,
+        process_noise: Any,
+        observation: Any,
+        observation_noise: Any,
+        step: float = 1.0,
+        *,
+        cross_covariance: None = None,
+    ) -> "DiscreteModel":
+        """The model `x_k+1 = F x_k + w_k` at times a `step` apart, for `RobustFilter`. Its F need not have a logarithm.
+
+        Args:
+            transition, process_noise: F and Q, `(n, n)`, of one step. Q may be singular.
+            observation, observation_noise: H `(m, n)` and R `(m, m)`, or by the names of sensors.
+            step: in units of time. Gaps must be whole numbers of steps.
+            cross_covariance: of process and measurement noise. They must be independent.
+
+        Raises:
+            ValueError: as `LinearSDE`, and for a cross covariance.
+        """
+        from .linear_model import DiscreteModel
+
+        independent = "None: process noise that is correlated with measurement noise is not supported"
+        require(cross_covariance is None, "cross_covariance", cross_covariance, independent)
+        return DiscreteModel(transition, process_noise, observation, observation_noise, step)
 
     def transition(self, dt: float | int | Real[Tensor, "*dt"]) -> Float[Tensor, "*lags n n"]:
         """`Phi(dt) = exp(A dt)`.

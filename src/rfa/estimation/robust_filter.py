@@ -68,6 +68,14 @@ class RobustFilter:
     log_likelihood: float
     converged: bool
 
+    def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> "RobustFilter":
+        """Of a linear model the filter is a `LinearFilter`, which has its arguments."""
+        if cls is RobustFilter and hasattr(model, "dynamics"):
+            from .linear_filter import LinearFilter
+
+            return super().__new__(LinearFilter)
+        return super().__new__(cls)
+
     def __init__(self, model: Component | StructuralModel, robust: bool = True, *, time_unit: str = "day"):
         self.model = StructuralModel.of(model)
         self.robust = robust
