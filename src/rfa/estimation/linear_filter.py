@@ -238,6 +238,12 @@ class LinearFilter(RobustFilter):
             joined = Rows(times[None, order], readings[:, order], None, None if numbers is None else numbers[:, order])
             places = np.argsort(order)[own.times.shape[1] :]
             found = Found(*(x[:, places] for x in self._smoothed(joined)))
+            later = np.flatnonzero(asked.times[0] > own.times[0, -1])
+            later = later[np.argsort(asked.times[0, later], kind="stable")]
+            sensor_there = None if asked.sensor is None else asked.sensor[:, later]
+            rows = Rows(asked.times[:, later], asked.readings[:, later], None, sensor_there)
+            ahead = self._run(rows, self._state.copy(), "query_times")
+            found.mean[:, later], found.covariance[:, later] = ahead.mean, ahead.covariance
             estimate = self._estimate(asked, found, shape)
             return (estimate.mean, estimate.variance**0.5) if return_std else estimate.mean
 
@@ -394,7 +400,7 @@ class LinearFilter(RobustFilter):
             require(len(labels) in (1, length), "sensor", f"{len(labels)} labels", f"one, or {length}")
             which = np.resize(labels, (1, length)).astype(np.int64)
             beyond = values[:, np.arange(width) >= sizes[which[0]][:, None]]
-            require(bool(np.isnan(beyond).all()), name, "numbers beyond the components of a row's sensor", "NaN there")
+            require(bool(np.isnan(beyond).all()), name, "numbers beyond the components of the sensor", "NaN there")
         rows = Rows(numbers, values, self._controls(control, count, length), which)
         index = index_of(readings)
         kind = "tensor" if isinstance(readings, Tensor) else "numpy" if index is None else "pandas"

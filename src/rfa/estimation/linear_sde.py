@@ -182,7 +182,7 @@ class LinearSDE:
         from .linear_model import DiscreteModel
 
         independent = "None: process noise that is correlated with measurement noise is not supported"
-        require(cross_covariance is None, "cross_covariance", cross_covariance, independent)
+        require(cross_covariance is None, "cross_covariance", "a matrix", independent)
         return DiscreteModel(transition, process_noise, observation, observation_noise, step)
 
     def transition(self, dt: float | int | Real[Tensor, "*dt"]) -> Float[Tensor, "*lags n n"]:

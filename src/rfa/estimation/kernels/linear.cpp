@@ -291,9 +291,8 @@ template <int N> struct LinearFilter : LinearBase {
     const double* c = observation(s) + i * n;
     const auto& one = filter.filter;
     *predicted = of.dot(c, one.mean.data());
-    double sum = noise(s)[i * (model.sizes[s] + 1)];
-    for (int64_t j = 0; j < n; j++)
-      if (c[j] != 0) sum += c[j] * of.dot(&one.state.p[j * n], c);
+    of.apply_transposed(one.state.p.data(), c, filter.x.data());
+    double sum = noise(s)[i * (model.sizes[s] + 1)] + of.dot(c, filter.x.data());
     if (one.state.diffuse) {
       double shown = 0, most = 0;
       of.apply_transposed(one.state.root.data(), c, filter.x.data());

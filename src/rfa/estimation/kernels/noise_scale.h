@@ -114,7 +114,7 @@ struct ScaleInference {
   // Two components, along the axes of H = [[a, b], [b, d]]. False where rounding has made it indefinite.
   bool pair(const Scales& expected, const Scales& scales, const double* innovation, const double* variance, int i, int j,
             double bounded, RowScale& row) {
-    const double a = variance[i * m + i], b = variance[i * m + j], d = variance[j * m + j], r = std::hypot((a - d) / 2, b);
+    const double a = variance[i * m + i], b = variance[i * m + j], d = variance[j * m + j], r = size((a - d) / 2, b);
     const double large = (a + d) / 2 + r, small = large > 0 ? (a * d - b * b) / large : large - 2 * r;
     if (!(large + 1 > 0 && small + 1 > 0)) return false;
     double c = 1, s = 0;
@@ -127,6 +127,11 @@ struct ScaleInference {
     row.scatter[j * m + j] = s * s * xx + 2 * c * s * xy + c * c * yy;
     row.scatter[i * m + j] = row.scatter[j * m + i] = c * s * (xx - yy) + (c * c - s * s) * xy;
     return true;
+  }
+
+  static double size(double x, double y) {
+    const double square = x * x + y * y;
+    return square < 1e300 && square > 1e-280 ? std::sqrt(square) : std::hypot(x, y);
   }
 
   // Of D independent components: the probability of each scale, the weight, and the spread of the correction.

@@ -196,7 +196,7 @@ template <int N> struct RobustFilter {
     for (int64_t i = 0; i < m; i++) {
       const double* row = group.row(k, i);
       innovation[i] = group.values(0, k)[i] - steps.of.dot(row, one.mean.data());
-      steps.of.apply(one.state.p.data(), row, &across[i * n]);
+      steps.of.apply_transposed(one.state.p.data(), row, &across[i * n]);
       for (int64_t j = 0; j <= i; j++)
         variance[i * m + j] = variance[j * m + i] = steps.of.dot(group.row(k, j), &across[i * n]);
     }
