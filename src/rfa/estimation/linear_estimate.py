@@ -1,17 +1,21 @@
-"""What `RobustFilter` of a linear model returns: all in the shape of the readings."""
+"""Readings of a linear model as a caller gives them, and estimates in the same shape and kind."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from rfa.checks import needs, require
+from rfa.checks import require, require_each
 
-from .linear_model import Found, LinearKernel
+from .linear_model import DiscreteModel, Found, LinearKernel, LinearModel, Rows
+from .linear_sde import check_covariance
+from .series import column_names, index_of
 from .series_estimate import OUTLIER_GAIN
+from .time_axis import TimeAxis, as_numbers
 
 
 @dataclass(frozen=True)
@@ -71,9 +75,9 @@ class LinearEstimate:
         parts = kernel.all_parts if one < 0 else width if kernel.by_component else 1
         *found, readings = np.split(np.frombuffer(self._given), kernel.ends)
         sizes = (n, n * n, parts, parts, width, width, 1)
-        mean, covariance, *rest, density = (x[:size] for x, size in zip(found, sizes, strict=True))
+        mean, covariance, *rest = (x[:size] for x, size in zip(found, sizes, strict=True))
         self._readings = readings[:width]
-        return Found(mean, covariance.reshape(n, n), *rest, density[0])
+        return Found(mean, covariance.reshape(n, n), *rest[:-1], rest[-1][0])  # type: ignore[call-arg]
 
     @property
     def readings(self) -> Any:
@@ -148,26 +152,6 @@ class LinearEstimate:
         half = float(torch.special.ndtri(torch.tensor((1 + probability) / 2))) * self.variance**0.5
         return self.mean - half, self.mean + half
 
-    def to_pandas(self) -> Any:
-        """A table of one series: states, then mean, variance and weight of readings by component.
-
-        Raises:
-            ValueError: for many tracks, and for one reading.
-        """
-        needs("pandas")
-        import pandas as pd
-
-        require(np.ndim(self.found.mean) == 2, "to_pandas", "many tracks, or one reading", "the rows of one series")
-        index = pd.Index(self.times, name="time") if self._shape.index is None else self._shape.index
-        shape = replace(self._shape, kind="pandas", index=index, single=False)
-        one = LinearEstimate.of(self._kernel, self._sensor, self.times, self.found, self._read(), shape)
-        tables = [one.states]
-        for name in ("readings", "mean", "variance", "weights"):
-            part = getattr(one, name)
-            part = part.to_frame(0) if part.ndim == 1 else part
-            tables.append(part.add_prefix(f"{name}.") if part.shape[1] > 1 else part.set_axis([name], axis=1))
-        return pd.concat(tables, axis=1)
-
     def _read(self) -> Any:
         return self.found and self._readings
 
@@ -175,3 +159,100 @@ class LinearEstimate:
         names = self._shape.columns if self._kernel.by_component else tuple(self._kernel.sensors)
         names = names if len(names) == part.shape[-1] else ()
         return self._shape.like(part[..., 0]) if part.shape[-1] == 1 else self._shape.like(part, names)
+
+
+def read_rows(
+    kernel: LinearKernel,
+    axis: TimeAxis | None,
+    time_unit: str,
+    times: Any,
+    readings: Any,
+    sensor: Any,
+    control: Any,
+    mask: Any,
+    names: tuple[str, str] = ("times", "readings"),
+) -> tuple[TimeAxis, Rows, Shape]:
+    """Rows as a caller gives them, checked. `names` are those of the arguments."""
+    time_name, name = names
+    if readings is None:
+        require(index_of(times) is not None, name, None, f"{name} beside the times")
+        times, readings = times.index, times
+    sizes, given = kernel.sizes, as_numbers(name, readings)
+    labels = None if sensor is None else sensor_numbers(kernel, sensor)
+    width, own = (int(x.sum() if labels is None else x.max()) for x in (sizes, sizes[labels]))
+    own = width if labels is None else own  # columns that the rows need
+    single = given.ndim == 1 and own == 1
+    table = given[:, None] if single else given
+    fits = table.ndim in (2, 3) and 0 not in table.shape and table.shape[-1] in (own, width)
+    expected = f"(times, {own}) or (tracks, times, {own})" + " or (times,)" * (own == 1)
+    require(fits, name, f"shape {given.shape}", expected if time_name == "times" else f"{own} components")
+    tracks, length, count = table.ndim == 3, table.shape[-2], len(table) if table.ndim == 3 else 1
+    flat = times if np.ndim(times) < 2 else np.asarray(times).reshape(-1)
+    axis = axis or TimeAxis.of(flat, time_unit)
+    numbers = axis.numbers(time_name, flat)
+    fits = numbers.size == length or (np.ndim(times) == 2 and np.shape(times) == (count, length))
+    expected = f"({length},), one for each row" + f", or ({count}, {length})" * tracks
+    require(fits, time_name, f"shape {np.shape(times)}", expected)
+    numbers = np.ascontiguousarray(numbers.reshape(-1, length))
+    ordered = np.diff(numbers, axis=1, prepend=-np.inf) >= 0
+    fault = "times that decrease"
+    require_each(ordered.all(axis=0), time_name, fault, lambda: axis.labels(numbers[0]), "times in order")
+    require(not bool(np.isinf(table).any()), name, "infinite values", "finite numbers, NaN where missing")
+    values = np.full((count, length, width), np.nan)
+    values[:, :, : table.shape[-1]] = table
+    if mask is not None:
+        seen = np.asarray(mask)
+        seen = seen[..., None] if seen.ndim == table.ndim - 1 else seen
+        fits = seen.dtype == bool and seen.shape in (table.shape, (*table.shape[:-1], 1))
+        require(fits, "mask", f"{seen.dtype} of shape {np.shape(mask)}", f"bool of shape {table.shape[:-1]}")
+        values[:, :, : table.shape[-1]][~np.broadcast_to(seen, table.shape).reshape(count, length, -1)] = np.nan
+    which = None
+    if labels is not None:
+        require(len(labels) in (1, length), "sensor", f"{len(labels)} labels", f"one, or {length}")
+        which = np.resize(labels, (1, length)).astype(np.int64)
+        beyond = values[:, np.arange(width) >= sizes[which[0]][:, None]]
+        require(bool(np.isnan(beyond).all()), name, "numbers beyond the components of the sensor", "NaN there")
+    rows = Rows(numbers, values, read_control(kernel, control, count, length), which)
+    index = index_of(readings)
+    kind = "tensor" if isinstance(readings, Tensor) else "numpy" if index is None else "pandas"
+    return axis, rows, Shape(kind, tracks, single, table.shape[-1], index, column_names(readings))
+
+
+def sensor_numbers(kernel: LinearKernel, sensor: Any) -> np.ndarray:
+    """The numbers of sensors by their labels."""
+    labels, names = [str(label) for label in np.atleast_1d(np.asarray(sensor))], list(kernel.sensors)
+    unknown = sorted(set(labels) - set(names))
+    require(not unknown, "sensor", unknown, f"some of {names}" if len(names) > 1 else "None: the model has one")
+    return np.array([names.index(label) for label in labels])
+
+
+def read_control(kernel: LinearKernel, control: Any, count: int, length: int) -> np.ndarray | None:
+    """Inputs as a caller gives them, of so many series and rows, checked."""
+    if control is None:
+        return None
+    inputs, found = kernel.inputs, as_numbers("control", control)
+    require(inputs > 0, "control", "an input", "None: RobustFilter has no control_matrix")
+    found = found[:, None] if found.ndim == 1 and inputs == 1 else found
+    found = found[None] if found.ndim == 2 else found
+    fits = found.shape in ((1, length, inputs), (count, length, inputs)) and bool(np.isfinite(found).all())
+    require(fits, "control", f"shape {np.shape(control)}", f"finite numbers ({length}, {inputs})")
+    return np.ascontiguousarray(found)
+
+
+def read_start(start: Any, at: Any, model: LinearModel) -> tuple[np.ndarray, np.ndarray, Any] | None:
+    """Mean `(1 or tracks, n)` and covariance `(1 or tracks, n, n)` of a start, checked, and where it stands."""
+    if start is None:
+        require(at is None, "start_at", at, "None without a start")
+        return None
+    pair = isinstance(start, tuple | list) and len(start) == 2
+    require(pair, "start", type(start).__name__, "a mean and a covariance")
+    n, discrete = model.state_size, isinstance(model, DiscreteModel)
+    mean, covariance = (as_numbers("start", part) for part in start)
+    mean, covariance = mean[None] if mean.ndim == 1 else mean, covariance[None] if covariance.ndim == 2 else covariance
+    fits = mean.shape[1:] == (n,) and bool(np.isfinite(mean).all())
+    require(fits, "start", f"a mean of shape {np.shape(start[0])}", f"({n},), or one for each track")
+    check_covariance("start", torch.from_numpy(covariance), n)
+    named = not isinstance(at, str) or at == "reading" or (at == "before" and discrete)
+    places = "'reading', " + "'before' (one step), " * discrete + "or a time: where the start stands"
+    require(at is not None and named, "start_at", at, places)
+    return mean, covariance, at

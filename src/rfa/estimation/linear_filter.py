@@ -9,15 +9,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rfa.checks import check_choice, require, require_each
 
-from .linear_estimate import LinearEstimate, Shape
+from .linear_estimate import LinearEstimate, Shape, read_control, read_rows, read_start, sensor_numbers
 from .linear_model import FAULTS, DiscreteModel, Found, LinearKernel, LinearModel, Rows, check_model, noise_name
-from .linear_sde import LinearSDE, check_covariance
+from .linear_sde import LinearSDE
 from .robust_filter import RobustFilter
-from .series import column_names, index_of
+from .series import index_of
 from .time_axis import TimeAxis, as_numbers, next_times
 
 _FLOAT, _ARRAY = np.dtype(np.float64), np.ndarray
@@ -85,7 +84,11 @@ class LinearFilter(RobustFilter):
         self.model, self.robust, self.time_unit = model, robust, time_unit  # type: ignore[assignment]
         self.start, self.start_at, self.control_matrix = start, start_at, control_matrix
         self.state_names, self.weights = state_names, weights
-        self._control, self._names, self._start = np.ascontiguousarray(control), names, _start(start, start_at, model)
+        self._control, self._names, self._start = (
+            np.ascontiguousarray(control),
+            names,
+            read_start(start, start_at, model),
+        )
         self._scales = {name: 1.0 for name in ("process_noise", *map(noise_name, model.sensors))}
         self._axis: TimeAxis | None = None  # type: ignore[assignment]
         self._rows: Rows | None = None  # of `fit`, and what the filter has found there
@@ -118,13 +121,6 @@ class LinearFilter(RobustFilter):
     def parameters(self) -> dict[str, float]:
         """Factors of Q (`process_noise`) and R (`observation_noise`, `observation_noise.SENSOR`): 1 unless fitted."""
         return dict(self._scales)
-
-    @property
-    def sde(self) -> LinearModel:  # type: ignore[override]
-        """The model with its fitted noises."""
-        model, noise = self.model, torch.block_diag(*map(torch.from_numpy, self._kernel.blocks))
-        given = model.dynamics, torch.from_numpy(self._kernel.diffusion), model.observation, noise  # type: ignore[attr-defined]
-        return LinearSDE.discrete(*given, self._kernel.step) if isinstance(model, DiscreteModel) else LinearSDE(*given)
 
     @property
     def log_likelihood(self) -> Any:  # type: ignore[override]
@@ -161,11 +157,12 @@ class LinearFilter(RobustFilter):
             ValueError: naming the argument. The filter stays as it was.
         """
         found = copy.copy(self)
-        found._axis, found._state = None, np.zeros((0, 0))
-        found._axis, found._rows, found._shape = found._read(times, readings, sensor, control, mask)
+        found._state = np.zeros((0, 0))
+        given = times, readings, sensor, control, mask
+        found._axis, found._rows, found._shape = read_rows(found._kernel, None, self.time_unit, *given)
         found._filter_again()
         if noises:
-            found._search([*found._scales] if noises == "all" else [*noises], max_steps)
+            found._fit_noises([*found._scales] if noises == "all" else [*noises], max_steps)
         with self._lock:
             vars(self).update({name: x for name, x in vars(found).items() if name != "_lock"})
         return self
@@ -175,7 +172,7 @@ class LinearFilter(RobustFilter):
         with self._lock:
             if times is not None:
                 self.fit(times, readings, **info)
-            return self._estimate(self._fitted_rows(), self._filtered_rows, self._shape)
+            return self._estimate_rows(self._fitted_rows(), self._filtered_rows, self._shape)
 
     def smooth(self, times: Any = None, readings: Any = None, **info: Any) -> LinearEstimate:  # type: ignore[override]
         """The estimate at each row from all rows: of the readings of `fit`, or of these, as in `fit`."""
@@ -183,13 +180,13 @@ class LinearFilter(RobustFilter):
             if times is not None:
                 self.fit(times, readings, **info)
             rows = self._fitted_rows()
-            return self._estimate(rows, self._smoothed(rows), self._shape)
+            return self._estimate_rows(rows, self._smoothed(rows), self._shape)
 
     def _smoothed(self, rows: Rows) -> Found:
         start = self._start_states(self._fitted_rows())
-        filtered = self._run(rows, start.copy()) if rows is not self._rows else self._filtered_rows
+        filtered = self._run_rows(rows, start.copy()) if rows is not self._rows else self._filtered_rows
         assert filtered is not None
-        found = self._run(rows, start, smooth=True)
+        found = self._run_rows(rows, start, smooth=True)
         weight = np.where(np.isnan(filtered.weight), np.nan, found.weight)
         return filtered._replace(mean=found.mean, covariance=found.covariance, weight=weight)
 
@@ -208,7 +205,7 @@ class LinearFilter(RobustFilter):
         """
         with self._lock:
             rows, shape = self._query(query_times, sensor, control)
-            return self._estimate(rows, self._run(rows, self._present(rows).copy(), "query_times"), shape)
+            return self._estimate_rows(rows, self._run_rows(rows, self._present(rows).copy(), "query_times"), shape)
 
     def predict(  # type: ignore[override]
         self, query_times: Any, return_std: bool = False, *, sensor: str | None = None
@@ -242,9 +239,9 @@ class LinearFilter(RobustFilter):
             later = later[np.argsort(asked.times[0, later], kind="stable")]
             sensor_there = None if asked.sensor is None else asked.sensor[:, later]
             rows = Rows(asked.times[:, later], asked.readings[:, later], None, sensor_there)
-            ahead = self._run(rows, self._state.copy(), "query_times")
+            ahead = self._run_rows(rows, self._state.copy(), "query_times")
             found.mean[:, later], found.covariance[:, later] = ahead.mean, ahead.covariance
-            estimate = self._estimate(asked, found, shape)
+            estimate = self._estimate_rows(asked, found, shape)
             return (estimate.mean, estimate.variance**0.5) if return_std else estimate.mean
 
     def simulate(  # type: ignore[override]
@@ -277,7 +274,7 @@ class LinearFilter(RobustFilter):
             last = rows.times[0, 0] if math.isnan(state[0, -1]) else state[0, -1]
             n, number = kernel.states, -1 if rows.sensor is None else int(rows.sensor[0, 0])
             blocks = kernel.blocks if number < 0 else [kernel.blocks[number]]
-            observation, noise = kernel.rows_of(number)[0], np.array(torch.block_diag(*map(torch.from_numpy, blocks)))
+            observation, noise = kernel.rows_of(number)[0], torch.block_diag(*map(torch.from_numpy, blocks)).numpy()
 
             def normal(covariance: np.ndarray) -> np.ndarray:
                 values, basis = np.linalg.eigh(covariance)
@@ -329,99 +326,27 @@ class LinearFilter(RobustFilter):
         if one:
             row = np.atleast_1d(as_numbers("reading", reading))
             time, reading, control = [time], row[None], None if control is None else np.atleast_1d(control)[None]
-        axis, rows, shape = self._read(time, reading, sensor, control, None, ("time", "reading"))
+        given = time, reading, sensor, control, None, ("time", "reading")
+        axis, rows, shape = read_rows(self._kernel, self._axis, self.time_unit, *given)
         state = self._present(rows, axis).copy()
-        found = self._run(rows, state, "time", axis)
+        found = self._run_rows(rows, state, "time", axis)
         self._axis = axis
         if len(self._state):
             self._state[...] = state
         else:
             self._state = state
         if not one:
-            return self._estimate(rows, found, shape)
+            return self._estimate_rows(rows, found, shape)
         number = -1 if rows.sensor is None else int(rows.sensor[0, 0])
         if len(state) == 1 and axis.origin is None and sensor not in self._steps:
             self._steps[sensor] = self._kernel.bound_step(self._state[0], number)
-        return self._estimate(rows, found, replace(shape, single=False), one=True)
+        return self._estimate_rows(rows, found, replace(shape, single=False), one=True)
 
     def _refused(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise ValueError("model: got a linear model, expected a sum of components for this method")
 
     export = diagnostics = rolling_forecast = _refused  # type: ignore[assignment]
-    standard_errors = property(_refused)  # type: ignore[assignment]
-
-    # What a caller gives
-
-    def _read(
-        self,
-        times: Any,
-        readings: Any,
-        sensor: Any,
-        control: Any,
-        mask: Any,
-        names: tuple[str, str] = ("times", "readings"),
-    ) -> tuple[TimeAxis, Rows, Shape]:
-        """Rows as a caller gives them, checked. `names` are those of the arguments."""
-        time_name, name = names
-        if readings is None:
-            require(index_of(times) is not None, name, None, f"{name} beside the times")
-            times, readings = times.index, times
-        sizes, given = self._kernel.sizes, as_numbers(name, readings)
-        labels = None if sensor is None else self._sensor_numbers(sensor)
-        width, own = (int(x.sum() if labels is None else x.max()) for x in (sizes, sizes[labels]))
-        own = width if labels is None else own  # columns that the rows need
-        single = given.ndim == 1 and own == 1
-        table = given[:, None] if single else given
-        fits = table.ndim in (2, 3) and 0 not in table.shape and table.shape[-1] in (own, width)
-        expected = f"(times, {own}) or (tracks, times, {own})" + " or (times,)" * (own == 1)
-        require(fits, name, f"shape {given.shape}", expected if time_name == "times" else f"{own} components")
-        tracks, length, count = table.ndim == 3, table.shape[-2], len(table) if table.ndim == 3 else 1
-        flat = times if np.ndim(times) < 2 else np.asarray(times).reshape(-1)
-        axis = self._axis or TimeAxis.of(flat, self.time_unit)
-        numbers = axis.numbers(time_name, flat)
-        fits = numbers.size == length or (np.ndim(times) == 2 and np.shape(times) == (count, length))
-        expected = f"({length},), one for each row" + f", or ({count}, {length})" * tracks
-        require(fits, time_name, f"shape {np.shape(times)}", expected)
-        numbers = np.ascontiguousarray(numbers.reshape(-1, length))
-        ordered = np.diff(numbers, axis=1, prepend=-np.inf) >= 0
-        fault = "times that decrease"
-        require_each(ordered.all(axis=0), time_name, fault, lambda: axis.labels(numbers[0]), "times in order")
-        require(not bool(np.isinf(table).any()), name, "infinite values", "finite numbers, NaN where missing")
-        values = np.full((count, length, width), np.nan)
-        values[:, :, : table.shape[-1]] = table
-        if mask is not None:
-            seen = np.asarray(mask)
-            seen = seen[..., None] if seen.ndim == table.ndim - 1 else seen
-            fits = seen.dtype == bool and seen.shape in (table.shape, (*table.shape[:-1], 1))
-            require(fits, "mask", f"{seen.dtype} of shape {np.shape(mask)}", f"bool of shape {table.shape[:-1]}")
-            values[:, :, : table.shape[-1]][~np.broadcast_to(seen, table.shape).reshape(count, length, -1)] = np.nan
-        which = None
-        if labels is not None:
-            require(len(labels) in (1, length), "sensor", f"{len(labels)} labels", f"one, or {length}")
-            which = np.resize(labels, (1, length)).astype(np.int64)
-            beyond = values[:, np.arange(width) >= sizes[which[0]][:, None]]
-            require(bool(np.isnan(beyond).all()), name, "numbers beyond the components of the sensor", "NaN there")
-        rows = Rows(numbers, values, self._controls(control, count, length), which)
-        index = index_of(readings)
-        kind = "tensor" if isinstance(readings, Tensor) else "numpy" if index is None else "pandas"
-        return axis, rows, Shape(kind, tracks, single, table.shape[-1], index, column_names(readings))
-
-    def _sensor_numbers(self, sensor: Any) -> np.ndarray:
-        labels, names = [str(label) for label in np.atleast_1d(np.asarray(sensor))], list(self._kernel.sensors)
-        unknown = sorted(set(labels) - set(names))
-        require(not unknown, "sensor", unknown, f"some of {names}" if len(names) > 1 else "None: the model has one")
-        return np.array([names.index(label) for label in labels])
-
-    def _controls(self, control: Any, count: int, length: int) -> np.ndarray | None:
-        if control is None:
-            return None
-        inputs, found = self._kernel.inputs, as_numbers("control", control)
-        require(inputs > 0, "control", "an input", "None: RobustFilter has no control_matrix")
-        found = found[:, None] if found.ndim == 1 and inputs == 1 else found
-        found = found[None] if found.ndim == 2 else found
-        fits = found.shape in ((1, length, inputs), (count, length, inputs)) and bool(np.isfinite(found).all())
-        require(fits, "control", f"shape {np.shape(control)}", f"finite numbers ({length}, {inputs})")
-        return np.ascontiguousarray(found)
+    standard_errors = sde = property(_refused)  # type: ignore[assignment]
 
     def _query(self, query_times: Any, sensor: Any, control: Any, in_order: bool = True) -> tuple[Rows, Shape]:
         """Rows without readings at times that are asked for."""
@@ -430,15 +355,16 @@ class LinearFilter(RobustFilter):
             known = self._axis is not None and (self._rows is not None or kernel.step > 0)
             require(known and query_times > 0, "query_times", query_times, "times, or a number of steps after others")
             assert self._axis is not None
-            ahead = self._state[0, -1] + kernel.step * np.arange(1, query_times + 1) if len(self._state) else None
-            by_step = self._axis.labels(ahead) if kernel.step else None
-            query_times = next_times(self._axis, self._rows.times[0], query_times) if by_step is None else by_step  # type: ignore[union-attr]
+            if kernel.step:
+                query_times = self._axis.labels(self._state[0, -1] + kernel.step * np.arange(1, query_times + 1))
+            else:
+                query_times = next_times(self._axis, self._fitted_rows().times[0], query_times)
         axis = self._axis or TimeAxis.of(query_times, self.time_unit)
         numbers = axis.numbers("query_times", query_times)
         require(len(numbers) > 0, "query_times", "no times", "at least one")
         ordered = np.diff(numbers, prepend=-np.inf) >= 0
         require_each(ordered | (not in_order), "query_times", "times that decrease", numbers, "times in order")
-        number = -1 if sensor is None else int(self._sensor_numbers(sensor)[0])
+        number = -1 if sensor is None else int(sensor_numbers(kernel, sensor)[0])
         own, width = (
             (int(kernel.sizes.sum()),) * 2 if number < 0 else (int(kernel.sizes[number]), int(kernel.sizes.max()))
         )
@@ -449,7 +375,7 @@ class LinearFilter(RobustFilter):
         single = own == 1 and (shape.single or self._rows is None)
         shape = replace(shape, single=single, width=own, index=index, columns=columns)
         readings = np.full((count, length, width), np.nan)
-        return Rows(numbers[None].copy(), readings, self._controls(control, count, length), which), shape
+        return Rows(numbers[None].copy(), readings, read_control(kernel, control, count, length), which), shape
 
     # Runs
 
@@ -489,9 +415,11 @@ class LinearFilter(RobustFilter):
     def _filter_again(self) -> None:
         rows = self._fitted_rows()
         state = self._start_states(rows)
-        self._filtered_rows, self._state, self._steps = self._run(rows, state), state, {}
+        self._filtered_rows, self._state, self._steps = self._run_rows(rows, state), state, {}
 
-    def _run(self, rows: Rows, state: np.ndarray, name: str = "times", axis: Any = None, smooth: bool = False) -> Found:
+    def _run_rows(
+        self, rows: Rows, state: np.ndarray, name: str = "times", axis: Any = None, smooth: bool = False
+    ) -> Found:
         """What is found in rows from a state on, which changes. Raises `ValueError` for a fault there."""
         found, fault = self._kernel.run(rows, state, smooth)
         if fault is not None:
@@ -510,22 +438,24 @@ class LinearFilter(RobustFilter):
         }
         return ValueError(f"{name}: got {time}, expected {expected[what]}")
 
-    def _estimate(self, rows: Rows, found: Any, shape: Shape, one: bool = False) -> LinearEstimate:
-        times, sensor = rows.times, -1 if rows.sensor is None else rows.sensor[0]
-        labels = times[0] if self._axis is None else self._axis.labels(times[0]) if len(times) == 1 else times
+    def _estimate_rows(self, rows: Rows, found: Any, shape: Shape, one: bool = False) -> LinearEstimate:
+        axis, sensor = self._axis, np.array(-1) if rows.sensor is None else rows.sensor[0]
+        times = axis.labels(rows.times[0]) if axis is not None and len(rows.times) == 1 else rows.times
         readings = rows.readings
-        if not shape.tracks:
+        for _ in range((not shape.tracks) * (1 + one)):  # without the dimension of series, and of times
             found, readings = Found(*(x[0] for x in found)), readings[0]
         if one and not shape.tracks:
-            width = shape.width
-            found, readings = Found(*(x[0] for x in found)), readings[0, :width]
-            found = found._replace(predicted=found.predicted[:width], variance=found.variance[:width])
-            shape, labels, sensor = Shape(), labels[0], sensor if rows.sensor is None else int(sensor[0])
-        return LinearEstimate.of(self._kernel, sensor, labels, found, readings, shape)
+            cut = slice(shape.width)
+            found, readings = (
+                found._replace(predicted=found.predicted[cut], variance=found.variance[cut]),
+                readings[cut],
+            )
+            shape, times, sensor = Shape(), times[0], sensor.reshape(-1)[0]
+        return LinearEstimate.of(self._kernel, sensor, times, found, readings, shape)
 
     # Fitting noises
 
-    def _search(self, names: list[str], max_steps: int) -> None:
+    def _fit_noises(self, names: list[str], max_steps: int) -> None:
         """The factors of some noises by maximum likelihood."""
         for name in names:
             require(name in self._scales, "noises", name, f"some of {', '.join(self._scales)}")
@@ -555,25 +485,6 @@ class LinearFilter(RobustFilter):
         outliers = LinearEstimate(self._kernel, -1, None, found).outliers.reshape(*rows.readings.shape[:2], -1)
         stacked = rows.sensor is None and self.weights == "reading"
         return np.repeat(outliers, self._kernel.sizes, axis=-1) if stacked else outliers
-
-
-def _start(start: Any, at: Any, model: LinearModel) -> tuple[np.ndarray, np.ndarray, Any] | None:
-    """Mean `(1 or tracks, n)` and covariance `(1 or tracks, n, n)` of a start, checked, and where it stands."""
-    if start is None:
-        require(at is None, "start_at", at, "None without a start")
-        return None
-    pair = isinstance(start, tuple | list) and len(start) == 2
-    require(pair, "start", type(start).__name__, "a mean and a covariance")
-    n, discrete = model.state_size, isinstance(model, DiscreteModel)
-    mean, covariance = (as_numbers("start", part) for part in start)
-    mean, covariance = mean[None] if mean.ndim == 1 else mean, covariance[None] if covariance.ndim == 2 else covariance
-    fits = mean.shape[1:] == (n,) and bool(np.isfinite(mean).all())
-    require(fits, "start", f"a mean of shape {np.shape(start[0])}", f"({n},), or one for each track")
-    check_covariance("start", torch.from_numpy(covariance), n)
-    named = not isinstance(at, str) or at == "reading" or (at == "before" and discrete)
-    places = "'reading', " + "'before' (one step), " * discrete + "or a time: where the start stands"
-    require(at is not None and named, "start_at", at, places)
-    return mean, covariance, at
 
 
 def _maximum(total: Callable[[np.ndarray], float], at: np.ndarray, max_steps: int) -> tuple[np.ndarray, bool]:

@@ -57,15 +57,15 @@ def stacked_sensors(observation: Any, noise: Any) -> tuple[torch.Tensor, torch.T
     names = [*observation]
     fits = isinstance(noise, Mapping) and sorted(map(str, noise)) == sorted(map(str, names)) and len(names) > 0
     require(fits, "observation_noise", [*noise] if isinstance(noise, Mapping) else "a matrix", f"R of each of {names}")
-    rows = {str(name): matrix("observation", observation[name]) for name in names}
+    each_row = {str(name): matrix("observation", observation[name]) for name in names}
     blocks = {str(name): matrix("observation_noise", noise[name]) for name in names}
-    for name, each in rows.items():
+    for name, each in each_row.items():
         check_matrix(f"observation of {name}", each, columns=each.shape[-1] if each.dim() else 1)
         check_covariance(f"observation_noise of {name}", blocks[name], each.shape[-2])
-    widths = {each.shape[-1] for each in rows.values()}
+    widths = {each.shape[-1] for each in each_row.values()}
     require(len(widths) == 1, "observation", f"matrices with {sorted(widths)} columns", "one for each state")
-    sizes = {name: each.shape[-2] for name, each in rows.items()}
-    return torch.cat([*rows.values()]), torch.block_diag(*blocks.values()), sizes
+    sizes = {name: each.shape[-2] for name, each in each_row.items()}
+    return torch.cat([*each_row.values()]), torch.block_diag(*blocks.values()), sizes
 
 
 class _Model(ctypes.Structure):
@@ -251,7 +251,8 @@ class LinearKernel:
         arrays |= {"state": state, "fault": fault, **found._asdict()}
         for name, array in arrays.items():
             if array is not None:
-                assert array.flags.c_contiguous and array.itemsize == 8, name
+                assert array.flags.c_contiguous, name
+                assert array.itemsize == 8, name
                 setattr(given, name, array.ctypes.data)
         if self._library.rfa_linear_run(self._handle, ctypes.byref(given)):
             raise MemoryError("rfa: no memory for the linear filter")
@@ -282,11 +283,11 @@ def check_model(model: LinearModel, names: tuple[str, ...], diffuse: bool) -> No
     for _ in range(model.state_size - 1):
         rows.append(rows[-1] @ dynamics)
     seen = torch.cat(rows)
-    size = seen.square().sum(0).sqrt()
-    _, values, basis = torch.linalg.svd(seen / torch.where(size > 0, size, 1.0), full_matrices=True)
+    length = seen.square().sum(0).sqrt()
+    _, values, basis = torch.linalg.svd(seen / torch.where(length > 0, length, 1.0), full_matrices=True)
     rank = int((values > _UNSEEN * values.max().clamp(min=1e-300)).sum())
-    unseen = basis[rank:].abs().amax(0) > 1e-6 if rank < model.state_size else torch.zeros(len(names), dtype=torch.bool)
-    if bool(unseen.any()):
+    if rank < model.state_size:
+        unseen = basis[rank:].abs().amax(0) > 1e-6
         which = ", ".join(name for name, hidden in zip(names, unseen.tolist(), strict=True) if hidden)
         warnings.warn(f"observation: no reading tells {which} of a diffuse start; their variance stays infinite",
                       UserWarning, stacklevel=4)  # fmt: skip
