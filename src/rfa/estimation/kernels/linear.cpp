@@ -242,8 +242,8 @@ template <int N> struct LinearFilter : LinearBase {
     log_units = from[0], time = from[1];
   }
 
-  void save(double* to) const {
-    filter.carry(to), to += filter.carried_size();
+  void save(double* to, bool whole = false) const {
+    filter.carry(to, whole), to += filter.carried_size();
     for (const auto* one : {&filter.filter, &filter.challenger}) {
       const Covariance<N>& s = one->state;
       if (s.diffuse) std::copy(s.root.begin(), s.root.end(), to), std::copy(s.origin.begin(), s.origin.end(), to + n * n);
@@ -262,7 +262,7 @@ template <int N> struct LinearFilter : LinearBase {
     if (units) one.state.set_diffuse({units, units + n});
     for (int64_t i = 0; units && i < n; i++) log_units += std::log(units[i]);
     filter.challenger = one, filter.log_odds = NONE, filter.trusted = 0;
-    save(state);
+    save(state, true);
   }
 
   Fault predict(double next, const double* input) {

@@ -56,27 +56,38 @@ template <int N> struct RobustFilter {
   int64_t carried_size() const { return 2 * (n + n * n + 2 * SCALES * channels.count) + 2; }
 
   void resume(const double* from) {
-    for (Candidate<N>* one : {&filter, &challenger}) {
-      for (double& x : one->mean) x = *from++;
-      for (double& x : one->state.p) x = *from++;
-      for (NoiseScale& scale : one->scales) {
-        for (double& x : scale.counts) x = *from++;
-        for (double& x : scale.last) x = *from++;
-      }
-    }
-    trusted = int64_t(from[0]), log_odds = from[1];
+    const double* odds = from + carried_size() - 2;
+    trusted = int64_t(odds[0]), log_odds = odds[1];
+    from = resume_one(filter, from);
+    if (log_odds > NONE) resume_one(challenger, from);
   }
 
-  void carry(double* to) const {
+  const double* resume_one(Candidate<N>& one, const double* from) const {
+    from = take(from, one.mean), from = take(from, one.state.p);
+    for (int64_t i = 0; !kalman && i < channels.count; i++)
+      from = take(from, one.scales[i].counts), from = take(from, one.scales[i].last);
+    return from + kalman * 2 * SCALES * channels.count;
+  }
+
+  template <class Numbers> static const double* take(const double* from, Numbers& to) {
+    std::copy(from, from + to.size(), to.begin());
+    return from + to.size();
+  }
+
+  // A challenger that there is not need not be written again.
+  void carry(double* to, bool whole = true) const {
+    double* odds = to + carried_size() - 2;
+    odds[0] = double(trusted), odds[1] = log_odds;
     for (const Candidate<N>* one : {&filter, &challenger}) {
+      if (!whole && one == &challenger && !(log_odds > NONE)) return;
       to = std::copy(one->mean.begin(), one->mean.end(), to);
       to = std::copy(one->state.p.begin(), one->state.p.end(), to);
+      if (!whole && kalman) return;
       for (const NoiseScale& scale : one->scales) {
         to = std::copy(scale.counts.begin(), scale.counts.end(), to);
         to = std::copy(scale.last.begin(), scale.last.end(), to);
       }
     }
-    to[0] = double(trusted), to[1] = log_odds;
   }
 
   void run() {
