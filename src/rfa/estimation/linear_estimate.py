@@ -125,9 +125,8 @@ class LinearEstimate:
             pairs = row[..., :, None] * row[..., None, :]
             with np.errstate(invalid="ignore"):
                 found = np.where(pairs != 0, pairs * self.found.covariance, 0.0).sum(axis=(-2, -1))
-            columns.append(
-                np.where(np.isnan(found) & ~np.isnan(row[..., 0]), np.inf, found)
-            )  # infinities of both signs
+            both_signs = np.isnan(found) & ~np.isnan(row[..., 0])  # infinities
+            columns.append(np.where(both_signs, np.inf, found))
         return self._shape.of_components(np.stack(columns, axis=-1) + noise)
 
     @property
@@ -137,10 +136,8 @@ class LinearEstimate:
         With a diffuse start the readings that determine the states count as in statsmodels' exact diffuse start. The
         density of a robust filter is that of its mixture of noises.
         """
-        found = (
-            np.nansum(self.found.log_density, axis=-1) if np.ndim(self.found.log_density) else self.found.log_density
-        )
-        return found if np.ndim(found) else float(found)
+        density = np.asarray(self.found.log_density)
+        return np.nansum(density, axis=-1) if density.ndim > 1 else float(np.nansum(density))
 
     def interval(self, probability: float = 0.9) -> tuple[Any, Any]:
         """The ends `mean -+ q sqrt(variance)` of the interval that holds a component with this probability.
@@ -197,9 +194,9 @@ def read_rows(
     ordered = np.diff(numbers, axis=1, prepend=-np.inf) >= 0
     fault = "times that decrease"
     require_each(ordered.all(axis=0), time_name, fault, lambda: axis.labels(numbers[0]), "times in order")
-    require(not bool(np.isinf(table).any()), name, "infinite values", "finite numbers, NaN where missing")
-    values = np.full((count, length, width), np.nan)
-    values[:, :, : table.shape[-1]] = table
+    values = np.ascontiguousarray(table.reshape(count, length, -1))
+    if values.shape[2] < width:
+        values = np.pad(values, ((0, 0), (0, 0), (0, width - values.shape[2])), constant_values=np.nan)
     if mask is not None:
         seen = np.asarray(mask)
         seen = seen[..., None] if seen.ndim == table.ndim - 1 else seen

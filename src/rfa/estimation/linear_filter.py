@@ -184,9 +184,7 @@ class LinearFilter(RobustFilter):
 
     def _smoothed(self, rows: Rows) -> Found:
         start = self._start_states(self._fitted_rows())
-        filtered = self._run_rows(rows, start.copy()) if rows is not self._rows else self._filtered_rows
-        assert filtered is not None
-        found = self._run_rows(rows, start, smooth=True)
+        filtered, found = self._run_rows(rows, start.copy()), self._run_rows(rows, start, smooth=True)
         weight = np.where(np.isnan(filtered.weight), np.nan, found.weight)
         return filtered._replace(mean=found.mean, covariance=found.covariance, weight=weight)
 
@@ -297,7 +295,7 @@ class LinearFilter(RobustFilter):
 
         Args:
             time: of the reading, not before the last one; or `(T,)`.
-            reading: `(m,)`, NaN where missing; or `(T, m)`. Many tracks go on with `(T,)` and `(tracks, T, m)`.
+            reading: `(m,)`, NaN where missing; or `(T, m)`. Of many tracks `(tracks, m)`, or `(tracks, T, m)`.
             sensor: whose reading it is; None: of all sensors, one after another.
             control: `(inputs,)`, or `(T, inputs)`.
 
@@ -308,9 +306,8 @@ class LinearFilter(RobustFilter):
             ValueError: naming the argument. The filter stays as it was.
         """
         with self._lock:
-            step = self._steps.get(sensor)
-            if step is not None and control is None and type(time) is float and type(reading) is _ARRAY:
-                place, shape, head, run, handle, out, kernel, number = step
+            if type(time) is float and type(reading) is _ARRAY and control is None and sensor in self._steps:
+                place, shape, head, run, handle, out, kernel, number = self._steps[sensor]
                 if reading.shape == shape and reading.dtype is _FLOAT:
                     place[...] = reading
                     head[0] = time
@@ -325,16 +322,15 @@ class LinearFilter(RobustFilter):
         one = np.ndim(time) == 0 and index_of(time) is None
         if one:
             row = np.atleast_1d(as_numbers("reading", reading))
-            time, reading, control = [time], row[None], None if control is None else np.atleast_1d(control)[None]
+            reading = row[:, None] if row.ndim > 1 else row[None]
+            time, control = [time], None if control is None else np.atleast_1d(control)[None]
         given = time, reading, sensor, control, None, ("time", "reading")
         axis, rows, shape = read_rows(self._kernel, self._axis, self.time_unit, *given)
         state = self._present(rows, axis).copy()
         found = self._run_rows(rows, state, "time", axis)
         self._axis = axis
-        if len(self._state):
-            self._state[...] = state
-        else:
-            self._state = state
+        self._state = self._state if len(self._state) else np.empty_like(state)
+        self._state[...] = state
         if not one:
             return self._estimate_rows(rows, found, shape)
         number = -1 if rows.sensor is None else int(rows.sensor[0, 0])
@@ -377,12 +373,9 @@ class LinearFilter(RobustFilter):
         readings = np.full((count, length, width), np.nan)
         return Rows(numbers[None].copy(), readings, read_control(kernel, control, count, length), which), shape
 
-    # Runs
-
     def _fitted_rows(self) -> Rows:  # type: ignore[override]
-        if self._rows is None:
-            raise ValueError("fit: got no readings yet, expected fit(times, readings) first")
-        return self._rows
+        require(self._rows is not None, "fit", None, "fit(times, readings) first")
+        return self._rows  # type: ignore[return-value]
 
     def _start_states(self, rows: Rows, axis: TimeAxis | None = None) -> np.ndarray:
         """The state of each series before its first row."""
@@ -393,8 +386,7 @@ class LinearFilter(RobustFilter):
             gap = kernel.step or (float(np.median(gaps)) if len(gaps) else 1 / norm if norm > 0 else 1.0)
             one = kernel.start(np.zeros(n), np.zeros((n, n)), kernel.diffuse_units(gap))
             return np.tile(one, (count, 1))
-        mean, covariance, at = self._start
-        given = max(len(mean), len(covariance))
+        (mean, covariance, at), given = self._start, max(map(len, self._start[:2]))
         require(given in (1, count), "start", f"{given} tracks", f"one start, or {count}")
         pairs = zip(np.resize(mean, (given, n)), np.resize(covariance, (given, n, n)), strict=True)
         state = np.resize([kernel.start(*pair) for pair in pairs], (count, kernel.state_size))
@@ -430,11 +422,13 @@ class LinearFilter(RobustFilter):
         return found
 
     def _fault(self, what: str, name: str, time: Any) -> ValueError:
+        if what == "infinite":
+            name, time = name.replace("time", "reading"), f"an infinite value at {time}"
         expected = {
             "late": "a time not before the last one, or the start",
             "steps": f"gaps of whole steps of {self._kernel.step:g}",
             "overflow": "a shorter gap: the state overflows",
-            "infinite": "a finite reading there, NaN where missing",
+            "infinite": "finite numbers, NaN where missing",
         }
         return ValueError(f"{name}: got {time}, expected {expected[what]}")
 
@@ -442,18 +436,16 @@ class LinearFilter(RobustFilter):
         axis, sensor = self._axis, np.array(-1) if rows.sensor is None else rows.sensor[0]
         times = axis.labels(rows.times[0]) if axis is not None and len(rows.times) == 1 else rows.times
         readings = rows.readings
-        for _ in range((not shape.tracks) * (1 + one)):  # without the dimension of series, and of times
-            found, readings = Found(*(x[0] for x in found)), readings[0]
-        if one and not shape.tracks:
-            cut = slice(shape.width)
+        for place in [0] * (not shape.tracks) + [(slice(None), 0) if shape.tracks else 0] * one:  # no series; no times
+            found, readings = Found(*(x[place] for x in found)), readings[place]
+        if one:
+            cut = (..., slice(shape.width))
             found, readings = (
                 found._replace(predicted=found.predicted[cut], variance=found.variance[cut]),
                 readings[cut],
             )
             shape, times, sensor = Shape(), times[0], sensor.reshape(-1)[0]
         return LinearEstimate.of(self._kernel, sensor, times, found, readings, shape)
-
-    # Fitting noises
 
     def _fit_noises(self, names: list[str], max_steps: int) -> None:
         """The factors of some noises by maximum likelihood."""

@@ -372,6 +372,10 @@ template <int N> struct LinearFilter : LinearBase {
       const int64_t at = series * r.length + k;
       const LinearOutput out{r.mean + at * n, r.covariance + at * n * n, r.weight + at * r.parts, r.spread + at * r.parts,
                              r.predicted + at * r.width, r.variance + at * r.width, r.log_density + at};
+      if (r.sensor) {  // a sensor may have fewer components than the row
+        for (double* one : {out.weight, out.spread}) std::fill(one, one + r.parts, NO_NUMBER);
+        for (double* one : {out.predicted, out.variance}) std::fill(one, one + r.width, NO_NUMBER);
+      }
       const Fault fault = row(r.times[series * r.time_stride + k], r.readings + at * r.width, sensor_of(r, series, k),
                               input_of(r, series, k), out);
       if (fault) {
