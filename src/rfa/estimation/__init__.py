@@ -1,6 +1,8 @@
 """The theory as usable code: linear SDEs, robust filtering, smoothing, forecasting and fitting."""
 
 from .components import Autoregression, Cycle, Level, Season, Trend
+from .linear_estimate import LinearEstimate
+from .linear_filter import LinearFilter
 from .linear_sde import Diagonalization, LinearSDE, Outliers, Simulation
 from .robust_estimator import Estimate, robust_estimate
 from .robust_filter import RobustFilter
@@ -16,6 +18,8 @@ __all__ = [
     "Diagonalization",
     "Estimate",
     "Level",
+    "LinearEstimate",
+    "LinearFilter",
     "LinearSDE",
     "Outliers",
     "RecursiveEstimate",

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rfa.checks import require, require_each
 
-from .linear_model import DiscreteModel, Found, LinearKernel, LinearModel, Rows
-from .linear_sde import check_covariance
+from .linear_model import Found, LinearKernel, LinearModel, Rows
+from .linear_sde import DiscreteModel, check_covariance
 from .series import column_names, index_of
 from .series_estimate import OUTLIER_GAIN
 from .time_axis import TimeAxis, as_numbers

@@ -13,8 +13,8 @@ import torch
 from rfa.checks import check_choice, require, require_each
 
 from .linear_estimate import LinearEstimate, Shape, read_control, read_rows, read_start, sensor_numbers
-from .linear_model import FAULTS, DiscreteModel, Found, LinearKernel, LinearModel, Rows, check_model, noise_name
-from .linear_sde import LinearSDE
+from .linear_model import FAULTS, Found, LinearKernel, LinearModel, Rows, check_model, noise_name
+from .linear_sde import DiscreteModel, LinearSDE
 from .robust_filter import RobustFilter
 from .series import index_of
 from .time_axis import TimeAxis, as_numbers, next_times
@@ -157,8 +157,7 @@ class LinearFilter(RobustFilter):
             ValueError: naming the argument. The filter stays as it was.
         """
         found = copy.copy(self)
-        found._state = np.zeros((0, 0))
-        given = times, readings, sensor, control, mask
+        found._state, given = np.zeros((0, 0)), (times, readings, sensor, control, mask)
         found._axis, found._rows, found._shape = read_rows(found._kernel, None, self.time_unit, *given)
         found._filter_again()
         if noises:
@@ -225,18 +224,14 @@ class LinearFilter(RobustFilter):
             length, width = len(times), own.readings.shape[2]
             readings = np.full((1, length, width), np.nan)
             readings[:, : own.times.shape[1]] = own.readings
-            numbers = (
-                None
-                if own.sensor is None
-                else np.resize(np.append(own.sensor, 0 * asked.times.astype(int)), (1, length))
-            )
-            joined = Rows(times[None, order], readings[:, order], None, None if numbers is None else numbers[:, order])
+            spare = (0, 0), (0, length - own.times.shape[1])
+            numbers = None if own.sensor is None else np.pad(own.sensor, spare)[:, order]
+            joined = Rows(times[None, order], readings[:, order], None, numbers)
             places = np.argsort(order)[own.times.shape[1] :]
             found = Found(*(x[:, places] for x in self._smoothed(joined)))
             later = np.flatnonzero(asked.times[0] > own.times[0, -1])
             later = later[np.argsort(asked.times[0, later], kind="stable")]
-            sensor_there = None if asked.sensor is None else asked.sensor[:, later]
-            rows = Rows(asked.times[:, later], asked.readings[:, later], None, sensor_there)
+            rows = Rows(*(None if x is None else x[:, later] for x in asked))  # type: ignore[arg-type]
             ahead = self._run_rows(rows, self._state.copy(), "query_times")
             found.mean[:, later], found.covariance[:, later] = ahead.mean, ahead.covariance
             estimate = self._estimate_rows(asked, found, shape)
@@ -497,3 +492,6 @@ def _maximum(total: Callable[[np.ndarray], float], at: np.ndarray, max_steps: in
             return at, True
         at, best = at + step, found
     return at, False
+
+
+RobustFilter.of_matrices = LinearFilter

@@ -12,60 +12,12 @@ from jaxtyping import Float
 from rfa.checks import require
 
 from .compiled import _ROBUST_CONSTANTS, _fields, _integer, _number, _pointer, library, threads_for
-from .linear_sde import LinearSDE, check_covariance, check_matrix
-from .time_axis import as_numbers
+from .linear_sde import DiscreteModel, LinearSDE
 
 _UNSEEN = 1e-9  # relative: a direction of the states that shows less in the readings shows nothing
 
 
-class DiscreteModel:
-    """`x_k+1 = F x_k + w_k`, `w_k ~ N(0, Q)`, at times a step apart, observed as `z = H x + e`, `e ~ N(0, R)`.
-
-    `LinearSDE.discrete` makes it. It has the same attributes as `LinearSDE`; gaps are whole numbers of steps.
-    """
-
-    def __init__(self, transition: Any, process_noise: Any, observation: Any, observation_noise: Any, step: float):
-        self.observation, self.observation_noise, self.sensors = stacked_sensors(observation, observation_noise)
-        self.dynamics, self.diffusion = matrix("transition", transition), matrix("process_noise", process_noise)
-        check_matrix("transition", self.dynamics)
-        self.state_size = n = self.dynamics.shape[-1]
-        check_covariance("process_noise", self.diffusion, n)
-        check_matrix("observation", self.observation, columns=n)
-        check_covariance("observation_noise", self.observation_noise, self.observation.shape[-2])
-        self.batch_shape = torch.Size()
-        single = all(x.dim() == 2 for x in (self.dynamics, self.diffusion, self.observation, self.observation_noise))
-        require(single, "transition", "matrices of more than two dimensions", "one model, (n, n)")
-        number = isinstance(step, float | int) and not isinstance(step, bool) and 0 < step < float("inf")
-        require(number, "step", step, "a length of time > 0")
-        self.step = float(step)
-
-
 LinearModel = LinearSDE | DiscreteModel
-
-
-def matrix(name: str, given: Any) -> torch.Tensor:
-    """A matrix as a tensor in float64: of a tensor, of NumPy or of lists."""
-    return given if isinstance(given, torch.Tensor) else torch.from_numpy(as_numbers(name, given).copy())
-
-
-def stacked_sensors(observation: Any, noise: Any) -> tuple[torch.Tensor, torch.Tensor, dict[str, int]]:
-    """C and R of all sensors, one after another, and how many components each has: of matrices or of them by name."""
-    if not isinstance(observation, Mapping):
-        require(not isinstance(noise, Mapping), "observation_noise", "matrices by name", "one matrix, as observation")
-        rows = matrix("observation", observation)
-        return rows, matrix("observation_noise", noise), {"": rows.shape[-2] if rows.dim() > 1 else 0}
-    names = [*observation]
-    fits = isinstance(noise, Mapping) and sorted(map(str, noise)) == sorted(map(str, names)) and len(names) > 0
-    require(fits, "observation_noise", [*noise] if isinstance(noise, Mapping) else "a matrix", f"R of each of {names}")
-    each_row = {str(name): matrix("observation", observation[name]) for name in names}
-    blocks = {str(name): matrix("observation_noise", noise[name]) for name in names}
-    for name, each in each_row.items():
-        check_matrix(f"observation of {name}", each, columns=each.shape[-1] if each.dim() else 1)
-        check_covariance(f"observation_noise of {name}", blocks[name], each.shape[-2])
-    widths = {each.shape[-1] for each in each_row.values()}
-    require(len(widths) == 1, "observation", f"matrices with {sorted(widths)} columns", "one for each state")
-    sizes = {name: each.shape[-2] for name, each in each_row.items()}
-    return torch.cat([*each_row.values()]), torch.block_diag(*blocks.values()), sizes
 
 
 class _Model(ctypes.Structure):

@@ -68,13 +68,12 @@ class RobustFilter:
     log_likelihood: float
     converged: bool
 
-    def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> "RobustFilter":
-        """Of a linear model the filter is a `LinearFilter`, which has its arguments."""
-        if cls is RobustFilter and hasattr(model, "dynamics"):
-            from .linear_filter import LinearFilter
+    of_matrices: "type[RobustFilter]"  # the filter of a linear model, which `linear_filter.py` sets
 
-            return super().__new__(LinearFilter)
-        return super().__new__(cls)
+    def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> "RobustFilter":
+        """Of a linear model it is the filter of its matrices."""
+        linear = cls is RobustFilter and hasattr(model, "dynamics")
+        return super().__new__(cls.of_matrices if linear else cls)
 
     def __init__(self, model: Component | StructuralModel, robust: bool = True, *, time_unit: str = "day"):
         self.model = StructuralModel.of(model)
@@ -240,16 +239,7 @@ class RobustFilter:
         return self._estimate(problem, filtered._replace(estimates=found.estimates, weights=found.weights))
 
     @_alone
-    def forecast(
-        self,
-        query_times: Any,
-        *,
-        sensor: Any = None,
-        exog: Any = None,
-        offset: Any = None,
-        noise: Any = None,
-        observation: Any = None,
-    ) -> SeriesEstimate:
+    def forecast(self, query_times: Any, **info: Any) -> SeriesEstimate:
         """Readings at later times, from all readings so far.
 
         Args:
@@ -264,7 +254,7 @@ class RobustFilter:
             ValueError: for a time before the last reading, a number of steps where there is no frequency, and without
                 an argument that `fit` had.
         """
-        problem, run = self._ahead(query_times, ReadingInfo(sensor, exog, offset, noise, observation))
+        problem, run = self._ahead(query_times, ReadingInfo(**info))
         return self._estimate(problem, run, begin=1)
 
     @_alone

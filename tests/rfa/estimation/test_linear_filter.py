@@ -190,6 +190,8 @@ def test_update_equals_filtering_again(robust, start, weights):
     np.testing.assert_allclose(later.states, whole.states[10:], **tolerance)
     np.testing.assert_allclose(some.forecast([99.0]).mean, one.forecast([99.0]).mean, **tolerance)
     assert one.forecast([99.0], sensor="radar").mean.shape == (1, 3)
+    back = some.predict([times[0], 99.0], sensor="gps")
+    np.testing.assert_allclose(back[0], some.smooth().mean[0, :2], **tolerance)
     for_sensor = one.update(100.0, z[0, 2:], "radar"), some.update(100.0, [*z[0, 2:]], sensor="radar")
     again = one.update(101.0, z[0, 2:], "radar"), some.update(101.0, torch.tensor(z[0, 2:]), sensor="radar")
     for ours, other in (for_sensor, again):
