@@ -1,6 +1,7 @@
 """`RobustFilter` of a linear model: its matrices, several sensors, readings one by one, and many tracks at once."""
 
 import copy
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterable
@@ -95,7 +96,11 @@ class LinearFilter(RobustFilter):
         self._filtered_rows: Found | None = None
         self._shape, self._state = Shape(), np.zeros((0, 0))  # the state of each series after its last row
         self._steps: dict[Any, tuple[Any, ...]] = {}  # bound to the state, for each sensor that `update` has had
-        self._kernel, self._lock = self._new_kernel(robust), threading.RLock()
+        self._lock = threading.RLock()
+
+    @functools.cached_property
+    def _kernel(self) -> LinearKernel:
+        return self._new_kernel(self.robust)
 
     def _new_kernel(self, robust: bool, by_component: bool | None = None, **scales: float) -> LinearKernel:
         single = self.weights == "component" if by_component is None else by_component
@@ -105,12 +110,8 @@ class LinearFilter(RobustFilter):
     def __getstate__(self) -> dict[str, Any]:
         """All but the lock and compiled code."""
         with self._lock:
-            kept = {name: x for name, x in vars(self).items() if name not in ("_lock", "_kernel", "_steps")}
-            return kept | {"_state": self._state.copy()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.RLock(), _steps={})
-        self._kernel = self._new_kernel(self.robust)
+            kept = {name: x for name, x in vars(self).items() if name not in ("_lock", "_kernel")}
+            return kept | {"_state": self._state.copy(), "_steps": {}}
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The arguments by name."""
@@ -301,7 +302,8 @@ class LinearFilter(RobustFilter):
             ValueError: naming the argument. The filter stays as it was.
         """
         with self._lock:
-            if type(time) is float and type(reading) is _ARRAY and control is None and sensor in self._steps:
+            plain = type(time) is float and type(reading) is _ARRAY and control is None
+            if plain and (sensor is None or type(sensor) is str) and sensor in self._steps:
                 place, shape, head, run, handle, out, kernel, number = self._steps[sensor]
                 if reading.shape == shape and reading.dtype is _FLOAT:
                     place[...] = reading
@@ -329,8 +331,9 @@ class LinearFilter(RobustFilter):
         if not one:
             return self._estimate_rows(rows, found, shape)
         number = -1 if rows.sensor is None else int(rows.sensor[0, 0])
-        if len(state) == 1 and axis.origin is None and sensor not in self._steps:
-            self._steps[sensor] = self._kernel.bound_step(self._state[0], number)
+        label = None if number < 0 else self._kernel.sensors[number]
+        if len(state) == 1 and axis.origin is None and label not in self._steps:
+            self._steps[label] = self._kernel.bound_step(self._state[0], number)
         return self._estimate_rows(rows, found, replace(shape, single=False), one=True)
 
     def _refused(self, *args: Any, **kwargs: Any) -> NoReturn:

@@ -193,7 +193,7 @@ def test_update_equals_filtering_again(robust, start, weights):
     back = some.predict([times[0], 99.0], sensor="gps")
     np.testing.assert_allclose(back[0], some.smooth().mean[0, :2], **tolerance)
     for_sensor = one.update(100.0, z[0, 2:], "radar"), some.update(100.0, [*z[0, 2:]], sensor="radar")
-    again = one.update(101.0, z[0, 2:], "radar"), some.update(101.0, torch.tensor(z[0, 2:]), sensor="radar")
+    again = one.update(101.0, z[0, 2:], ["radar"]), some.update(101.0, torch.tensor(z[0, 2:]), sensor="radar")
     for ours, other in (for_sensor, again):
         assert ours.mean.shape == ours.readings.shape == (3,)
         for name in ("states", "mean", "variance", "innovations", "weights", "readings", "log_likelihood"):
@@ -328,7 +328,8 @@ def test_kinds_names_and_dates():
     rows = [x.update(50.0, z[1]).states for x in (copied, pickled, plain)]
     np.testing.assert_array_equal(rows[0], rows[2])
     np.testing.assert_array_equal(rows[1], rows[2])
-    assert plain.get_params()["weights"] == "reading"
+    again = plain.set_params(robust=False).filter(0.5 * np.arange(30), z)
+    np.testing.assert_array_equal(again.states, tracker().filter(0.5 * np.arange(30), z).states)
 
 
 def test_threads_share_a_filter():
