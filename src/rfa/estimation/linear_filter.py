@@ -302,9 +302,9 @@ class LinearFilter(RobustFilter):
             ValueError: naming the argument. The filter stays as it was.
         """
         with self._lock:
-            plain = type(time) is float and type(reading) is _ARRAY and control is None
-            if plain and (sensor is None or type(sensor) is str) and sensor in self._steps:
-                place, shape, head, run, handle, out, kernel, number = self._steps[sensor]
+            step = self._steps.get(sensor) if sensor is None or type(sensor) is str else None
+            if step is not None and type(time) is float and type(reading) is _ARRAY and control is None:
+                place, shape, head, run, handle, out, kernel, number = step
                 if reading.shape == shape and reading.dtype is _FLOAT:
                     place[...] = reading
                     head[0] = time

@@ -84,9 +84,9 @@ ESTIMATION = [
     Mutation("rfa/estimation/linear_model.py", "parts = self.all_parts if rows.sensor is None else self.one_parts",
              "parts = self.all_parts",
              "weights of rows with labels", "rfa/estimation/test_linear_filter.py"),
-    Mutation("rfa/estimation/linear_estimate.py", "if np.ndim(self.found.log_density) else",
-             "if False else",
-             "the likelihood of a series", "rfa/estimation/test_linear_filter.py"),
+    Mutation("rfa/estimation/linear_estimate.py", "return np.nansum(density, axis=-1) if",
+             "return np.nansum(density) if",
+             "the likelihood of each track", "rfa/estimation/test_linear_filter.py"),
 ]  # fmt: skip
 
 SERIES = [
