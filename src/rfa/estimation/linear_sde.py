@@ -7,8 +7,8 @@ Source: equation `SDE` and appendices A.1 and A.2.
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Real
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from rfa.checks import require
 from rfa.dynamics import accumulated_variance
+
+from .time_axis import as_numbers
 
 InitialMoments = tuple[Real[Tensor, "*#initial n"], Real[Tensor, "*#initial n n"]]  # mean and covariance
 
@@ -92,8 +94,9 @@ class LinearSDE:
     Args:
         dynamics: A, `(..., n, n)`, per unit of time. Any real matrix, stable or not.
         diffusion: Q, `(..., n, n)`, symmetric positive semi-definite, variance per unit of time.
-        observation: C, `(..., m, n)`. m may be smaller or larger than n.
-        observation_noise: R, `(..., m, m)`, symmetric positive semi-definite, a variance.
+        observation: C, `(..., m, n)`. m may be smaller or larger than n. Of several sensors a C `(m, n)` by name,
+            each with its own m. They are kept one after another.
+        observation_noise: R, `(..., m, m)`, symmetric positive semi-definite, a variance. Of several sensors by name.
 
     Raises:
         ValueError: for a shape that does not fit, NaN or infinite numbers, a covariance that is not symmetric or not
@@ -106,11 +109,12 @@ class LinearSDE:
         self,
         dynamics: Real[Tensor, "*#batch n n"],
         diffusion: Real[Tensor, "*#batch n n"],
-        observation: Real[Tensor, "*#batch m n"],
-        observation_noise: Real[Tensor, "*#batch m m"],
+        observation: Real[Tensor, "*#batch m n"] | Mapping[str, Tensor],
+        observation_noise: Real[Tensor, "*#batch m m"] | Mapping[str, Tensor],
     ):
-        self.dynamics = real("dynamics", dynamics)
-        self.diffusion = real("diffusion", diffusion)
+        observation, observation_noise, self.sensors = stacked_sensors(observation, observation_noise)
+        self.dynamics = real("dynamics", matrix("dynamics", dynamics))
+        self.diffusion = real("diffusion", matrix("diffusion", diffusion))
         self.observation = real("observation", observation)
         self.observation_noise = real("observation_noise", observation_noise)
         check_matrix("dynamics", self.dynamics)
@@ -124,6 +128,31 @@ class LinearSDE:
         off_diagonal = self.dynamics - torch.diag_embed(self.dynamics.diagonal(dim1=-2, dim2=-1))
         # where A needs a gradient, its zeros need one too
         self._diagonal = not self.dynamics.requires_grad and not bool(off_diagonal.any())
+
+    @staticmethod
+    def discrete(
+        transition: Any,
+        process_noise: Any,
+        observation: Any,
+        observation_noise: Any,
+        step: float = 1.0,
+        *,
+        cross_covariance: None = None,
+    ) -> "DiscreteModel":
+        """The model `x_k+1 = F x_k + w_k` at times a `step` apart, for `RobustFilter`. Its F need not have a logarithm.
+
+        Args:
+            transition, process_noise: F and Q, `(n, n)`, of one step. Q may be singular.
+            observation, observation_noise: H `(m, n)` and R `(m, m)`, or by the names of sensors.
+            step: in units of time. Gaps must be whole numbers of steps.
+            cross_covariance: of process and measurement noise. They must be independent.
+
+        Raises:
+            ValueError: as `LinearSDE`, and for a cross covariance.
+        """
+        independent = "None: process noise that is correlated with measurement noise is not supported"
+        require(cross_covariance is None, "cross_covariance", "a matrix", independent)
+        return DiscreteModel(transition, process_noise, observation, observation_noise, step)
 
     def transition(self, dt: float | int | Real[Tensor, "*dt"]) -> Float[Tensor, "*lags n n"]:
         """`Phi(dt) = exp(A dt)`.
@@ -278,6 +307,53 @@ class LinearSDE:
             return zeros, self.stationary_covariance()
         except ValueError:
             return zeros, torch.diag_embed(zeros)
+
+
+class DiscreteModel:
+    """`x_k+1 = F x_k + w_k`, `w_k ~ N(0, Q)`, at times a step apart, observed as `z = H x + e`, `e ~ N(0, R)`.
+
+    `LinearSDE.discrete` makes it. It has the same attributes as `LinearSDE`; gaps are whole numbers of steps.
+    """
+
+    def __init__(self, transition: Any, process_noise: Any, observation: Any, observation_noise: Any, step: float):
+        self.observation, self.observation_noise, self.sensors = stacked_sensors(observation, observation_noise)
+        self.dynamics, self.diffusion = matrix("transition", transition), matrix("process_noise", process_noise)
+        check_matrix("transition", self.dynamics)
+        self.state_size = n = self.dynamics.shape[-1]
+        check_covariance("process_noise", self.diffusion, n)
+        check_matrix("observation", self.observation, columns=n)
+        check_covariance("observation_noise", self.observation_noise, self.observation.shape[-2])
+        self.batch_shape = torch.Size()
+        single = all(x.dim() == 2 for x in (self.dynamics, self.diffusion, self.observation, self.observation_noise))
+        require(single, "transition", "matrices of more than two dimensions", "one model, (n, n)")
+        number = isinstance(step, float | int) and not isinstance(step, bool) and 0 < step < float("inf")
+        require(number, "step", step, "a length of time > 0")
+        self.step = float(step)
+
+
+def matrix(name: str, given: Any) -> torch.Tensor:
+    """A matrix as a tensor in float64: of a tensor, of NumPy or of lists."""
+    return given if isinstance(given, torch.Tensor) else torch.from_numpy(as_numbers(name, given).copy())
+
+
+def stacked_sensors(observation: Any, noise: Any) -> tuple[torch.Tensor, torch.Tensor, dict[str, int]]:
+    """C and R of all sensors, one after another, and how many components each has: of matrices or of them by name."""
+    if not isinstance(observation, Mapping):
+        require(not isinstance(noise, Mapping), "observation_noise", "matrices by name", "one matrix, as observation")
+        rows = matrix("observation", observation)
+        return rows, matrix("observation_noise", noise), {"": rows.shape[-2] if rows.dim() > 1 else 0}
+    names = [*observation]
+    fits = isinstance(noise, Mapping) and sorted(map(str, noise)) == sorted(map(str, names)) and len(names) > 0
+    require(fits, "observation_noise", [*noise] if isinstance(noise, Mapping) else "a matrix", f"R of each of {names}")
+    each_row = {str(name): matrix("observation", observation[name]) for name in names}
+    blocks = {str(name): matrix("observation_noise", noise[name]) for name in names}
+    for name, each in each_row.items():
+        check_matrix(f"observation of {name}", each, columns=each.shape[-1] if each.dim() else 1)
+        check_covariance(f"observation_noise of {name}", blocks[name], each.shape[-2])
+    widths = {each.shape[-1] for each in each_row.values()}
+    require(len(widths) == 1, "observation", f"matrices with {sorted(widths)} columns", "one for each state")
+    sizes = {name: each.shape[-2] for name, each in each_row.items()}
+    return torch.cat([*each_row.values()]), torch.block_diag(*blocks.values()), sizes
 
 
 def _lags(dt: float | int | Real[Tensor, "*dt"]) -> Float[Tensor, "*lags"]:

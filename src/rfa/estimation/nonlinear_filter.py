@@ -21,19 +21,20 @@ from numpy import ndarray
 
 from rfa.checks import as_array, require
 
-from .gaussian import Gaussian, Information
-from .nonlinear_model import NonlinearModel, of_sensor
-from .problem import LARGEST_VALUE
 from .gaussian import (
     ABANDONED_LOG_ODDS,
     NO_DIGITS,
     PRIOR_LOG_ODDS,
     REJECTED,
     SAME_LOG_ODDS,
+    Gaussian,
+    Information,
     NoiseScale,
     ScalePosterior,
     infer_scale,
 )
+from .nonlinear_model import NonlinearModel, of_sensor
+from .problem import LARGEST_VALUE
 
 _MOST_GAIN = 5.0  # log odds that a challenger gains by one reading: two wrong ones that agree are no jump yet
 _DIVERGED = 20  # readings in a row, each beyond 99.9 % of what the filter expects

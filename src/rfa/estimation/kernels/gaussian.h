@@ -82,7 +82,7 @@ template <int N> struct Steps {
     found.seen = false, found.shows = false, found.variance = 1;
     for (int i = 0; i < of.n(); i++) found.seen |= row[i] != 0, found.gain[i] = 0;
     if (!found.seen) return;
-    of.apply(s.p.data(), row, found.spread);
+    of.apply_transposed(s.p.data(), row, found.spread);  // P is symmetric
     found.variance = of.dot(row, found.spread) + 1;
     for (int i = 0; i < of.n(); i++) found.gain[i] = found.spread[i] / found.variance;
     if (s.diffuse) {

@@ -16,12 +16,12 @@ template <int N> struct Matrices {
 
   void copy(const double* a, double* out) const { std::copy(a, a + nn(), out); }
 
-  // out = a b. Zeros of a are passed over: transitions have many.
+  // out = a b. Zeros of a large a are passed over: transitions have many.
   void multiply(const double* a, const double* b, double* out) const {
     for (int i = 0; i < n(); i++) {
       for (int j = 0; j < n(); j++) out[i * n() + j] = 0;
       for (int k = 0; k < n(); k++)
-        for (int j = 0; j < n() && a[i * n() + k] != 0; j++) out[i * n() + j] += a[i * n() + k] * b[k * n() + j];
+        for (int j = 0; j < n() && (N || a[i * n() + k] != 0); j++) out[i * n() + j] += a[i * n() + k] * b[k * n() + j];
     }
   }
 
@@ -31,11 +31,13 @@ template <int N> struct Matrices {
     for (int i = 0; i < n(); i++)
       for (int j = 0; j < i; j++) std::swap(work[i * n() + j], work[j * n() + i]);
     for (int i = 0; i < n(); i++) {
-      for (int j = 0; j <= i; j++) p[i * n() + j] = 0;
+      const int end = N ? N : i + 1;
+      for (int j = 0; j < end; j++) p[i * n() + j] = 0;
       for (int k = 0; k < n(); k++)
-        for (int j = 0; j <= i && a[i * n() + k] != 0; j++) p[i * n() + j] += a[i * n() + k] * work[k * n() + j];
-      for (int j = 0; j < i; j++) p[j * n() + i] = p[i * n() + j];
+        for (int j = 0; j < end && (N || a[i * n() + k] != 0); j++) p[i * n() + j] += a[i * n() + k] * work[k * n() + j];
     }
+    for (int i = 0; i < n(); i++)
+      for (int j = 0; j < i; j++) p[j * n() + i] = p[i * n() + j];
   }
 
   // out = a b^T

@@ -1,0 +1,529 @@
+// The filter of a linear model with sensors, as linear_filter.py has it: a row when it comes, many series at once, and
+// smoothed. What it knows of a series is one array of numbers, the same in all three.
+#include <cstring>
+#include <memory>
+#include <unordered_map>
+
+#include "robust.h"
+#include "transitions.h"
+
+namespace rfa {
+
+// Python keeps the arrays for as long as the filter.
+struct LinearModel {
+  int64_t states, inputs, sensors, robust, by_component, discrete;
+  double step;                                 // of a discrete model
+  const int64_t* sizes;                        // (sensors,): components of each
+  const double *dynamics, *diffusion, *input;  // A or F, Q (n, n), B (n, inputs)
+  const double* observation;                   // (M, n): the rows C of all sensors
+  const double* noise;                         // R of each sensor, one after another
+  const void* constants;                       // RobustConstants
+};
+
+// Rows of some series. Without sensors a row has the M components of all, else those of one, in the first places.
+struct LinearRows {
+  int64_t series, length, width, parts, threads, smooth;
+  int64_t time_stride, sensor_stride, input_stride;  // 0 where all series have the same
+  const double *times, *readings, *input;            // (length,), (series, length, width), (length, inputs)
+  const int64_t* sensor;                             // (length,) or none
+  double* state;                                     // (series, state_size): before the first row, then after the last
+  double *mean, *covariance;                         // (series, length, n), (series, length, n, n)
+  double *weight, *spread;                           // (series, length, parts)
+  double *predicted, *variance, *log_density;        // (series, length, width), the same, (series, length)
+  int64_t* fault;                                    // (series, 2): what is wrong, and in which row
+};
+
+enum Fault : int64_t { NO_FAULT, LATE, NO_STEPS, INFINITE, OVERFLOWS };
+constexpr double LOG_TWO_PI = 1.8378770664093454836, NO_NUMBER = std::numeric_limits<double>::quiet_NaN();
+constexpr double ROUGH_STEP = 1e-3;  // of a step: times in float64 are rounded
+constexpr int REMEMBERED = 64;       // gaps whose transitions are kept
+
+inline std::vector<double> numbers(int64_t count, double value = 0) { return std::vector<double>(size_t(count), value); }
+
+// Phi and V of a gap, and what an input adds over it: of [x, u] with A = [[A, B], [0, 0]].
+template <int N> struct Gaps {
+  struct Entry {
+    double gap = NO_NUMBER;
+    std::vector<double> transition, variance, input;
+  };
+  const LinearModel& model;
+  const Matrices<N> of;
+  const int64_t n, size;
+  std::vector<double> dynamics, diffusion;
+  Lags lags;
+  std::unique_ptr<Discretization<N>> small;
+  std::unique_ptr<Discretization<0>> joint;
+  std::vector<Entry> entries;
+
+  Gaps(const LinearModel& given, Matrices<N> states)
+      : model(given), of(states), n(given.states), size(n + given.inputs), dynamics(size_t(size * size)),
+        diffusion(dynamics.size()), lags{1, 1, size, 1, dynamics.data(), diffusion.data(), nullptr, nullptr, nullptr},
+        entries(REMEMBERED) {
+    for (int64_t i = 0; i < n; i++) {
+      std::copy(model.dynamics + i * n, model.dynamics + (i + 1) * n, &dynamics[i * size]);
+      std::copy(model.diffusion + i * n, model.diffusion + (i + 1) * n, &diffusion[i * size]);
+      for (int64_t j = n; j < size; j++) dynamics[i * size + j] = model.input[i * model.inputs + j - n];
+    }
+    for (int64_t i = n; i < size; i++) dynamics[i * size + i] = double(model.discrete);
+    if (model.discrete) return;
+    if (model.inputs) joint = std::make_unique<Discretization<0>>(lags, Matrices<0>(size));
+    else small = std::make_unique<Discretization<N>>(lags, of);
+  }
+
+  // None where a gap is no whole number of steps.
+  const Entry* at(double gap) {
+    if (model.discrete) {
+      const double count = std::round(gap / model.step);
+      if (!(std::abs(gap / model.step - count) < ROUGH_STEP)) return nullptr;
+      gap = count;
+    }
+    uint64_t bits;
+    std::memcpy(&bits, &gap, 8);
+    Entry& entry = entries[bits * 0x9E3779B97F4A7C15u >> 58];
+    if (entry.gap == gap) return &entry;
+    std::vector<double> phi(dynamics.size()), v(dynamics.size());
+    if (model.discrete) power(gap, phi, v);
+    else if (joint) joint->compute(gap, phi.data(), v.data());
+    else small->compute(gap, phi.data(), v.data());
+    entry.transition.resize(size_t(n * n)), entry.variance.resize(size_t(n * n));
+    entry.input.resize(size_t(n * model.inputs));
+    for (int64_t i = 0; i < n; i++) {
+      std::copy(&phi[i * size], &phi[i * size + n], &entry.transition[i * n]);
+      std::copy(&v[i * size], &v[i * size + n], &entry.variance[i * n]);
+      std::copy(phi.data() + i * size + n, phi.data() + (i + 1) * size, entry.input.data() + i * model.inputs);
+    }
+    entry.gap = gap;
+    return &entry;
+  }
+
+  // F^count, and the noise of so many steps.
+  void power(double count, std::vector<double>& phi, std::vector<double>& v) const {
+    const Matrices<0> all(size);
+    std::vector<double> base = dynamics, noise = diffusion, work(base.size()), next(base.size());
+    for (int64_t i = 0; i < size; i++) phi[i * size + i] = 1;
+    for (; count > 0; count = std::floor(count / 2)) {
+      if (std::fmod(count, 2) == 1) {  // so many steps more
+        all.sandwich(base.data(), v.data(), work.data());
+        for (size_t i = 0; i < v.size(); i++) v[i] += noise[i];
+        all.multiply(base.data(), phi.data(), work.data()), phi.swap(work);
+      }
+      next = noise;
+      all.sandwich(base.data(), next.data(), work.data());
+      for (size_t i = 0; i < noise.size(); i++) noise[i] += next[i];
+      all.multiply(base.data(), base.data(), work.data()), base.swap(work);
+    }
+  }
+};
+
+struct LinearOutput {
+  double *mean, *covariance, *weight, *spread, *predicted, *variance, *log_density;
+};
+
+struct LinearBase {
+  virtual ~LinearBase() = default;
+  virtual int64_t state_size() const = 0;
+  virtual void start(const double* mean, const double* covariance, const double* units, double* state) = 0;
+  virtual Fault use(double* state, double time, const double* reading, int64_t sensor, const double* input,
+                    const LinearOutput& out) = 0;
+  virtual void run(const LinearRows& rows, int64_t series) = 0;
+  virtual std::unique_ptr<LinearBase> another() const = 0;
+};
+
+template <int N> struct LinearFilter : LinearBase {
+  const LinearModel& model;
+  const int64_t n, m;  // m: of the largest sensor, or 1 where each component has its own weight
+  const Matrices<N> of;
+  std::vector<int64_t> begin, noise_begin;  // of each sensor in C, and in R
+  std::vector<double> rows, values, zeros, factor, scratch, whitened, full_logs;
+  std::vector<std::vector<double>> full;    // L^-1 C of each sensor, all components there
+  std::vector<std::vector<double>> factors;  // L
+  int64_t channel = 0;
+  Problem problem;
+  RobustFilter<N> filter;
+  Gaps<N> gaps;
+  double time = NO_NUMBER, log_units = 0;
+
+  LinearFilter(const LinearModel& given, Matrices<N> states)
+      : model(given), n(given.states), m(largest(given)), of(states), rows(size_t(m * n)), values(size_t(m)),
+        zeros(size_t(n * n)), problem(one_row()), filter(problem, of, 0, {channels(given), &channel}, !given.robust),
+        gaps(given, states) {
+    int64_t at = 0, noise_at = 0, most = 0;
+    for (int64_t s = 0; s < model.sensors; s++) {
+      const int64_t size = model.sizes[s];
+      begin.push_back(at), noise_begin.push_back(noise_at);
+      at += size, noise_at += size * size, most = std::max(most, size);
+      scratch.resize(size_t(std::max<int64_t>(most * n, scratch.size())));
+      full.emplace_back(size_t(size * n)), factors.emplace_back(size_t(size * size));
+      std::copy(noise(s), noise(s) + size * size, factors[s].begin());
+      std::copy(observation(s), observation(s) + size * n, full[s].begin());
+      full_logs.push_back(whiten(size, factors[s].data(), full[s].data()));
+    }
+    factor.resize(size_t(most * most));
+  }
+
+  static int64_t largest(const LinearModel& given) {
+    return given.by_component ? 1 : *std::max_element(given.sizes, given.sizes + given.sensors);
+  }
+  static int64_t channels(const LinearModel& given) {
+    int64_t components = 0;
+    for (int64_t s = 0; s < given.sensors; s++) components += given.sizes[s];
+    return given.by_component ? components : given.sensors;
+  }
+  const double* observation(int64_t s) const { return model.observation + begin[s] * n; }
+  const double* noise(int64_t s) const { return model.noise + noise_begin[s]; }
+
+  Problem one_row() {
+    Problem p{};
+    p.series = p.covariances = p.models = p.length = p.threads = 1, p.components = m, p.states = n;
+    p.rows = rows.data(), p.values = values.data(), p.start_mean = p.start_covariance = zeros.data();
+    p.constants = model.constants;
+    return p;
+  }
+
+  // R to its factor L, and C to L^-1 C. Returns log |L|.
+  double whiten(int64_t size, double* factor, double* c) const {
+    double logs = 0;
+    if (!Matrices<0>(size).cholesky(factor)) return NO_NUMBER;
+    for (int64_t i = 0; i < size; i++) {
+      for (int64_t k = 0; k < i; k++)
+        for (int64_t j = 0; j < n && factor[i * size + k] != 0; j++) c[i * n + j] -= factor[i * size + k] * c[k * n + j];
+      for (int64_t j = 0; j < n; j++) c[i * n + j] /= factor[i * size + i];
+      logs += std::log(factor[i * size + i]);
+    }
+    return logs;
+  }
+
+  // The row of a reading of sensor s, NaN where a component is missing, in units of its noise. Returns log |L|.
+  double set_row(int64_t s, const double* z) {
+    const int64_t size = model.sizes[s];
+    bool complete = true;
+    for (int64_t i = 0; i < size; i++) complete &= z[i] == z[i];
+    const double *l = factors[s].data(), *c = full[s].data();
+    double logs = full_logs[s];
+    if (!complete) {  // a missing component has a row of zeros, and noise of its own
+      std::copy(noise(s), noise(s) + size * size, factor.begin());
+      std::copy(observation(s), observation(s) + size * n, scratch.begin());
+      for (int64_t i = 0; i < size; i++) {
+        if (z[i] == z[i]) continue;
+        std::fill(&scratch[i * n], &scratch[i * n] + n, 0.0);
+        for (int64_t k = 0; k < size; k++) factor[i * size + k] = factor[k * size + i] = k == i;
+      }
+      logs = whiten(size, factor.data(), scratch.data()), l = factor.data(), c = scratch.data();
+    }
+    std::copy(c, c + size * n, rows.begin()), std::fill(rows.begin() + size * n, rows.end(), 0.0);
+    std::fill(values.begin(), values.end(), 0.0);
+    for (int64_t i = 0; i < size; i++) {
+      double sum = z[i] == z[i] ? z[i] : 0;
+      for (int64_t k = 0; k < i; k++) sum -= l[i * size + k] * values[k];
+      values[i] = sum / l[i * size + i];
+    }
+    return logs;
+  }
+
+  // The same of component i alone, whose noise is independent.
+  double set_component(int64_t s, int64_t i, double z) {
+    const double deviation = std::sqrt(noise(s)[i * (model.sizes[s] + 1)]);
+    for (int64_t j = 0; j < n; j++) rows[j] = z == z ? observation(s)[i * n + j] / deviation : 0;
+    values[0] = z == z ? z / deviation : 0;
+    return z == z ? std::log(deviation) : 0;
+  }
+
+  // The numbers of a series: what RobustFilter carries, diffuse directions of filter and challenger, then two more.
+  int64_t state_size() const override { return filter.carried_size() + 2 * (2 * n * n + 1) + 2; }
+
+  void load(const double* from) {
+    filter.resume(from), from += filter.carried_size();
+    for (auto* one : {&filter.filter, &filter.challenger}) {
+      Covariance<N>& s = one->state;
+      s.remaining = from[2 * n * n], s.diffuse = s.remaining > 0;
+      if (s.diffuse) s.root.assign(from, from + n * n), s.origin.assign(from + n * n, from + 2 * n * n);
+      from += 2 * n * n + 1;
+    }
+    log_units = from[0], time = from[1];
+  }
+
+  void save(double* to, bool whole = false) const {
+    filter.carry(to, whole), to += filter.carried_size();
+    for (const auto* one : {&filter.filter, &filter.challenger}) {
+      const Covariance<N>& s = one->state;
+      if (s.diffuse) std::copy(s.root.begin(), s.root.end(), to), std::copy(s.origin.begin(), s.origin.end(), to + n * n);
+      to[2 * n * n] = s.diffuse ? s.remaining : 0;
+      to += 2 * n * n + 1;
+    }
+    to[0] = log_units, to[1] = time;
+  }
+
+  // Of a mean and covariance, or diffuse with a unit for each state.
+  void start(const double* mean, const double* covariance, const double* units, double* state) override {
+    auto& one = filter.filter;
+    one.mean.assign(mean, mean + n), one.state = Covariance<N>(of, covariance);
+    one.scales.assign(one.scales.size(), NoiseScale(filter.constants));
+    log_units = 0, time = NO_NUMBER;
+    if (units) one.state.set_diffuse({units, units + n});
+    for (int64_t i = 0; units && i < n; i++) log_units += std::log(units[i]);
+    filter.challenger = one, filter.log_odds = NONE, filter.trusted = 0;
+    save(state, true);
+  }
+
+  Fault predict(double next, const double* input) {
+    const double gap = std::isnan(time) ? 0 : next - time;
+    if (!(gap >= 0)) return LATE;
+    time = next;
+    if (gap == 0) return NO_FAULT;
+    const auto* entry = gaps.at(gap);
+    if (!entry) return NO_STEPS;
+    filter.predict(filter.filter, entry->transition.data(), entry->variance.data());
+    add(filter.filter.mean.data(), *entry, input);
+    if (filter.log_odds > NONE) {
+      filter.predict(filter.challenger, entry->transition.data(), entry->variance.data());
+      add(filter.challenger.mean.data(), *entry, input);
+    }
+    return filter.steps.finite(filter.filter.state.p.data()) ? NO_FAULT : OVERFLOWS;
+  }
+
+  void add(double* mean, const typename Gaps<N>::Entry& entry, const double* input) const {
+    for (int64_t i = 0; input && i < n; i++)
+      for (int64_t j = 0; j < model.inputs; j++) mean[i] += entry.input[i * model.inputs + j] * input[j];
+  }
+
+  // What is expected of component i of sensor s, and its variance.
+  void expect(int64_t s, int64_t i, double* predicted, double* variance) {
+    const double* c = observation(s) + i * n;
+    const auto& one = filter.filter;
+    *predicted = of.dot(c, one.mean.data());
+    of.apply_transposed(one.state.p.data(), c, filter.x.data());
+    double sum = noise(s)[i * (model.sizes[s] + 1)] + of.dot(c, filter.x.data());
+    if (one.state.diffuse) {
+      double shown = 0, most = 0;
+      of.apply_transposed(one.state.root.data(), c, filter.x.data());
+      for (int64_t j = 0; j < n; j++) most += std::abs(c[j]) * filter.steps.deviation(one.state, int(j));
+      shown = of.dot(filter.x.data(), filter.x.data());
+      if (shown > NO_PART * most * (NO_PART * most)) sum = std::numeric_limits<double>::infinity();
+    }
+    *variance = sum;
+  }
+
+  // One part of a row, which is set.
+  void use_part(double logs, bool seen, double* weight, double* spread, double& log_density) {
+    filter.use(0);
+    *weight = seen ? filter.filter.row.weight : NO_NUMBER, *spread = filter.filter.row.mean_variance;
+    if (!seen) return;
+    log_density += filter.log_density - logs;
+    if (log_units != 0 && !filter.filter.state.diffuse) log_density += log_units, log_units = 0;
+  }
+
+  // A row at `next`. The state is that before the row where something is wrong.
+  Fault use(double* state, double next, const double* z, int64_t sensor, const double* input,
+            const LinearOutput& out) override {
+    load(state);
+    const Fault fault = row(next, z, sensor, input, out);
+    if (!fault) save(state);
+    return fault;
+  }
+
+  Fault row(double next, const double* z, int64_t sensor, const double* input, const LinearOutput& out) {
+    const int64_t first = std::max<int64_t>(sensor, 0), last = sensor < 0 ? model.sensors : sensor + 1;
+    int64_t width = 0, part = 0;
+    for (int64_t s = first; s < last; s++)
+      for (int64_t i = 0; i < model.sizes[s]; i++, width++)
+        if (std::isinf(z[width])) return INFINITE;
+    const Fault fault = predict(next, input);
+    if (fault) return fault;
+    double log_density = 0;
+    int64_t at = 0, seen = 0;
+    for (int64_t s = first; s < last; s++) {
+      const int64_t size = model.sizes[s];
+      bool any = false;
+      for (int64_t i = 0; i < size; i++) {
+        const bool here = z[at + i] == z[at + i];
+        any |= here, seen += here;
+        expect(s, i, out.predicted + at + i, out.variance + at + i);
+        if (!model.by_component) continue;
+        channel = begin[s] + i;
+        const double logs = set_component(s, i, z[at + i]);
+        use_part(logs, here, out.weight + part, out.spread + part, log_density), part++;
+      }
+      if (!model.by_component) {
+        channel = s;
+        if (any) use_part(set_row(s, z + at), true, out.weight + part, out.spread + part, log_density);
+        else out.weight[part] = NO_NUMBER, out.spread[part] = 0;
+        part++;
+      }
+      at += size;
+    }
+    *out.log_density = log_density - double(seen) * LOG_TWO_PI / 2;
+    std::copy(filter.filter.mean.begin(), filter.filter.mean.end(), out.mean);
+    filter.steps.write(filter.filter.state, out.covariance);
+    return NO_FAULT;
+  }
+
+  int64_t sensor_of(const LinearRows& r, int64_t series, int64_t k) const {
+    return r.sensor ? r.sensor[series * r.sensor_stride + k] : -1;
+  }
+  const double* input_of(const LinearRows& r, int64_t series, int64_t k) const {
+    return r.input ? r.input + series * r.input_stride + k * model.inputs : nullptr;
+  }
+
+  void run(const LinearRows& r, int64_t series) override {
+    double* state = r.state + series * state_size();
+    load(state);
+    if (r.smooth) return smooth(r, series);
+    for (int64_t k = 0; k < r.length; k++) {
+      const int64_t at = series * r.length + k;
+      const LinearOutput out{r.mean + at * n, r.covariance + at * n * n, r.weight + at * r.parts, r.spread + at * r.parts,
+                             r.predicted + at * r.width, r.variance + at * r.width, r.log_density + at};
+      if (r.sensor) {  // a sensor may have fewer components than the row
+        for (double* one : {out.weight, out.spread}) std::fill(one, one + r.parts, NO_NUMBER);
+        for (double* one : {out.predicted, out.variance}) std::fill(one, one + r.width, NO_NUMBER);
+      }
+      const Fault fault = row(r.times[series * r.time_stride + k], r.readings + at * r.width, sensor_of(r, series, k),
+                              input_of(r, series, k), out);
+      if (fault) {
+        r.fault[2 * series] = fault, r.fault[2 * series + 1] = k;
+        return;
+      }
+    }
+    save(state);
+  }
+
+  // Mean, covariance and weight of each row by all rows, from a start. Inputs move the states along a known path, which
+  // is taken off the readings before and added after.
+  void smooth(const LinearRows& r, int64_t series) {
+    const int64_t parts = r.parts, length = r.length, total = length * parts;
+    auto row_table = numbers(total * m * n), value_table = numbers(total * m), path = numbers(n), moved = numbers(n);
+    auto paths = numbers(length * n), transition = numbers(n * n), variance = numbers(n * n);
+    std::vector<int64_t> lag_index(value_table.size()), channel_of(value_table.size());
+    std::unordered_map<double, int64_t> known;
+    for (int64_t i = 0; i < n; i++) transition[i * n + i] = 1;
+    predict(r.times[series * r.time_stride], input_of(r, series, 0));  // to the first row
+    const Candidate<N> first = filter.filter;
+    for (int64_t k = 0; k < length; k++) {
+      const double now = r.times[series * r.time_stride + k], gap = now - time;
+      time = now;
+      if (k && gap > 0) {
+        const auto [place, is_new] = known.try_emplace(gap, int64_t(known.size()) + 1);
+        const auto* entry = gaps.at(gap);
+        lag_index[k * parts - 1] = place->second;
+        if (is_new) {
+          transition.insert(transition.end(), entry->transition.begin(), entry->transition.end());
+          variance.insert(variance.end(), entry->variance.begin(), entry->variance.end());
+        }
+        of.apply(entry->transition.data(), path.data(), moved.data()), path = moved;
+        add(path.data(), *entry, input_of(r, series, k));
+      }
+      std::copy(path.begin(), path.end(), &paths[k * n]);
+      const double* z = r.readings + (series * r.length + k) * r.width;
+      const int64_t sensor = sensor_of(r, series, k);
+      const int64_t begin_sensor = std::max<int64_t>(sensor, 0), end = sensor < 0 ? model.sensors : sensor + 1;
+      int64_t part = k * parts;
+      const auto keep = [&](int64_t which) {
+        for (int64_t i = 0; i < m; i++) values[i] -= of.dot(&rows[i * n], path.data());
+        std::copy(rows.begin(), rows.end(), &row_table[part * m * n]);
+        std::copy(values.begin(), values.end(), &value_table[part * m]);
+        channel_of[part++] = which;
+      };
+      for (int64_t s = begin_sensor; s < end; z += model.sizes[s], s++) {
+        for (int64_t i = 0; model.by_component && i < model.sizes[s]; i++) set_component(s, i, z[i]), keep(begin[s] + i);
+        if (!model.by_component) set_row(s, z), keep(s);
+      }
+    }
+    auto mean = numbers(total * n), covariance = numbers(total * n * n), weight = numbers(total, 1);
+    auto before = numbers(total * n), covariance_before = numbers(total * n * n), least = numbers(total);
+    int64_t overflow = -1;
+    Problem p = problem;
+    p.length = total, p.smooth = 1, p.diffuse = first.state.diffuse;
+    p.rows = row_table.data(), p.values = value_table.data(), p.lag_index = lag_index.data();
+    p.transition = transition.data(), p.variance = variance.data();
+    p.start_mean = first.mean.data(), p.start_covariance = first.state.p.data();
+    p.mean = mean.data(), p.covariance = covariance.data(), p.weight = weight.data(), p.overflow = &overflow;
+    p.predicted_mean = before.data(), p.predicted_covariance = covariance_before.data();
+    if (model.robust) {
+      RobustFilter<N>(p, of, 0, {filter.channels.count, channel_of.data()}).run();
+      for (int64_t k = 0; k < total; k++) {
+        const double root = std::sqrt(weight[k]);
+        for (int64_t i = 0; i < m * n; i++) row_table[k * m * n + i] *= root;
+        for (int64_t i = 0; i < m; i++) value_table[k * m + i] *= root;
+      }
+    }
+    p.predicted_mean = p.predicted_covariance = nullptr, p.least_squares = least.data();
+    if (overflow < 0) run_filter<N>(p, of, 0);
+    if (overflow >= 0) r.fault[2 * series] = OVERFLOWS, r.fault[2 * series + 1] = overflow / parts;
+    for (int64_t k = 0; k < length; k++) {
+      const int64_t at = series * r.length + k, part = (k + 1) * parts - 1;
+      for (int64_t i = 0; i < n; i++) r.mean[at * n + i] = mean[part * n + i] + paths[k * n + i];
+      std::copy(&covariance[part * n * n], &covariance[part * n * n] + n * n, r.covariance + at * n * n);
+      for (int64_t i = 0; i < parts; i++) r.weight[at * parts + i] = weight[k * parts + i];
+    }
+  }
+
+  std::unique_ptr<LinearBase> another() const override { return std::make_unique<LinearFilter<N>>(model, of); }
+};
+
+// A filter with the buffers of one reading.
+struct BoundFilter {
+  std::unique_ptr<LinearBase> filter;
+  double *state, *head;  // head: time, sensor
+  const double *reading, *input;
+  LinearOutput out;
+};
+
+}  // namespace rfa
+
+extern "C" {
+
+int64_t rfa_linear_model_size() { return sizeof(rfa::LinearModel); }
+int64_t rfa_linear_rows_size() { return sizeof(rfa::LinearRows); }
+
+// None where there is no memory.
+void* rfa_linear_new(const rfa::LinearModel* model) try {
+  auto bound = std::make_unique<rfa::BoundFilter>();
+  rfa::with_size(model->states, [&](auto of) {
+    bound->filter = std::make_unique<rfa::LinearFilter<decltype(of)::SIZE>>(*model, of);
+  });
+  return bound.release();
+} catch (const std::exception&) { return nullptr; }
+
+void rfa_linear_free(void* bound) { delete static_cast<rfa::BoundFilter*>(bound); }
+
+int64_t rfa_linear_state_size(void* bound) { return static_cast<rfa::BoundFilter*>(bound)->filter->state_size(); }
+
+void rfa_linear_start(void* bound, const double* mean, const double* covariance, const double* units, double* state) {
+  static_cast<rfa::BoundFilter*>(bound)->filter->start(mean, covariance, units, state);
+}
+
+// The buffers that rfa_linear_step reads and writes. `out`: mean, covariance, weight and spread of each part, what was
+// predicted of each component and its variance, log density.
+void rfa_linear_bind(void* to, double* state, double* head, const double* reading, const double* input, double* out,
+                     int64_t states, int64_t parts, int64_t width) {
+  auto& bound = *static_cast<rfa::BoundFilter*>(to);
+  bound.state = state, bound.head = head, bound.reading = reading, bound.input = input;
+  double* const begin = out + states + states * states;
+  bound.out = {out, out + states, begin, begin + parts, begin + 2 * parts, begin + 2 * parts + width,
+               begin + 2 * (parts + width)};
+}
+
+int rfa_linear_step(void* of) {
+  auto& bound = *static_cast<rfa::BoundFilter*>(of);
+  return bound.filter->use(bound.state, bound.head[0], bound.reading, int64_t(bound.head[1]), bound.input, bound.out);
+}
+
+// 0, or 1 where there is no memory.
+int rfa_linear_run(void* of, const rfa::LinearRows* rows) {
+  const auto& filter = *static_cast<rfa::BoundFilter*>(of)->filter;
+  int failed = 0;
+#pragma omp parallel num_threads(rows->threads)
+  {
+    std::unique_ptr<rfa::LinearBase> own;
+#pragma omp for schedule(dynamic)
+    for (int64_t series = 0; series < rows->series; series++) try {
+        if (!own) own = filter.another();
+        own->run(*rows, series);
+      } catch (const std::exception&) {
+#pragma omp atomic write
+        failed = 1;
+      }
+  }
+  return failed;
+}
+
+}  // extern "C"

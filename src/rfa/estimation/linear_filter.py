@@ -1,0 +1,500 @@
+"""`RobustFilter` of a linear model: its matrices, several sensors, readings one by one, and many tracks at once."""
+
+import copy
+import functools
+import math
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from rfa.checks import check_choice, require, require_each
+
+from .linear_estimate import LinearEstimate, Shape, read_control, read_rows, read_start, sensor_numbers
+from .linear_model import FAULTS, Found, LinearKernel, LinearModel, Rows, check_model, noise_name
+from .linear_sde import DiscreteModel, LinearSDE
+from .robust_filter import RobustFilter
+from .series import index_of
+from .time_axis import TimeAxis, as_numbers, next_times
+
+_FLOAT, _ARRAY = np.dtype(np.float64), np.ndarray
+_DIFFERENCE, _SMALLEST_GAIN = 1e-3, 1e-7  # of the logarithm of a noise, and in nats: of the search
+_WEAK, _LONGEST, _LEAST = 1e-3, 3.0, -46.0  # curvature in nats, a step of a logarithm, and the logarithm taken as 0
+_MOST_ROUNDS = 4  # of a robust fit, which leaves out outliers
+
+
+class LinearFilter(RobustFilter):
+    """`RobustFilter(model)` of a `LinearSDE`, or of `LinearSDE.discrete`: filter, smoother and forecast of its states.
+
+        dx = A x dt + B u dt + G dW,  G G^T = Q,    z = C x + e,  e ~ N(0, R)
+
+    No fit is needed: `filter(times, readings)` filters, and `update(time, reading)` goes on from what is there, the
+    start or the last reading, in constant time and memory. Readings of `update` are not kept: `filter`, `smooth` and
+    `predict` are of the readings of `fit`, `forecast` and `simulate` of all.
+
+    Args:
+        model: the matrices. Several sensors have C and R by name: `LinearSDE(A, Q, {"gps": C1, "radar": C2}, {...})`.
+        robust: False: the Kalman filter and smoother.
+        time_unit: where times are dates.
+        start: mean `(n,)` and covariance `(n, n)`, or of each track. None: nothing is known (exact diffuse).
+        start_at: where the start stands, needed with it. "reading": at the time of the first reading, which updates it
+            (as in dynamax). "before": one step before (as filterpy's `predict`, then `update`), for discrete models.
+            Or a time.
+        control_matrix: B, `(n, inputs)`. The input of a row acts from the row before to this one.
+        state_names: by default x1, x2 and so on.
+        weights: "reading": one weight for each reading of a sensor. "component": one for each component; R is diagonal.
+
+    Example: filterpy's filter with `x` and `P` before its first `predict` is
+    `RobustFilter(LinearSDE.discrete(F, Q, H, R), robust=False, start=(x, P), start_at="before")`.
+
+    Raises:
+        ValueError: naming the argument, for shapes that do not fit, a singular R, and a start without `start_at`.
+
+    Warns:
+        UserWarning: where no reading will tell some state of a diffuse start.
+    """
+
+    def __init__(
+        self,
+        model: LinearModel,
+        robust: bool = True,
+        *,
+        time_unit: str = "day",
+        start: tuple[Any, Any] | None = None,
+        start_at: Any = None,
+        control_matrix: Any = None,
+        state_names: Iterable[str] | None = None,
+        weights: str = "reading",
+    ):
+        require(isinstance(model, LinearSDE | DiscreteModel), "model", type(model).__name__, "a LinearSDE")
+        n = model.state_size
+        names = tuple(f"x{k + 1}" for k in range(n)) if state_names is None else tuple(map(str, state_names))
+        require(len(names) == n == len(set(names)), "state_names", names, f"{n} different names")
+        TimeAxis.of([], time_unit)
+        check_choice("weights", weights, ("reading", "component"))
+        check_model(model, names, start is None)
+        noise = model.observation_noise
+        diagonal = torch.equal(noise, torch.diag(noise.diagonal()))
+        require(weights == "reading" or diagonal, "weights", weights, "'reading' where R is not diagonal")
+        control = np.zeros((n, 0)) if control_matrix is None else as_numbers("control_matrix", control_matrix)
+        fits = control.ndim == 2 and len(control) == n and bool(np.isfinite(control).all())
+        require(fits, "control_matrix", f"shape {control.shape}", f"finite numbers ({n}, inputs)")
+        self.model, self.robust, self.time_unit = model, robust, time_unit  # type: ignore[assignment]
+        self.start, self.start_at, self.control_matrix = start, start_at, control_matrix
+        self.state_names, self.weights = state_names, weights
+        self._control, self._names, self._start = (
+            np.ascontiguousarray(control),
+            names,
+            read_start(start, start_at, model),
+        )
+        self._scales = {name: 1.0 for name in ("process_noise", *map(noise_name, model.sensors))}
+        self._axis: TimeAxis | None = None  # type: ignore[assignment]
+        self._rows: Rows | None = None  # of `fit`, and what the filter has found there
+        self._filtered_rows: Found | None = None
+        self._shape, self._state = Shape(), np.zeros((0, 0))  # the state of each series after its last row
+        self._steps: dict[Any, tuple[Any, ...]] = {}  # bound to the state, for each sensor that `update` has had
+        self._lock = threading.RLock()
+
+    @functools.cached_property
+    def _kernel(self) -> LinearKernel:
+        return self._new_kernel(self.robust)
+
+    def _new_kernel(self, robust: bool, by_component: bool | None = None, **scales: float) -> LinearKernel:
+        single = self.weights == "component" if by_component is None else by_component
+        given = self.model, self._names, robust, single, self._control, self._scales | scales
+        return LinearKernel(*given)  # type: ignore[arg-type]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the lock and compiled code."""
+        with self._lock:
+            kept = {name: x for name, x in vars(self).items() if name not in ("_lock", "_kernel")}
+            return kept | {"_state": self._state.copy(), "_steps": {}}
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments by name."""
+        names = "model robust time_unit start start_at control_matrix state_names weights"
+        return {name: getattr(self, name) for name in names.split()}
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """Factors of Q (`process_noise`) and R (`observation_noise`, `observation_noise.SENSOR`): 1 unless fitted."""
+        return dict(self._scales)
+
+    @property
+    def log_likelihood(self) -> Any:  # type: ignore[override]
+        """Of the readings of `fit`: see `LinearEstimate`."""
+        return self.filter().log_likelihood
+
+    def fit(  # type: ignore[override]
+        self,
+        times: Any,
+        readings: Any = None,
+        *,
+        sensor: Any = None,
+        control: Any = None,
+        mask: Any = None,
+        noises: Iterable[str] = (),
+        max_steps: int = 100,
+    ) -> "LinearFilter":
+        """Take readings, filter them, and find the factors of noises by maximum likelihood where they are asked for.
+
+        Args:
+            times: `(T,)`, in order: numbers or dates; of tracks also `(tracks, T)`. Or a table of pandas alone.
+            readings: `(T, m)`, or `(T,)` of one component: NaN, None or NA where a component is missing. Without
+                `sensor` a row has the components of all sensors, one after another. `(tracks, T, m)` of many tracks.
+            sensor: `(T,)` labels, or one: each row is of that sensor, in the first columns.
+            control: `(T, inputs)`: u of each row, from the row before to it.
+            mask: bool, `(..., T)` or as the readings: False where nothing was read, as after the end of a track.
+            noises: names of `parameters` to be fitted, or "all". The robust fit leaves out outliers.
+            max_steps: of that search.
+
+        Returns:
+            Itself.
+
+        Raises:
+            ValueError: naming the argument. The filter stays as it was.
+        """
+        found = copy.copy(self)
+        found._state, given = np.zeros((0, 0)), (times, readings, sensor, control, mask)
+        found._axis, found._rows, found._shape = read_rows(found._kernel, None, self.time_unit, *given)
+        found._filter_again()
+        if noises:
+            found._fit_noises([*found._scales] if noises == "all" else [*noises], max_steps)
+        with self._lock:
+            vars(self).update({name: x for name, x in vars(found).items() if name != "_lock"})
+        return self
+
+    def filter(self, times: Any = None, readings: Any = None, **info: Any) -> LinearEstimate:  # type: ignore[override]
+        """The estimate at each row from it and earlier rows: of the readings of `fit`, or of these, as in `fit`."""
+        with self._lock:
+            if times is not None:
+                self.fit(times, readings, **info)
+            return self._estimate_rows(self._fitted_rows(), self._filtered_rows, self._shape)
+
+    def smooth(self, times: Any = None, readings: Any = None, **info: Any) -> LinearEstimate:  # type: ignore[override]
+        """The estimate at each row from all rows: of the readings of `fit`, or of these, as in `fit`."""
+        with self._lock:
+            if times is not None:
+                self.fit(times, readings, **info)
+            rows = self._fitted_rows()
+            return self._estimate_rows(rows, self._smoothed(rows), self._shape)
+
+    def _smoothed(self, rows: Rows) -> Found:
+        start = self._start_states(self._fitted_rows())
+        filtered, found = self._run_rows(rows, start.copy()), self._run_rows(rows, start, smooth=True)
+        weight = np.where(np.isnan(filtered.weight), np.nan, found.weight)
+        return filtered._replace(mean=found.mean, covariance=found.covariance, weight=weight)
+
+    def forecast(  # type: ignore[override]
+        self, query_times: Any, *, sensor: str | None = None, control: Any = None
+    ) -> LinearEstimate:
+        """States and readings at later times, from all readings so far.
+
+        Args:
+            query_times: `(T,)`, in order. Or a number of steps: of a discrete model, or of the times of `fit`.
+            sensor: whose readings; None: those of all sensors, one after another.
+            control: as in `fit`.
+
+        Raises:
+            ValueError: for a time before the last reading.
+        """
+        with self._lock:
+            rows, shape = self._query(query_times, sensor, control)
+            return self._estimate_rows(rows, self._run_rows(rows, self._present(rows).copy(), "query_times"), shape)
+
+    def predict(  # type: ignore[override]
+        self, query_times: Any, return_std: bool = False, *, sensor: str | None = None
+    ) -> Any:
+        """Readings of one series at any times, in any order, from all readings of `fit`: smoothed or forecast.
+
+        Returns:
+            The means `(times, m)`, or they and the standard deviations.
+
+        Raises:
+            ValueError: for many tracks, and for a model with a control.
+        """
+        with self._lock:
+            own = self._fitted_rows()
+            require(not self._shape.tracks and own.control is None, "query_times", "tracks, or a control", "neither")
+            asked, shape = self._query(query_times, sensor, None, in_order=False)
+            times = np.concatenate([own.times[0], asked.times[0]])
+            order = np.argsort(times, kind="stable")
+            length, width = len(times), own.readings.shape[2]
+            readings = np.full((1, length, width), np.nan)
+            readings[:, : own.times.shape[1]] = own.readings
+            spare = (0, 0), (0, length - own.times.shape[1])
+            numbers = None if own.sensor is None else np.pad(own.sensor, spare)[:, order]
+            joined = Rows(times[None, order], readings[:, order], None, numbers)
+            places = np.argsort(order)[own.times.shape[1] :]
+            found = Found(*(x[:, places] for x in self._smoothed(joined)))
+            later = np.flatnonzero(asked.times[0] > own.times[0, -1])
+            later = later[np.argsort(asked.times[0, later], kind="stable")]
+            rows = Rows(*(None if x is None else x[:, later] for x in asked))  # type: ignore[arg-type]
+            ahead = self._run_rows(rows, self._state.copy(), "query_times")
+            found.mean[:, later], found.covariance[:, later] = ahead.mean, ahead.covariance
+            estimate = self._estimate_rows(asked, found, shape)
+            return (estimate.mean, estimate.variance**0.5) if return_std else estimate.mean
+
+    def simulate(  # type: ignore[override]
+        self,
+        query_times: Any,
+        paths: int = 1000,
+        *,
+        generator: torch.Generator | None = None,
+        sensor: str | None = None,
+        control: Any = None,
+    ) -> Any:
+        """Readings of one series at later times, drawn together from the present state on: `(times, paths, m)`.
+
+        Args:
+            query_times, sensor, control: as in `forecast`.
+            paths: their number.
+            generator: source of the random numbers.
+
+        Raises:
+            ValueError: as `forecast`, for fewer paths than one, for many tracks, and while a state is unknown.
+        """
+        require(isinstance(paths, int) and paths >= 1, "paths", paths, "a whole number >= 1")
+        found = self.forecast(query_times, sensor=sensor, control=control)
+        with self._lock:
+            rows, shape = self._query(query_times, sensor, control)
+            state, kernel = self._present(rows), self._kernel
+            require(len(state) == 1, "query_times", "times of many tracks", "a filter of one series")
+            known = bool(np.isfinite(found.found.covariance).all())
+            require(known, "simulate", "a state of which nothing is known", "readings, or a start, first")
+            last = rows.times[0, 0] if math.isnan(state[0, -1]) else state[0, -1]
+            n, number = kernel.states, -1 if rows.sensor is None else int(rows.sensor[0, 0])
+            blocks = kernel.blocks if number < 0 else [kernel.blocks[number]]
+            observation, noise = kernel.rows_of(number)[0], torch.block_diag(*map(torch.from_numpy, blocks)).numpy()
+
+            def normal(covariance: np.ndarray) -> np.ndarray:
+                values, basis = np.linalg.eigh(covariance)
+                drawn = torch.randn(paths, len(values), generator=generator, dtype=torch.float64).numpy()
+                return drawn @ (basis * np.sqrt(np.maximum(values, 0.0))).T
+
+            drawn = state[0, :n] + normal(state[0, n : n + n * n].reshape(n, n))
+            out = np.empty((rows.times.shape[1], paths, len(observation)))
+            for k, gap in enumerate(np.diff(rows.times[0], prepend=last)):
+                transition, variance, by_input = kernel.transition(gap)
+                drawn = drawn @ transition.T + normal(variance)
+                drawn = drawn if rows.control is None else drawn + by_input @ rows.control[0, k]
+                out[k] = drawn @ observation.T + normal(noise)
+            return out[..., 0] if shape.single else out
+
+    def update(  # type: ignore[override]
+        self, time: Any, reading: Any, sensor: Any = None, *, control: Any = None
+    ) -> LinearEstimate:
+        """One more reading, or several rows, without a look at earlier ones: as `filter` on all of them.
+
+        Args:
+            time: of the reading, not before the last one; or `(T,)`.
+            reading: `(m,)`, NaN where missing; or `(T, m)`. Of many tracks `(tracks, m)`, or `(tracks, T, m)`.
+            sensor: whose reading it is; None: of all sensors, one after another.
+            control: `(inputs,)`, or `(T, inputs)`.
+
+        Returns:
+            The estimate at this reading, without a dimension of times; or at each row.
+
+        Raises:
+            ValueError: naming the argument. The filter stays as it was.
+        """
+        with self._lock:
+            step = self._steps.get(sensor) if sensor is None or type(sensor) is str else None
+            if step is not None and type(time) is float and type(reading) is _ARRAY and control is None:
+                place, shape, head, run, handle, out, kernel, number = step
+                if reading.shape == shape and reading.dtype is _FLOAT:
+                    place[...] = reading
+                    head[0] = time
+                    fault = run(handle)
+                    if fault:
+                        raise self._fault(FAULTS[fault], "time", time)
+                    return LinearEstimate(kernel, number, time, out.tobytes())
+            return self._update(time, reading, sensor, control)
+
+    def _update(self, time: Any, reading: Any, sensor: Any, control: Any) -> LinearEstimate:
+        """Of arguments of any kind. Where readings are numbers of one series, the next one has a bound step."""
+        one = np.ndim(time) == 0 and index_of(time) is None
+        if one:
+            row = np.atleast_1d(as_numbers("reading", reading))
+            reading = row[:, None] if row.ndim > 1 else row[None]
+            time, control = [time], None if control is None else np.atleast_1d(control)[None]
+        given = time, reading, sensor, control, None, ("time", "reading")
+        axis, rows, shape = read_rows(self._kernel, self._axis, self.time_unit, *given)
+        state = self._present(rows, axis).copy()
+        found = self._run_rows(rows, state, "time", axis)
+        self._axis = axis
+        self._state = self._state if len(self._state) else np.empty_like(state)
+        self._state[...] = state
+        if not one:
+            return self._estimate_rows(rows, found, shape)
+        number = -1 if rows.sensor is None else int(rows.sensor[0, 0])
+        label = None if number < 0 else self._kernel.sensors[number]
+        if len(state) == 1 and axis.origin is None and label not in self._steps:
+            self._steps[label] = self._kernel.bound_step(self._state[0], number)
+        return self._estimate_rows(rows, found, replace(shape, single=False), one=True)
+
+    def _refused(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ValueError("model: got a linear model, expected a sum of components for this method")
+
+    export = diagnostics = rolling_forecast = _refused  # type: ignore[assignment]
+    standard_errors = sde = property(_refused)  # type: ignore[assignment]
+
+    def _query(self, query_times: Any, sensor: Any, control: Any, in_order: bool = True) -> tuple[Rows, Shape]:
+        """Rows without readings at times that are asked for."""
+        kernel, count = self._kernel, max(len(self._state), 1)
+        if isinstance(query_times, int) and not isinstance(query_times, bool):
+            known = self._axis is not None and (self._rows is not None or kernel.step > 0)
+            require(known and query_times > 0, "query_times", query_times, "times, or a number of steps after others")
+            assert self._axis is not None
+            if kernel.step:
+                query_times = self._axis.labels(self._state[0, -1] + kernel.step * np.arange(1, query_times + 1))
+            else:
+                query_times = next_times(self._axis, self._fitted_rows().times[0], query_times)
+        axis = self._axis or TimeAxis.of(query_times, self.time_unit)
+        numbers = axis.numbers("query_times", query_times)
+        require(len(numbers) > 0, "query_times", "no times", "at least one")
+        ordered = np.diff(numbers, prepend=-np.inf) >= 0
+        require_each(ordered | (not in_order), "query_times", "times that decrease", numbers, "times in order")
+        number = -1 if sensor is None else int(sensor_numbers(kernel, sensor)[0])
+        own, width = (
+            (int(kernel.sizes.sum()),) * 2 if number < 0 else (int(kernel.sizes[number]), int(kernel.sizes.max()))
+        )
+        which = None if number < 0 else np.full((1, len(numbers)), number, dtype=np.int64)
+        shape, length = self._shape, len(numbers)
+        index = axis.labels(numbers) if shape.kind == "pandas" else None
+        columns = shape.columns if len(shape.columns) == own else ()
+        single = own == 1 and (shape.single or self._rows is None)
+        shape = replace(shape, single=single, width=own, index=index, columns=columns)
+        readings = np.full((count, length, width), np.nan)
+        return Rows(numbers[None].copy(), readings, read_control(kernel, control, count, length), which), shape
+
+    def _fitted_rows(self) -> Rows:  # type: ignore[override]
+        require(self._rows is not None, "fit", None, "fit(times, readings) first")
+        return self._rows  # type: ignore[return-value]
+
+    def _start_states(self, rows: Rows, axis: TimeAxis | None = None) -> np.ndarray:
+        """The state of each series before its first row."""
+        kernel, n, count = self._kernel, self._kernel.states, len(rows.readings)
+        if self._start is None:
+            gaps, norm = np.diff(rows.times, axis=1), float(np.abs(kernel.dynamics).sum(axis=0).max())
+            gaps = gaps[gaps > 0]
+            gap = kernel.step or (float(np.median(gaps)) if len(gaps) else 1 / norm if norm > 0 else 1.0)
+            one = kernel.start(np.zeros(n), np.zeros((n, n)), kernel.diffuse_units(gap))
+            return np.tile(one, (count, 1))
+        (mean, covariance, at), given = self._start, max(map(len, self._start[:2]))
+        require(given in (1, count), "start", f"{given} tracks", f"one start, or {count}")
+        pairs = zip(np.resize(mean, (given, n)), np.resize(covariance, (given, n, n)), strict=True)
+        state = np.resize([kernel.start(*pair) for pair in pairs], (count, kernel.state_size))
+        if at == "before":
+            state[:, -1] = rows.times[:, 0] - kernel.step
+        elif at != "reading":
+            state[:, -1] = (axis or self._axis).numbers("start_at", [at])[0]  # type: ignore[union-attr]
+        return state
+
+    def _present(self, rows: Rows, axis: TimeAxis | None = None) -> np.ndarray:
+        """The state of each series so far."""
+        if not len(self._state):
+            return self._start_states(rows, axis or self._axis or TimeAxis.of(rows.times[0], self.time_unit))
+        count, given = len(self._state), len(rows.readings)
+        require(given == count, "reading", f"{given} tracks", f"{count}, as before")
+        return self._state
+
+    def _filter_again(self) -> None:
+        rows = self._fitted_rows()
+        state = self._start_states(rows)
+        self._filtered_rows, self._state, self._steps = self._run_rows(rows, state), state, {}
+
+    def _run_rows(
+        self, rows: Rows, state: np.ndarray, name: str = "times", axis: Any = None, smooth: bool = False
+    ) -> Found:
+        """What is found in rows from a state on, which changes. Raises `ValueError` for a fault there."""
+        found, fault = self._kernel.run(rows, state, smooth)
+        if fault is not None:
+            what, series, row = fault
+            axis = axis or self._axis or TimeAxis.of(rows.times[0], self.time_unit)
+            time = axis.labels(rows.times[series % len(rows.times)])[row]
+            raise self._fault(what, name, f"{time} in row {row}" if rows.times.shape[1] > 1 else time)
+        return found
+
+    def _fault(self, what: str, name: str, time: Any) -> ValueError:
+        if what == "infinite":
+            name, time = name.replace("time", "reading"), f"an infinite value at {time}"
+        expected = {
+            "late": "a time not before the last one, or the start",
+            "steps": f"gaps of whole steps of {self._kernel.step:g}",
+            "overflow": "a shorter gap: the state overflows",
+            "infinite": "finite numbers, NaN where missing",
+        }
+        return ValueError(f"{name}: got {time}, expected {expected[what]}")
+
+    def _estimate_rows(self, rows: Rows, found: Any, shape: Shape, one: bool = False) -> LinearEstimate:
+        axis, sensor = self._axis, np.array(-1) if rows.sensor is None else rows.sensor[0]
+        times = axis.labels(rows.times[0]) if axis is not None and len(rows.times) == 1 else rows.times
+        readings = rows.readings
+        for place in [0] * (not shape.tracks) + [(slice(None), 0) if shape.tracks else 0] * one:  # no series; no times
+            found, readings = Found(*(x[place] for x in found)), readings[place]
+        if one:
+            cut = (..., slice(shape.width))
+            found, readings = (
+                found._replace(predicted=found.predicted[cut], variance=found.variance[cut]),
+                readings[cut],
+            )
+            shape, times, sensor = Shape(), times[0], sensor.reshape(-1)[0]
+        return LinearEstimate.of(self._kernel, sensor, times, found, readings, shape)
+
+    def _fit_noises(self, names: list[str], max_steps: int) -> None:
+        """The factors of some noises by maximum likelihood."""
+        for name in names:
+            require(name in self._scales, "noises", name, f"some of {', '.join(self._scales)}")
+        require(isinstance(max_steps, int) and max_steps >= 1, "max_steps", max_steps, "a whole number >= 1")
+        rows, logs, earlier = self._fitted_rows(), np.zeros(len(names)), None
+        for _ in range(_MOST_ROUNDS if self.robust else 1):
+            wrong = self._wrong(rows) if self.robust else np.zeros(1, dtype=bool)
+            if earlier is not None and bool((wrong == earlier).all()):
+                break
+            earlier, kept = wrong, rows._replace(readings=np.where(wrong, np.nan, rows.readings))
+
+            def scales(logs: np.ndarray) -> dict[str, float]:
+                return dict(zip(names, np.exp(np.maximum(logs, _LEAST)).tolist(), strict=True))
+
+            def total(logs: np.ndarray, kept: Rows = kept) -> float:
+                found, _ = self._new_kernel(False, False, **scales(logs)).run(kept, self._start_states(kept))
+                return float(np.nansum(found.log_density))
+
+            logs, self.converged = _maximum(total, logs, max_steps)
+            self._scales |= scales(logs)
+            self._kernel = self._new_kernel(self.robust)
+            self._filter_again()
+
+    def _wrong(self, rows: Rows) -> np.ndarray:
+        """Which components are of outliers."""
+        found = self._filtered_rows
+        outliers = LinearEstimate(self._kernel, -1, None, found).outliers.reshape(*rows.readings.shape[:2], -1)
+        stacked = rows.sensor is None and self.weights == "reading"
+        return np.repeat(outliers, self._kernel.sizes, axis=-1) if stacked else outliers
+
+
+def _maximum(total: Callable[[np.ndarray], float], at: np.ndarray, max_steps: int) -> tuple[np.ndarray, bool]:
+    """Where a function has its maximum, by Newton's method with differences, and whether the search has ended there."""
+    best, moves = total(at), _DIFFERENCE * np.eye(len(at))
+    for _ in range(max_steps):
+        ahead, behind = (np.array([total(at + sign * move) for move in moves]) for sign in (1, -1))
+        slope = (ahead - behind) / (2 * _DIFFERENCE)
+        curvature = np.diag(ahead + behind - 2 * best)
+        for i, j in zip(*np.tril_indices(len(at), -1), strict=True):
+            curvature[i, j] = curvature[j, i] = total(at + moves[i] + moves[j]) - ahead[i] - ahead[j] + best
+        values, basis = np.linalg.eigh(curvature / _DIFFERENCE**2)
+        step = basis @ ((basis.T @ slope) / np.maximum(np.abs(values), _WEAK))
+        step *= min(1.0, _LONGEST / max(float(np.abs(step).max()), 1e-300))
+        while not (found := total(at + step)) > best and np.abs(step).max() > _DIFFERENCE**2:
+            step = step / 2
+        if not found > best + _SMALLEST_GAIN:
+            return at, True
+        at, best = at + step, found
+    return at, False
+
+
+RobustFilter.of_matrices = LinearFilter
