@@ -211,7 +211,7 @@ def report(found: pd.DataFrame, published: pd.DataFrame | None) -> str:
 def _over_naive(board: pd.DataFrame, naive: str) -> pd.DataFrame:
     """Geometric means of MASE and WQL over those of the seasonal naive forecast, of methods that have each task."""
     wide = board.pivot_table(index="method", columns="task", values=["MASE", "WQL"]).dropna()
-    relative = wide / wide.loc[naive]
+    relative = wide.div(wide.loc[naive]) if naive in wide.index else wide * np.nan
     return pd.DataFrame({name: relative[name].agg(geometric_mean, axis=1) for name in ("MASE", "WQL")})
 
 

@@ -263,8 +263,9 @@ def test_members_are_gaussian_densities(period):
 @pytest.mark.parametrize("changes", [False, True])
 def test_lags_are_by_burg(changes):
     """Coefficients and order as statsmodels' recursion and a corrected Akaike criterion give them."""
-    burg = pytest.importorskip("statsmodels.regression.linear_model").burg
-    pacf_burg = pytest.importorskip("statsmodels.tsa.stattools").pacf_burg
+    from statsmodels.regression.linear_model import burg
+    from statsmodels.tsa.stattools import pacf_burg
+
     rng = np.random.default_rng(1)
     x = np.zeros(160)
     for t in range(2, 160):
