@@ -19,7 +19,7 @@ from torch import Tensor
 from rfa.checks import require, require_each
 
 from .compiled import LikelihoodProblem, can_run, discretize, run, threads_for
-from .components import Component, ComponentMatrices, Cycle, ParameterValues, Season, SeriesScale, StructuralModel
+from .components import Component, ComponentMatrices, ParameterValues, SeriesScale, StructuralModel
 from .gaussian import Gaussian
 from .linear_sde import LinearSDE
 from .problem import ObservationGrid, Transitions
@@ -67,7 +67,7 @@ def model_of(model: StructuralModel, readings: Readings, unit: str | None) -> St
     steps = steps[steps > 0]
     for component in model.components:
         shortest, named = component.shortest_span(), f"period of {component.name}"
-        period = component.period if isinstance(component, Season | Cycle) else None
+        period = getattr(component, "period", None)
         doubt = doubtful_period(period, steps, unit) if period and unit and len(steps) else None
         expected = f"at most the span of the series, {readings.span:g}{f': {doubt}' if doubt else ''}"
         require(shortest <= readings.span, named, shortest, expected)

@@ -7,7 +7,7 @@
 namespace rfa {
 
 constexpr double NO_PART = 1e-7;  // an observation that shows less of a diffuse direction shows nothing of it
-constexpr double NO_TURN = 1e-16;  // of two products of entries, as matrices.py has it
+constexpr double NO_TURN = 1e-16;  // of two products of entries, as linear_sde.py has it
 constexpr double NO_CORRELATION = 1e-9;
 constexpr double LITTLE_LEFT = 1e8;  // variance of a prediction over the noise, above which most digits of P go
 

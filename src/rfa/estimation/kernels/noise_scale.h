@@ -1,4 +1,4 @@
-// The scale of each measurement error, as robust_weight.py has it: the error of a row comes from N(0, s R).
+// The scale of each measurement error, as gaussian.py has it: the error of a row comes from N(0, s R).
 #pragma once
 #include <array>
 #include <cstring>
@@ -10,7 +10,7 @@ namespace rfa {
 constexpr int SCALES = 18;
 using Scales = std::array<double, SCALES>;
 
-// What robust_weight.py says of the scales, and of when a challenger starts and ends.
+// What gaussian.py says of the scales, and of when a challenger starts and ends.
 struct RobustConstants {
   Scales scales, prior;  // multiples of R, and their probabilities
   double prior_rows, persistence, largest_variance, rejected, prior_log_odds, abandoned_log_odds, same_log_odds, no_digits;
