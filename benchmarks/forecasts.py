@@ -108,9 +108,8 @@ def spoilt(y: np.ndarray, condition: str, seed: int) -> np.ndarray:
     draws = np.random.default_rng(1000 + seed)
     if condition == "clean":
         return y
-    kind, percent = condition.split("-")
-    hit = draws.random(len(y)) < int(percent) / 100
-    if kind == "gaps":
+    hit = draws.random(len(y)) < _percent(condition) / 100
+    if condition.startswith("gaps"):
         hit[-1] = False
         return np.where(hit, np.nan, y)
     factors = np.where(draws.random(len(y)) < 0.5, 10.0, 0.1)
@@ -174,15 +173,16 @@ def measured(method: str, season: int, series: list[tuple[np.ndarray, np.ndarray
 
 
 def time_ratios(data: Path, each: int) -> pd.DataFrame:
-    """Processor time of `rfa` over AutoETS's, one series after the other in turns, bands included."""
+    """Processor time of `rfa` over AutoETS's in turns, bands included: three panels of `each` series a task."""
     rows = []
     for task, season, series in tasks(data):
         spent = dict.fromkeys(("rfa", "AutoETS"), 0.0)
-        for train, test in [series[0], *series[:: max(1, len(series) // each)]]:  # the first one is for compilers
+        for turn in range(4):
+            panel = series[turn :: max(1, len(series) // each)][:each]
             for name in spent:
                 began = time.process_time()
-                list(METHODS[name]([train], [len(test)], season))
-                spent[name] = spent[name] + time.process_time() - began if train is not series[0][0] else 0.0
+                list(METHODS[name]([train for train, _ in panel], [len(test) for _, test in panel], season))
+                spent[name] += time.process_time() - began if turn else 0.0  # compilers work in the first turn
         rows.append({"task": task, "ratio": spent["rfa"] / spent["AutoETS"]})
     return pd.DataFrame(rows)
 
@@ -225,18 +225,24 @@ def draw(found: pd.DataFrame, file: Path) -> None:
     import matplotlib.pyplot as plt
 
     means = found.groupby(["condition", "method"])["MASE"].agg(geometric_mean).unstack("condition")
-    shares = {name: 0 if name == "clean" else int(name.split("-")[1]) for name in means if not name.startswith("gaps")}
+    names = ["clean", *sorted((name for name in means if name.startswith("spoilt")), key=_percent)]
+    shares = [0, *map(_percent, names[1:])]
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     for k, name in enumerate(("rfa", *PEERS)):
-        raw = means.loc[name, list(shares)] / means.loc["rfa", "clean"]
-        axes.plot(list(shares.values()), raw, "o-", color=f"C{k}", label=name, lw=2.5 if name == "rfa" else 1.2)
+        line = means.loc[name, names] / means.loc["rfa", "clean"]
+        axes.plot(shares, line, "o-", color=f"C{k}", label=name, lw=2.5 if name == "rfa" else 1.2)
         if name + HAMPEL in means.index:
-            clean = raw.where(raw.index == "clean", means.loc[name + HAMPEL, list(shares)] / means.loc["rfa", "clean"])
-            axes.plot(list(shares.values()), clean, "o--", color=f"C{k}", label=name + HAMPEL, lw=1.2)
+            cleaned = [line.iloc[0], *(means.loc[name + HAMPEL, names[1:]] / means.loc["rfa", "clean"])]
+            axes.plot(shares, cleaned, "o--", color=f"C{k}", label=name + HAMPEL, lw=1.2)
     axes.set(yscale="log", xlabel="wrong readings, %", ylabel="MASE over that of rfa on clean readings")
-    axes.set_yticks([1, 1.5, 2, 3, 5], labels=["1", "1.5", "2", "3", "5"], minor=False)
-    axes.legend(frameon=False)
+    axes.set_yticks([1, 1.5, 2, 3, 5, 8], labels=["1", "1.5", "2", "3", "5", "8"])
+    axes.minorticks_off()
+    figure.legend(loc="outside upper center", ncols=2, frameon=False)
     figure.savefig(file)
+
+
+def _percent(condition: str) -> int:
+    return int(condition.split("-")[1])
 
 
 def from_mcomp(file: Path, out: Path) -> None:
@@ -263,7 +269,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=["clean"])
     parser.add_argument("--every", type=int, default=1, metavar="N", help="each N-th series of a task")
-    parser.add_argument("--times", type=int, metavar="N", help="compare processor times on N series a task, in turns")
+    parser.add_argument("--times", type=int, metavar="N", help="compare processor times in turns, N series a turn")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the error over the share of wrong readings")
     parser.add_argument("--mcomp", type=Path, metavar="M3.rda", help="make DIR/m3.csv.gz of it")
     given = parser.parse_args()
