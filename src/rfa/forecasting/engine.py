@@ -236,7 +236,10 @@ def updated(
         raise MemoryError("rfa: no memory for an update")
     if size < 0:
         raise ValueError("state: got numbers that do not fit together, expected `SeriesForecast.state`")
-    return block.result(0, unit, "", np.concatenate([[_VERSION, unit], room[:size]]).tobytes())
+    found = block.result(0, unit, "", np.concatenate([[_VERSION, unit], room[:size]]).tobytes())
+    if not (np.isfinite(found.mean).all() and np.isfinite(found.quantiles).all()):
+        raise ValueError(f"values: got {values.tolist()}, expected readings that do not overflow the forecast")
+    return found
 
 
 def _normal_quantiles(probabilities: Sequence[float]) -> Vector:

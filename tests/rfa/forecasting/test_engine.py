@@ -648,3 +648,27 @@ def test_a_series_that_repeats_itself_exactly_goes_on(robust):
         [Series(k[:72].astype(float), y[:72], 12.0, None, k[72:].astype(float))], [0.1, 0.9], robust=robust
     )
     np.testing.assert_allclose(found[0].mean, y[72:], atol=1e-3)
+
+
+def test_few_readings_do_not_explode():
+    """Six points on a line: on a logarithmic scale their growth would go on without end."""
+    found = forecast(regular(10.0 * np.arange(1, 7), h=12))
+    assert 60 < found.mean[-1] < 200
+
+
+def test_rare_sales_are_a_level():
+    """One in twenty weeks has a sale; the last one has."""
+    ratios = []
+    for seed in range(20):
+        draws = np.random.default_rng(seed)
+        y = np.where(draws.random(100) < 0.05, 100.0, 0.0)
+        y[-1] = 100
+        ratios.append(forecast(regular(y, h=4)).mean.mean() / y.mean())
+    assert np.median(ratios) < 2
+
+
+def test_a_reading_that_overflows_changes_nothing():
+    first = forecast(regular(np.arange(40.0) % 7))
+    with pytest.raises(ValueError, match=r"values: got .* do not overflow"):
+        updated(first.state, [40.0], [1e200], np.arange(41.0, 44), [0.5])
+    assert np.isfinite(updated(first.state, [40.0], [3.0], np.arange(41.0, 44), [0.5]).mean).all()

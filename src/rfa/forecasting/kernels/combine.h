@@ -31,7 +31,12 @@ struct Combination {
         for (const Member& m : members) all.push_back(std::abs(g.values[t] - rolled(m, at)));
         at++;
       }
-    const double bound = MOST_ERROR * median(all), floor = LEAST_ERROR * median(all);
+    double usual = median(all);
+    if (!(usual > 0) && !all.empty()) {  // most readings are alike, such as no sale
+      usual = 0;
+      for (double e : all) usual += std::isfinite(e) ? e / double(all.size()) : 0;
+    }
+    const double bound = MOST_ERROR * usual, floor = LEAST_ERROR * usual;
     for (size_t i = 0; i < members.size() && at; i++) {
       double sum = 0, count = 1e-9;
       for (size_t o = 0, k = 0; o < origins.at.size(); o++)

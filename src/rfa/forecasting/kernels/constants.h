@@ -35,7 +35,8 @@ constexpr double NO_CHALLENGER = -std::numeric_limits<double>::infinity();
 constexpr int FEW_READINGS = 4;  // fewer have a level only, with at least the spread FEW_SPREAD times that level
 constexpr double FEW_SPREAD = 0.2;
 constexpr int CYCLE_READINGS = 50;   // fewer have no cycle
-constexpr double COUNTS = 0.3;       // share of zeros from which readings are counts: none of them is wrong
+constexpr double COUNTS = 0.3;       // share of zeros from which readings are counts: a level alone, and none is wrong
+constexpr int LOG_READINGS = 7;      // fewer have no logarithmic scale: four points on a line would grow without end
 constexpr double SEASON_SPAN = 1.6;  // periods that a season needs
 constexpr int MOST_WAVES = 6;        // of a season
 

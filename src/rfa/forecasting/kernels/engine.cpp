@@ -54,9 +54,10 @@ struct Engine {
         plain(g, read, basis, false) {
     double zeros = 0;
     for (int64_t t : read) positive &= g.values[t] > 0, zeros += g.values[t] == 0;
-    robust &= zeros < COUNTS * double(read.size());
+    const bool counts = zeros >= COUNTS * double(read.size());
+    robust &= !counts, positive &= int64_t(read.size()) >= LOG_READINGS;
     members.reserve(MOST_MEMBERS);
-    if (int64_t(read.size()) < FEW_READINGS) {
+    if (counts || int64_t(read.size()) < FEW_READINGS) {
       join(Family::LEVEL, plain);
       return;
     }
