@@ -68,7 +68,6 @@ LAYERS["content"] = (ContentFilterAttention, {})
 WAYS = ["defaults", "m2", "learned", "exponential", "clock, horizon", "unit states", "precision", "noise"]
 WAYS += ["routing with the others", "b3", "clock of slopes", "forget gate", "gains", "as released", "content"]
 WAYS = list(LAYERS) if ALL else WAYS
-UNTURNED = ("plain", "b2", "learned slopes", "forget gate", "content")  # no frequencies, or phases of their own
 IRREGULAR = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0, 7.5, 9.0], dtype=torch.float64)
 CHUNKS = (4, 1, 1, 2, 1)
 
