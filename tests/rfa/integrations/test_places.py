@@ -97,7 +97,7 @@ def shown(lengths):
 def test_what_would_be_lost_is_refused(given, message):
     with pytest.raises(ValueError, match=message):
         replaced("llama")(tokens(1), **given)
-    with pytest.raises(ValueError, match="attention_mask: got .*expected None or a tensor"):
+    with pytest.raises(ValueError, match=r"attention_mask: got .*expected None or a tensor"):
         read_mask("causal", 1, 9, 9)
 
 

@@ -112,7 +112,6 @@ SITUATIONS = {
         "times": torch.cat([IRREGULAR[:5], IRREGULAR[:4]]),
     },
 }
-KEPT = torch.ones(2, 9, dtype=torch.bool)
 
 
 # Changes of a cache's rows, and the two rows of the batch that each leaves
