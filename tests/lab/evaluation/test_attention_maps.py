@@ -1,6 +1,4 @@
-"""Maps against dense weights from the formulas, in float64."""
-
-import math
+"""Maps against the weights that the model records, whose own oracle is in tests/rfa/models/test_attentions.py."""
 
 import numpy as np
 import pytest
@@ -24,45 +22,16 @@ def model_and_window(name, **changes):
     return model, np.random.default_rng(1).integers(0, VOCABULARY, LENGTH)
 
 
-def layer_and_states(model, ids):
-    """The first layer, and its queries and keys in float64."""
-    block = model.model.layers[0]
+def dense_weights(model, ids, layer=-1):
+    """`A` of a layer, as the model records it, and `W = A exp(-mu (tau + horizon))`."""
     with torch.no_grad():
-        embedded = model.model.input_projection(model.model.embed_tokens(torch.from_numpy(ids)[None]))
-        hidden = block.attention_norm(embedded)
-    return block.attention, *by_hand.states(block.attention, hidden)[:2]
-
-
-def filter_weights(model, ids):
-    """`A exp(-mu tau)` from the operator's oracle: the values are the rows of the identity."""
-    layer, query, key = layer_and_states(model, ids)
-    eye = np.concatenate([np.eye(LENGTH), np.zeros((LENGTH, LENGTH))], -1)
-    value = np.broadcast_to(eye, (*key.shape[:2], *eye.shape))
-    options = {name: getattr(layer.options, name) for name in ("weight", "prior", "gate", "query_noise_in_bias")}
-    dynamics = {name: given.detach() for name, given in layer.dynamics().items()}
-    output, _ = oracle.filter_attention(query, key, value, rotate_values=False, **options, **dynamics)
-    return output[0, ..., :LENGTH]
-
-
-def dot_product_weights(model, ids):
-    """`softmax(Re(q^H R k) / sqrt(2 d) - slope tau) exp(-mu tau)`; RoPE turns forwards unless values turn too."""
-    layer, query, key = layer_and_states(model, ids)
-    q, k = oracle.as_complex(query)[0], oracle.as_complex(key)[0]
-    heads, _, modes = q.shape
-    none, geometry = np.zeros(heads), layer.geometry
-    omega = np.zeros((heads, modes)) if geometry.frequency is None else oracle.as_array(geometry.frequency)
-    mu = none if geometry.decay is None else oracle.as_array(geometry.decay)
-    slope = none if geometry.slopes is None else oracle.as_array(geometry.slopes)
-    sign = 1 if layer.rotate_values else -1
-    weights = np.zeros((heads, LENGTH, LENGTH))
-    for h in range(heads):
-        for i in range(LENGTH):
-            lag = i - np.arange(i + 1.0)
-            turned = np.exp(1j * sign * omega[h] * lag[:, None]) * k[h, : i + 1]
-            score = (turned @ q[h, i].conj()).real / math.sqrt(2 * modes) - slope[h] * lag
-            weight = np.exp(score - score.max())
-            weights[h, i, : i + 1] = weight / weight.sum() * np.exp(-mu[h] * lag)
-    return weights
+        softmax = oracle.as_array(model(torch.from_numpy(ids)[None], output_attentions=True).attentions[layer][0])
+    attention = model.model.layers[layer].attention
+    given = attention.dynamics() if hasattr(attention, "dynamics") else {"decay": attention.geometry.decay}
+    numbers = [given[name] if given.get(name) is not None else torch.zeros(1) for name in ("decay", "horizon")]
+    mu, ahead = (oracle.as_array(number.detach())[:, None, None] for number in numbers)
+    lag = np.clip(np.arange(LENGTH)[:, None] - np.arange(LENGTH), 0, None)
+    return softmax, softmax * np.exp(-mu * (lag + ahead))
 
 
 def pooled(weights, block):
@@ -71,20 +40,6 @@ def pooled(weights, block):
     summed = np.add.reduceat(weights, starts, axis=2)
     counts = np.diff([*starts, LENGTH])
     return np.add.reduceat(summed, starts, axis=1) / counts[:, None]
-
-
-def assert_maps_without_decay(model, weights, maps, block):
-    """A is W over the decay of the formula; maps of A are there where something decays."""
-    layer = model.model.layers[-1].attention
-    given = layer.dynamics() if hasattr(layer, "dynamics") else {"decay": layer.geometry.decay}
-    if given["decay"] is None:
-        assert maps.keys() == {"weights"}
-        return
-    mu, ahead = (oracle.as_array(given[n].detach())[:, None, None] if n in given else 0.0 for n in ("decay", "horizon"))
-    lag = np.clip(np.arange(LENGTH)[:, None] - np.arange(LENGTH), 0, None)
-    softmax = weights / np.exp(-mu * (lag + ahead))
-    np.testing.assert_allclose(softmax.sum(-1), 1, rtol=1e-9)
-    np.testing.assert_allclose(maps["undecayed"].astype(np.float64), pooled(softmax, block), **HALF)
 
 
 CASES = [
@@ -98,22 +53,25 @@ CASES = [
     ("m2-sc-rfa", {"tie_key_value": True}),
     ("m2.4-no-value-rotation", {}),
     ("x2-riccati-alibi", {}),
+    ("c4-fox", {}),
+    ("c7-rope-alibi-innovation", {}),
+    ("x4-content-riccati", {}),
+    ("x5-content-clock", {"damping": 0.0}),
 ]
 
 
 @pytest.mark.parametrize(("name", "changes", "block"), [(*case, (4, 1)[k % 2]) for k, case in enumerate(CASES)])
 def test_equal_to_dense_weights(name, changes, block):
     model, ids = model_and_window(name, **changes)
-    if changes.get("tie_key_value"):
-        model.model.layers[-1].attention.value_projection = model.model.layers[-1].attention.key_projection
-    expected = (dot_product_weights if name[0] == "b" or "pure" in name else filter_weights)(model, ids)
-    if changes.get("tie_key_value"):
-        model.model.layers[-1].attention.value_projection = None
+    softmax, expected = dense_weights(model, ids)
     maps, summary = attention_maps(model, ids, 8, size=-(-LENGTH // block))
     assert {of.dtype for of in maps.values()} == {np.dtype(np.float16)}
     assert (summary["length"], summary["block"], summary["layer"]) == (LENGTH, block, 0)
     np.testing.assert_allclose(maps["weights"].astype(np.float64), pooled(expected, block), **HALF)
-    assert_maps_without_decay(model, expected, maps, block)
+    if "undecayed" in maps:
+        np.testing.assert_allclose(maps["undecayed"].astype(np.float64), pooled(softmax, block), **HALF)
+    else:  # nothing decays
+        np.testing.assert_array_equal(expected, softmax)
     kept = [head["kept"] for head in summary["heads"]]
     np.testing.assert_allclose(kept, expected.sum(-1).mean(-1), rtol=1e-6)
     if block == 1:
@@ -122,16 +80,6 @@ def test_equal_to_dense_weights(name, changes, block):
         np.testing.assert_allclose([head["mean_lag"] for head in summary["heads"]], mean_lag, rtol=1e-6)
         beyond = (expected * (lag > 8)).sum((1, 2)) / expected.sum((1, 2))
         np.testing.assert_allclose([head["beyond_training"] for head in summary["heads"]], beyond, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["c4-fox", "c7-rope-alibi-innovation", "x4-content-riccati", "x5-content-clock"])
-def test_weights_without_decay_are_a_distribution(name):
-    model, ids = model_and_window(name, **({"damping": 0.0} if name == "x5-content-clock" else {}))
-    maps, summary = attention_maps(model, ids, 8, size=LENGTH)
-    assert maps.keys() == {"weights"}
-    assert (maps["weights"] >= -1e-6).all()  # turned there and back in float32
-    np.testing.assert_allclose([head["kept"] for head in summary["heads"]], 1, atol=1e-6)
-    assert (np.triu(maps["weights"], 1) == 0).all()
 
 
 def test_weights_before_the_decay_of_each_token_are_a_distribution():
@@ -145,7 +93,7 @@ def test_weights_before_the_decay_of_each_token_are_a_distribution():
 def test_a_layer_that_is_named():
     """The first of two, by dense weights; the last of them by default."""
     model, ids = model_and_window("m2-sc-rfa", num_hidden_layers=2)
-    expected = filter_weights(model, ids)
+    _, expected = dense_weights(model, ids, 0)
     for layer in (0, -2):
         maps, summary = attention_maps(model, ids, 8, size=LENGTH, layer=layer)
         assert summary["layer"] == 0

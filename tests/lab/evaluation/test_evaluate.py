@@ -1,28 +1,10 @@
 """From a run folder and a text to a result, and to samples."""
 
-import json
-
 import numpy as np
 import torch
-from training.runs import contents
 
-from rfa_lab.data import prepare
 from rfa_lab.evaluation import evaluate, generate, perplexities
 from rfa_lab.training import RunFolder
-
-
-def test_on_the_runs_test_split(run, corpus):
-    before = contents(run)
-    result = evaluate(run)
-    model, stream = RunFolder(run).load_model(), prepare(str(corpus), "bytes").streams["test"]
-    assert result["rows"] == perplexities(model, stream, [16, 32, 64, 128])
-    assert result["tokens"] == len(stream) == 701
-    assert (result["preset"], result["seed"], result["train_length"]) == ("m2-sc-rfa", 0, 16)
-    assert result["parameters"] == model.num_parameters()
-    assert result["data"] == f"{corpus} (test split)"
-    assert result["environment"]["torch"] == torch.__version__
-    assert json.loads(json.dumps(result)) == result
-    assert contents(run) == before
 
 
 def test_on_another_text(run, tmp_path):

@@ -53,7 +53,6 @@ def test_everything(books, tmp_path):
     scored = [row["targets"] for row in result["evaluations"]["matched"]["rows"]]
     assert scored == [3 * 256] * 3  # of some 2,000 tokens: three segments of the longest length
     assert {"Mine_A.txt", "Yours_C.txt"} <= set(result["evaluations"]["matched"]["books"])
-    stream = data.streams["test"]
     start = (len(stream) - 256) // 2
     maps, summary = attention_maps(model, stream[start : start + 256], 32)
     assert result["attention"] == "maps.npz"
@@ -64,6 +63,9 @@ def test_everything(books, tmp_path):
             np.testing.assert_array_equal(file[name], of)
     assert [path.name for path in tmp_path.iterdir()] == ["maps.npz"]
     evaluated = evaluate(run, lengths=[32, 64, 256])
+    assert (evaluated["preset"], evaluated["seed"], evaluated["train_length"]) == ("m2-sc-rfa", 0, 32)
+    assert (evaluated["parameters"], evaluated["tokens"]) == (model.num_parameters(), len(stream))
+    assert evaluated["data"] == f"{folder} (test split)"
     assert evaluated["books"] == result["evaluations"]["blocks"]["books"]
     assert (evaluated["fingerprint"], evaluated["environment"]) == (result["fingerprint"], result["environment"])
 

@@ -1,7 +1,6 @@
 """Parameter groups, schedule and clips of the paper's training (F), and a whole run against a bare PyTorch loop."""
 
 import sys
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rfa.models import RFAForCausalLM, preset
 from rfa_lab.data import TokenBlocks, prepare
-from rfa_lab.training import TrainingSpec, train
+from rfa_lab.training import train
 from rfa_lab.training.callbacks import read_metrics
 from rfa_lab.training.run_folder import RunFolder
 from rfa_lab.training.trainer import make_optimizer, one_cycle
@@ -58,14 +57,6 @@ def test_one_group(corpus, tmp_path):
     finally:
         hook.remove()
     assert groups == [2, 1]
-
-
-@pytest.mark.parametrize("name", ["b1-rope", "m2-sc-rfa"])
-def test_one_group_is_for_models_that_have_two(name):
-    both = len(make_optimizer(model(name), 0.01).param_groups) == 2
-    given = {"preset": name, "tokenizer": "bytes", "one_group": True}
-    with nullcontext() if both else pytest.raises(ValueError, match=r"^one_group: got True, expected False"):
-        TrainingSpec(**given)
 
 
 def test_what_is_frozen_is_in_no_group():

@@ -83,24 +83,15 @@ def test_killed_and_resumed(corpus, finished, tmp_path, step):
     assert_same_run(finished, tmp_path / "parts")
 
 
-@pytest.mark.parametrize("log_steps", some([1, 2], 1))
-def test_ctrl_c_while_validating(corpus, tmp_path, caplog, log_steps):
+def test_ctrl_c_while_validating(corpus, finished, tmp_path, caplog):
     """The step that was validated is the last one, and nothing of the validation is lost."""
-    spec = tiny_spec(corpus, log_steps=log_steps)
     with pytest.raises(Stopped, match="stopped at step 3 of 8"):
-        train(spec, tmp_path / "parts", progress=at_step(3, ctrl_c, validating=True))
+        train(tiny_spec(corpus), tmp_path / "parts", progress=at_step(3, ctrl_c, validating=True))
     said = [record.getMessage() for record in caplog.records if record.name.startswith("rfa")]
     assert said == [STOPPING]
     assert [path.name for path in checkpoints_in(tmp_path / "parts" / "checkpoints")] == ["checkpoint-3"]
     resume(tmp_path / "parts")
-    train(spec, tmp_path / "whole")
-    if log_steps == 1:
-        assert_same_run(tmp_path / "whole", tmp_path / "parts")
-    whole, parts = (
-        [line["valid_loss"] for line in metrics(tmp_path / run) if "valid_loss" in line] for run in ("whole", "parts")
-    )
-    assert whole == pytest.approx(parts, abs=1e-4)
-    assert len(whole) == 3
+    assert_same_run(finished, tmp_path / "parts")
 
 
 def test_a_second_ctrl_c_stops_at_once(corpus, tmp_path):

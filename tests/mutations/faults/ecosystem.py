@@ -21,12 +21,12 @@ PACKAGE = [
 
 INTEGRATIONS = [
     Mutation("rfa/models/packing.py", "zeros = mask == 1, mask == 0", "zeros = mask == 1, mask <= 0",
-             "all keys of an additive mask are seen", "rfa/integrations/test_masks.py"),
+             "all keys of an additive mask are seen", "rfa/models/test_packing.py"),
     Mutation("rfa/models/packing.py", "key_mask = (visible & ~padding[..., None]).any(1)",
              "key_mask = (visible & ~padding[..., None])[:, -1]",
-             "only the last query says which keys take part", "rfa/integrations/test_masks.py"),
+             "only the last query says which keys take part", "rfa/models/test_packing.py"),
     Mutation("rfa/models/packing.py", "wrong := (visible != seen) & counts", "wrong := (visible != seen) & ~counts",
-             "a window counts as packed sequences", "rfa/integrations/test_masks.py"),
+             "a window counts as packed sequences", "rfa/models/test_packing.py"),
     Mutation("rfa/integrations/located.py", "    if not cached:\n",
              '    if not cached and not hasattr((cache.layers[module.layer_idx :] or [None])[0], "rfa_note"):\n',
              "tables of older parameters", "rfa/integrations/test_replace_attention.py"),

@@ -87,7 +87,7 @@ KERNELS = [
     Mutation("rfa/ops/cpu/kernels/lag_tables.h", ": n - middle_, task_.p.lags - 1)", ": n - middle_, task_.p.lags - 2)",
              "the gradient of the longest lag of a table", "rfa/ops/test_filter_attention_gradients.py"),
     Mutation("rfa/ops/cpu/kernels/product_path.h", "(CAUSAL ? 2 : 1) * KEY_BLOCK", "1 * KEY_BLOCK",
-             "gates of keys have no gradient", "rfa/models/test_controls.py"),
+             "gates of keys have no gradient", "rfa/nn/test_every_layer.py"),
     Mutation("rfa/ops/cpu/kernels/key_chunks.h", "+ chunk.variance * (1.0 - chunk.square) +", "+",
              "the variance up to a chunk's last key does not fade", "rfa/ops/test_fuzz.py"),
     Mutation("rfa/ops/cpu/kernels/key_chunks.h", "&& row.variance >= chunk.variance &&", "&&",

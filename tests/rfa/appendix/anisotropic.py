@@ -21,11 +21,6 @@ def tensor_problem(seed=0, *, heads=2, modes=3, dtype=torch.float64, **shape):
     return {name: x.to(dtype) for name, x in inputs.items()}
 
 
-def widened(inputs):
-    """The same problem of the isotropic operator, for the anisotropic one: all modes of a head agree."""
-    return {n: x[:, None].expand(inputs["frequency"].shape) if n in PER_MODE else x for n, x in inputs.items()}
-
-
 def loops(
     query, key, value, *,
     decay, frequency, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature,

@@ -1,17 +1,15 @@
-"""Two coupled processes: the paper's formula by hand, its limits, exactness on noiseless data, and a simulation."""
+"""Two coupled processes: the paper's formula by hand, absent tokens, gradients, extremes and bad input."""
 
 import numpy as np
 import pytest
 import torch
 from cover import cover
 from nn.by_hand import EXACT, SINGLE, assert_near, hidden, linear, merged, perturb, states
-from nn.layers import M2
 from ops import oracle
 from shapes import only_our_own_checks
 
 import rfa.ops.dense
 from rfa.appendix import CoupledFilterAttention
-from rfa.nn import RobustFilterAttention
 
 SIZE, OTHER, HEADS, MODES = 16, 6, 2, 8
 FREQUENCY = torch.tensor([0.5, -0.5, 2.0, -2.0, 0.1, -0.1, 1.0, -1.0]).expand(HEADS, -1) * torch.tensor([[1.0], [0.3]])
@@ -113,22 +111,6 @@ def test_layer_is_its_formula(dtype, options, masks):
     found = layer(x, y, times=TIMES, auxiliary_times=AUXILIARY_TIMES, **masks)
     expected = by_hand(layer, x, y, TIMES, AUXILIARY_TIMES, **masks)
     assert_near(found, expected, 1e-9 if dtype == torch.float64 else SINGLE)
-
-
-@cover(1, times=[None, TIMES[0]], dtype=[torch.float64, torch.float32])
-def test_without_coupling_it_is_the_layer_of_the_target(dtype, times):
-    """At the same times and b = 0: every source is a target token, whatever the auxiliary states are."""
-    layer = layer_with(dtype)
-    torch.nn.init.zeros_(layer.judge.coupling)
-    alone = RobustFilterAttention(SIZE, HEADS, frequency=FREQUENCY, decay=torch.tensor([0.0, 0.3]), **M2).to(dtype)
-    kept = {name: value for name, value in layer.state_dict().items() if name in alone.state_dict()}
-    for source in (layer.judge, layer.target_process):
-        kept |= {f"dynamics.{n}": p for n, p in source.state_dict().items() if f"dynamics.{n}" in alone.state_dict()}
-    alone.load_state_dict(kept)  # strict: nothing is forgotten
-    x = hidden(dtype=dtype)
-    found = layer(x, other(7, dtype), times=times, auxiliary_times=times)
-    tolerance = EXACT if dtype == torch.float64 else SINGLE
-    torch.testing.assert_close(found, alone(x, times=times), rtol=tolerance, atol=tolerance)
 
 
 def test_masked_tokens_are_as_if_absent():

@@ -1,4 +1,4 @@
-"""The anisotropic operator against explicit loops, the isotropic operator, differences and xPos."""
+"""The anisotropic operator against explicit loops, differences and xPos."""
 
 import math
 import re
@@ -8,14 +8,13 @@ import pytest
 import torch
 from cover import cover
 from ops.oracle import as_array
-from ops.problems import EXACT, PARAMETERS, SINGLE, STATES, WEIGHTS, irregular_times, problem, with_gradients
+from ops.problems import EXACT, PARAMETERS, SINGLE, STATES, WEIGHTS, irregular_times, with_gradients
 from ops.test_filter_attention_values import STRUCTURE, TIMING, structure_options, timing_options
 from shapes import only_our_own_checks
 
-from appendix.anisotropic import PER_MODE, loops, tensor_problem, widened
+from appendix.anisotropic import PER_MODE, loops, tensor_problem
 from rfa.appendix import TensorFilterAttention, tensor_filter_attention
 from rfa.nn import FilterCache
-from rfa.ops import robust_filter_attention
 
 # Two orders of the same few dozen float64 operations on numbers of order one.
 ROUNDING = 1e-12
@@ -41,21 +40,6 @@ def test_explicit_loops(weight, causal, timing, structure):
             for x, y in zip(results, expected, strict=True):
                 assert x.dtype == dtype
                 np.testing.assert_allclose(as_array(x), y, rtol=tolerance, atol=tolerance)
-
-
-@cover(1, structure=STRUCTURE, timing=TIMING, causal=[True, False], weight=WEIGHTS)
-def test_agreeing_modes_are_the_isotropic_operator(weight, causal, timing, structure):
-    options = {"weight": weight, "causal": causal, **timing_options(timing), **structure_options(structure)}
-    for modes in (1, 3):
-        inputs = problem(2, queries=4, modes=modes)
-        for rotate_values in (True, False):
-            output, log_precision = attend(widened(inputs), rotate_values=rotate_values, **options)
-            expected, expected_log = robust_filter_attention(
-                **inputs, rotate_values=rotate_values, **options, return_log_precision=True, backend="reference"
-            )
-            torch.testing.assert_close(output, expected, rtol=ROUNDING, atol=ROUNDING)
-            every = expected_log[..., None].expand(*expected_log.shape, modes)
-            torch.testing.assert_close(log_precision, every, rtol=ROUNDING, atol=ROUNDING)
 
 
 @cover(1, rotate_values=[True, False], causal=[True, False], weight=WEIGHTS)
@@ -150,10 +134,6 @@ def test_far_lags_large_inputs_and_extreme_parameters_stay_finite(weight, causal
             assert_finite({**inputs, name: torch.full_like(inputs[name], value)}, **options)
     noiseless = {n: torch.zeros_like(x) if "noise" in n else x for n, x in inputs.items()}
     assert_finite(noiseless, **options)
-
-
-def without_noise(inputs):
-    return {name: x for name, x in inputs.items() if name not in ("process_noise", "key_noise")}
 
 
 def test_without_noises_both_are_zero():

@@ -83,22 +83,6 @@ def test_without_a_model_the_forecasts_are_forecasters(index):
     assert str(model) == "RobustFilterModel()"
 
 
-def test_random_states_repeat_paths():
-    """As darts' own test of probabilistic models."""
-    series, _ = readings(INDICES["dates"])
-
-    def fitted():
-        return RobustFilterModel(MODEL, random_state=42).fit(series)
-
-    model, again = fitted(), fitted()
-    first, second = (model.predict(5, num_samples=2).all_values() for _ in range(2))
-    assert (first != second).any()
-    np.testing.assert_array_equal(again.predict(5, num_samples=2).all_values(), first)
-    known = [again.predict(5, num_samples=2, random_state=3).all_values() for _ in range(2)]
-    np.testing.assert_array_equal(*known)
-    np.testing.assert_array_equal(again.predict(5, num_samples=2).all_values(), second)
-
-
 def test_a_saved_model_is_loaded_where_its_file_is_trusted(tmp_path):
     series, _ = readings(INDICES["dates"])
     model = RobustFilterModel(MODEL).fit(series)

@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 from integrations.hosts import NAMES, generate, host, tokens
 from rfa.integrations import replace_attention
+from rfa.integrations.located import read_mask
 
 TURNED = {"decay": 0.1, "rotate_values": True, "innovation": True}
 RICCATI = {"prior": "riccati", "decay": 0.2, "weight": "exponential"}
@@ -96,6 +97,8 @@ def shown(lengths):
 def test_what_would_be_lost_is_refused(given, message):
     with pytest.raises(ValueError, match=message):
         replaced("llama")(tokens(1), **given)
+    with pytest.raises(ValueError, match=r"attention_mask: got .*expected None or a tensor"):
+        read_mask("causal", 1, 9, 9)
 
 
 INSIDE = torch.tensor([[1, 0, 1, 1, 1, 1, 1, 1, 1]])

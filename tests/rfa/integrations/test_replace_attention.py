@@ -4,8 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from cover import cover, slow
-from ops.cpu.compiled import python
+from cover import cover
 from shapes import only_our_own_checks
 from transformers import (
     BertConfig,
@@ -159,32 +158,6 @@ def test_dynamics_stay_in_full_precision_and_dropout_drops():
     assert layer.q_proj.weight.dtype == torch.bfloat16
     assert {x.dtype for x in layer.dynamics.state_dict().values()} == {torch.float32}
     assert model(ids).logits.dtype == torch.bfloat16
-
-
-COMPILED = """
-import torch
-from integrations.hosts import host, padded, tokens
-from rfa.integrations import replace_attention
-
-ids, mask = padded(tokens(), 3)
-for name in ("qwen3", "gpt2"):
-    torch._dynamo.reset()
-    model = replace_attention(host(name), decay=0.1, rotate_values=True)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    for given in ({}, {"attention_mask": mask}):
-        pair = [call(ids, use_cache=False, **given).logits[mask.bool()] for call in (model, compiled)]
-        torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4)
-        gradients = [torch.autograd.grad(logits.square().mean(), list(model.parameters())) for logits in pair]
-        for found, expected in zip(*gradients, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
-"""
-
-
-@slow
-def test_compiled_models_have_no_graph_breaks(tmp_path):
-    """In a process of its own: the shape checks of the test run cannot be traced, and users do not have them."""
-    done = python(COMPILED, tmp_path)
-    assert done.returncode == 0, done.stderr
 
 
 def test_some_layers_keep_the_models_attention():

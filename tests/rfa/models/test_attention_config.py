@@ -11,10 +11,7 @@ from transformers import AutoConfig
 
 from rfa.models import (
     PRESETS,
-    ContentAttentionConfig,
     DecayRates,
-    DotProductAttentionConfig,
-    FilterAttentionConfig,
     FrequencyBank,
     RFAConfig,
     RFATimeSeriesConfig,
@@ -28,22 +25,17 @@ from rfa_lab.record import read_rows
 
 from .small import PATHS, SIZES
 
-KIND = {
-    "filter": FilterAttentionConfig(),
-    "routing": RoutingAttentionConfig(),
-    "dot": DotProductAttentionConfig(),
-    "content": ContentAttentionConfig(),
-}
+ROUTING = RoutingAttentionConfig(decay=DecayRates(damping=0.2))
 
 
-@pytest.mark.parametrize("name", PATHS)
-def test_forms_of_a_preset(name):
-    attention = PRESETS[name]
+@pytest.mark.parametrize("attention", [*(PRESETS[name] for name in PATHS), ROUTING], ids=[*PATHS, "routing"])
+def test_forms_of_an_attention(attention, tmp_path):
     assert read_attention(json.loads(json.dumps(attention.to_dict()))) == attention
     assert attention.changed({}) == attention
-    config = preset(name, **SIZES)
-    assert config == copy.deepcopy(config) == RFAConfig(attention=attention, **SIZES)
-    assert config == RFAConfig(attention=attention.to_dict(), **SIZES)
+    config = RFAConfig(attention=attention, **SIZES)
+    assert config == copy.deepcopy(config) == RFAConfig(attention=attention.to_dict(), **SIZES)
+    config.save_pretrained(tmp_path)
+    assert read_config(tmp_path).attention == AutoConfig.from_pretrained(tmp_path).attention == attention
     assert config.to_diff_dict()["attention"] == config.attention.to_dict()
     assert hash(attention) == hash(copy.deepcopy(attention))
 
@@ -65,18 +57,6 @@ def test_heads_without_decay_fit_the_number_of_heads(heads, tmp_path):
         assert preset("m2-sc-rfa", **sizes, zero_heads=fits).attention.decay.zero_heads == fits
     with pytest.raises(ValueError, match=rf"^zero_heads: got {heads + 1}, expected .*from 0 to {heads}"):
         preset("m2-sc-rfa", **sizes, zero_heads=heads + 1)
-
-
-@pytest.mark.parametrize("attention", KIND.values(), ids=KIND)
-def test_saved_and_read(attention, tmp_path):
-    config = RFAConfig(attention=dataclasses.replace(attention, decay=DecayRates(damping=0.2)), **SIZES)
-    config.save_pretrained(tmp_path)
-    written = json.loads((tmp_path / "config.json").read_text())
-    assert written["attention"]["kind"] == attention.kind
-    assert written["attention"]["decay"]["damping"] == 0.2
-    assert "damping" not in written
-    for read in (AutoConfig.from_pretrained, RFAConfig.from_pretrained, read_config):
-        assert read(tmp_path).attention == config.attention
 
 
 def test_overrides_while_loading(tmp_path):

@@ -1,14 +1,15 @@
 """Attention weights and log precisions: they give the estimates of the fused kernels again."""
 
+import numpy as np
 import pytest
 import torch
 from cover import cover
+from nn.by_hand import assert_near, states
+from ops import oracle
 
 from rfa.models import PRESETS
 from rfa.nn import FilterCache
-from rfa.nn.cache import locate_tokens
 from rfa.nn.projections import merge_heads
-from rfa.ops.dense import rotated
 
 from .small import EXACT, RELATIVE, SIZES, assert_same, small, tokens
 
@@ -59,32 +60,19 @@ def test_weights_times_values_are_the_estimate(name):
         assert_same(layer.output_projection(merge_heads(weights @ values)), output, EXACT)
 
 
-def test_weights_of_the_filter_by_its_formula():
-    """Robust weights to the power nu + 1, times the prior precision: their sum is the precision."""
+def test_weights_and_precisions_of_the_filter_are_the_oracles():
+    """Of the first layer. Weights are estimates of values that are rows of the identity, without their decay."""
     model, ids = small("m2-sc-rfa", dtype=torch.float64), tokens()
     block = model.model.layers[0]
     output = model(ids, output_attentions=True, output_hidden_states=True)
-    attention, states = block.attention, block.attention_norm(output.hidden_states[0])
-    dynamics = {name: value[:, None, None] for name, value in attention.dynamics().items()}
-    lag = (torch.arange(9.0)[:, None] - torch.arange(9.0)).clamp(min=0).double()
-    decay = torch.exp(-dynamics["decay"] * lag)
-    mu = dynamics["decay"].double()
-    spread = torch.where(mu > 0, -torch.expm1(-2 * mu * lag) / (2 * mu).clamp(min=1e-30), lag)
-    variance = dynamics["process_noise"] * spread + dynamics["key_noise"] * decay**2 + dynamics["noise_floor"]
-    positions = locate_tokens(2, 9, ids.device, None, None, None)
-    turned = [
-        rotated(x, attention.dynamics()["frequency"], positions.key_times, inverse=True)
-        for x in (attention.queries(states), attention.keys(states))
-    ]
-    residual = (turned[0][:, :, :, None] - decay[..., None] * turned[1][:, :, None]).square().sum(-1)
-    scale = dynamics["robustness"] * attention.modes * (variance + dynamics["query_noise"])
-    robust = 1 / (1 + residual / scale)
-    unnormalised = (robust ** (dynamics["robustness"] + 1) / variance) ** dynamics["inverse_temperature"]
-    unnormalised = unnormalised.tril()
-    total = unnormalised.sum(-1)
-    # the frequencies of the model are in float32
-    assert_same(output.attentions[0], (unnormalised / total[..., None]).to(torch.float64), 1e-6)
-    assert_same(output.log_precisions[0].double(), total.log(), 1e-6)
+    query, key, _ = states(block.attention, block.attention_norm(output.hidden_states[0]).detach())
+    dynamics = {name: value.detach() for name, value in block.attention.dynamics().items()}
+    rows = np.concatenate([np.eye(9), np.zeros((9, 9))], -1) + np.zeros((*query.shape[:2], 9, 18))
+    decayed, log_precision = oracle.filter_attention(query, key, rows, **dynamics, rotate_values=False)
+    lag = torch.arange(9.0)[:, None] - torch.arange(9.0)
+    left = (-dynamics["decay"][:, None, None] * lag.clamp(min=0)).exp()
+    assert_near(output.attentions[0].detach() * left, decayed[..., :9], 1e-6)  # frequencies in float32
+    assert_near(output.log_precisions[0].detach(), log_precision, 1e-6)
 
 
 @pytest.mark.parametrize("name", ["m2-sc-rfa", "b1-rope", "x6-content-dynamics"])

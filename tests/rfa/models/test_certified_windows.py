@@ -87,16 +87,6 @@ def steep(name="x2-riccati-alibi", **overrides):
     return model
 
 
-WAYS = {
-    "greedy": {},
-    "beams": {"num_beams": 3},
-    "prefill in pieces": {"prefill_chunk_size": 37},
-    "lookup": {"prompt_lookup_num_tokens": 5},
-    "left padding": {"attention_mask": (torch.arange(130) >= torch.tensor([[0], [90]])).long()},
-    "a cache of fixed size": {"cache_implementation": "static"},
-}
-
-
 def test_generation_warns_once():
     model, ids = steep(), tokens(1, 130)
     for block in model.model.layers:

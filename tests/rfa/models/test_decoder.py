@@ -1,4 +1,4 @@
-"""The decoder: causality, times, padding, loss, tied head, gradient checkpointing."""
+"""The decoder by hand: blocks, loss, tied head, initialisation, gradient checkpointing."""
 
 from contextlib import nullcontext
 
@@ -8,27 +8,7 @@ from cover import cover
 
 import rfa.nn.cache
 
-from .small import EXACT, ONE_OF_EACH, PATHS, RELATIVE, assert_same, small, tokens
-
-
-@pytest.mark.parametrize("name", PATHS)
-def test_causality(name):
-    model, ids = small(name), tokens()
-    changed = ids.clone()
-    changed[:, 5] = (changed[:, 5] + 1) % 61
-    before, after = model(ids).logits, model(changed).logits
-    assert_same(after[:, :5], before[:, :5])
-    assert (after[:, 5:] - before[:, 5:]).abs().amax(-1).min() > 1e-4
-
-
-@pytest.mark.parametrize("name", RELATIVE)
-def test_padding_has_finite_gradients(name):
-    """Rows that see nothing among them."""
-    model, ids = small(name).train(), tokens()
-    mask = torch.ones_like(ids)
-    mask[0, :4], mask[1, :] = 0, 0
-    model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss.backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+from .small import EXACT, ONE_OF_EACH, SIZES, assert_same, small, tokens
 
 
 @pytest.mark.parametrize("ignored", [False, True])
@@ -116,6 +96,16 @@ def test_initialisation_outside_attention():
             # of 16,384 numbers, the deviation of a standard deviation is 0.6 %
             expected = 1.0 if "input_projection" in path else parameter.shape[-1] ** -0.5
             assert parameter.std().item() == pytest.approx(expected, rel=0.04), path
+
+
+@pytest.mark.parametrize(("name", "learned"), [("x3-rotation-riccati", 2), ("x6-content-dynamics", 4)])
+def test_noises_are_learned_as_dynamics(name, learned):
+    """Slopes are noises. The map from the content to dynamics is a projection, and learns as one."""
+    model = small(name)
+    names = {id(parameter): key for key, parameter in model.named_parameters()}
+    found = [names[id(parameter)].rsplit(".", 1)[1] for parameter in model.sde_parameters()]
+    assert len(found) == learned * SIZES["num_hidden_layers"]
+    assert all(key.startswith("raw_") for key in found)
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)

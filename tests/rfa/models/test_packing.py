@@ -163,27 +163,6 @@ def test_a_document_of_a_cache_that_goes_on(name):
             model(ids[:, 3:], past_key_values=cache, attention_mask=mask[:, :, 3:])
 
 
-PADDED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1] * 7 + [0] * 2])
-COUNTING = {
-    "from 0": {"position_ids": torch.arange(9)},
-    "from 7": {"position_ids": torch.arange(7, 16)[None]},
-    "of each row": {"position_ids": torch.stack([torch.arange(9), torch.arange(3, 12)])},
-    "padding counts": {"position_ids": torch.arange(9), "attention_mask": PADDED},
-    "padding does not": {
-        "position_ids": torch.tensor([[1, 1, 1, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 6, 1, 1]]),
-        "attention_mask": PADDED,
-    },
-}
-
-
-@pytest.mark.parametrize("given", COUNTING.values(), ids=COUNTING)
-def test_counting_positions_change_nothing(given):
-    model, ids = small("m2-sc-rfa"), tokens()
-    plain = {name: value for name, value in given.items() if name == "attention_mask"}
-    kept = plain.get("attention_mask", torch.ones_like(ids)).bool()
-    assert torch.equal(model(ids, **given).logits[kept], model(ids, **plain).logits[kept])
-
-
 def test_positions_beside_a_cache():
     """Those of the new tokens, as transformers' generation and many scripts pass them."""
     model, ids = small("m2-sc-rfa"), tokens()

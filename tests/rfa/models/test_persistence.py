@@ -13,10 +13,7 @@ from rfa.models import (
     RFAForCausalLM,
     RFAForMaskedLM,
     RFAForSequenceClassification,
-    RFAForTimeSeries,
     RFAForTokenClassification,
-    RFAModel,
-    RFATimeSeriesConfig,
     preset,
 )
 
@@ -112,17 +109,6 @@ def test_torch_save_and_pickle(name, tmp_path):
     for again in (other, pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
         assert torch.equal(again(ids).logits, expected)
         assert again.lm_head.weight is again.model.embed_tokens.weight
-
-
-def test_models_of_other_kinds_are_pickled():
-    ids, values = tokens(), torch.randn(2, 9, 1)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "span": 9.0, "channels": 1}
-    calls = {kind: (built(kind), (ids,)) for kind in (RFAModel, *KINDS[1:])}
-    calls[RFAForTimeSeries] = RFAForTimeSeries(RFATimeSeriesConfig(**sizes)).eval(), (torch.arange(9.0), values)
-    for kind, (model, given) in calls.items():
-        expected = model(*given)[0]
-        for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-            assert torch.equal(again(*given)[0], expected), kind
 
 
 @cover(1, kind=KINDS, size=[70, 40])

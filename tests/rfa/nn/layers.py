@@ -68,7 +68,6 @@ LAYERS["content"] = (ContentFilterAttention, {})
 WAYS = ["defaults", "m2", "learned", "exponential", "clock, horizon", "unit states", "precision", "noise"]
 WAYS += ["routing with the others", "b3", "clock of slopes", "forget gate", "gains", "as released", "content"]
 WAYS = list(LAYERS) if ALL else WAYS
-UNTURNED = ("plain", "b2", "learned slopes", "forget gate", "content")  # no frequencies, or phases of their own
 IRREGULAR = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0, 7.5, 9.0], dtype=torch.float64)
 CHUNKS = (4, 1, 1, 2, 1)
 
@@ -113,7 +112,6 @@ SITUATIONS = {
         "times": torch.cat([IRREGULAR[:5], IRREGULAR[:4]]),
     },
 }
-KEPT = torch.ones(2, 9, dtype=torch.bool)
 
 
 # Changes of a cache's rows, and the two rows of the batch that each leaves

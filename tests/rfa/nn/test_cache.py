@@ -49,23 +49,6 @@ def test_a_row_whose_first_chunk_is_padding_counts_from_its_first_key():
     assert cache.origin.tolist() == [[times[0, 0]], [times[1, 6]]]
 
 
-def test_layers_share_the_times_of_their_cache():
-    """One layer after the other, at each chunk; another one may come later, and must be given the same times."""
-    layers, x = [build(name) for name in ("defaults", "b2", "riccati")], hidden(length=9)
-    with torch.no_grad():
-        wholes = [layer(x, times=IRREGULAR) for layer in layers]
-        cache = FilterCache()
-        for start, end in ((0, 4), (4, 5), (5, 9)):
-            for i, layer in enumerate(layers[:2]):
-                part = layer(x[:, start:end], past_key_values=cache, layer_index=i, times=IRREGULAR[:end])
-                torch.testing.assert_close(part, wholes[i][:, start:end], rtol=EXACT, atol=EXACT)
-        with pytest.raises(ValueError, match=r"times: got key 1 .*, as the cache holds it"):
-            layers[2](x[:, :4], past_key_values=cache, layer_index=2)
-        part = layers[2](x[:, :4], past_key_values=cache, layer_index=2, times=IRREGULAR[:4])
-        torch.testing.assert_close(part, wholes[2][:, :4], rtol=EXACT, atol=EXACT)
-        assert torch.equal(cache.times[0], IRREGULAR)
-
-
 def test_times_of_one_row_may_become_those_of_each():
     layer, x = build("defaults"), hidden(length=9)
     each = IRREGULAR.expand(2, -1).clone()

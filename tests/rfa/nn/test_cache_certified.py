@@ -1,8 +1,6 @@
 """A cache that drops old keys changes no estimate by more than it says, and refuses what it cannot serve then."""
 
-import copy
 import math
-import pickle
 
 import pytest
 import torch
@@ -102,28 +100,6 @@ def test_rows_of_the_batch(how, chunks):
     assert cache.layers[0].decoding.uncertified.shape == (len(rows), HEADS)
     assert cache.uncertified == 0
     assert_near(rest, layer, x[rows], 190)
-
-
-COPIES = {
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda cache: pickle.loads(pickle.dumps(cache)),
-    "inference": lambda cache: cache,  # from inference mode to none
-}
-
-
-@cover(1, how=COPIES, chunks=[(1,) * 50, (7, 43)])
-def test_it_goes_on_elsewhere(how, chunks):
-    layer, x = build(), tokens()
-    with torch.inference_mode() if how == "inference" else torch.no_grad():
-        _, cache = read(layer, x, TOKEN_BY_TOKEN[: LENGTH - 79], dropping())
-    other = COPIES[how](cache)
-    assert other.layers[0].dropped > 0
-    rest, _ = read(layer, x, chunks, other, start=190)
-    assert_near(rest, layer, x, 190)
-    if how in ("deepcopy", "pickle"):
-        assert cache.get_seq_length() == 190
-        again, _ = read(layer, x, chunks, cache, start=190)
-        assert torch.equal(again, rest)
 
 
 def test_crop():

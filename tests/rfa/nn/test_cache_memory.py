@@ -1,69 +1,13 @@
 """What enters the cache is turned once; nothing of the past, nor what a graph holds, is touched again."""
 
-import sys
-
-import pytest
 import torch
 from cover import cover
-from ops.written import Written
 
-import rfa.dynamics
-import rfa.nn.dot_product_attention
 from rfa.nn import FilterCache
-from rfa.nn import cache_layer as phases
-from rfa.nn.cache_layer import Buffer, Turns
+from rfa.nn.cache_layer import Buffer
 
 from .by_hand import EXACT, hidden
-from .layers import IRREGULAR, UNTURNED, WAYS, build, mask_of_left_padding, read
-
-
-@pytest.fixture
-def turned(monkeypatch):
-    """The lengths of everything that is turned: by `Turns`, whose phases are made ahead, or by `rotation_of_heads`."""
-    lengths, original = [], rfa.dynamics.rotation_of_heads
-
-    def recorded(frequency, times):
-        lengths.append(times.shape[-1])
-        return original(frequency, times)
-
-    applied = Turns._applied
-    monkeypatch.setattr(Turns, "_applied", lambda self, x, way: lengths.append(x.shape[-2]) or applied(self, x, way))
-    for module in [module for path, module in sys.modules.items() if path.startswith("rfa.")]:
-        if module is not phases and getattr(module, "rotation_of_heads", None) is original:
-            monkeypatch.setattr(module, "rotation_of_heads", recorded)
-    return lengths
-
-
-@cover(
-    1,
-    given=[{}, {"times": IRREGULAR}, {"key_mask": mask_of_left_padding(2, 0)}],
-    name=[name for name in WAYS if name not in UNTURNED],
-)
-def test_the_past_is_never_turned_again(name, given, turned):
-    layer, x = build(name), hidden(length=9)
-    with torch.no_grad():
-        _, cache = read(layer, x, (4,), **{k: v[..., :4] for k, v in given.items()})
-        assert 4 in turned
-        turned.clear()
-        before = cache.layers[0].keys.clone(), cache.layers[0].values.clone()
-        read(layer, x, (1,) * 5, cache, start=4, **given)
-    assert set(turned) <= {1}
-    assert turned
-    assert torch.equal(cache.layers[0].keys[:, :, :4], before[0])
-    assert torch.equal(cache.layers[0].values[:, :, :4], before[1])
-
-
-@pytest.mark.parametrize("name", ["m2", "riccati", "b1", "b2", "b3"])
-def test_the_cost_of_a_token_is_linear_in_the_past(name):
-    layer, cost = build(name), {}
-    for length in (64, 256):
-        x = hidden(length=length + 2)
-        with torch.no_grad():
-            _, cache = read(layer, x, (length, 1))  # the room for the next one is made
-            with Written() as written:
-                read(layer, x, (1,), cache, start=length + 1)
-        cost[length] = written.total
-    assert cost[256] < 4.05 * cost[64]
+from .layers import build, read
 
 
 def test_writing_copies_only_to_make_room():

@@ -11,7 +11,7 @@ from rfa.nn import DotProductAttention, RobustFilterAttention, alibi_slopes
 from rfa.nn.projections import LEAST_RATE
 
 from .by_hand import EXACT, assert_near, dot_product, hidden, merged, perturb, softplus, states
-from .layers import M2
+from .layers import IRREGULAR, M2
 from .test_content import whereabouts
 
 SIZE, HEADS = 16, 2
@@ -34,16 +34,6 @@ def layer_of(name, dtype=torch.float64, clock="content", **options):
     build = RobustFilterAttention if name in FILTERS else DotProductAttention
     chosen = {**(FILTERS.get(name) or PRODUCTS[name]), **options}
     return perturb(build(SIZE, HEADS, clock=clock, **chosen)).to(dtype)
-
-
-def without_clock(layer, name, rate=None):
-    """The same layer by the given times, its clock left out or set to one rate."""
-    if rate is not None:
-        torch.nn.init.zeros_(layer.clock.weight)
-        torch.nn.init.constant_(layer.clock.bias, float(np.log(np.expm1(rate - LEAST_RATE))))
-    other = layer_of(name, layer.query_projection.weight.dtype, clock="times")
-    other.load_state_dict({n: x for n, x in layer.state_dict().items() if not n.startswith("clock.")})
-    return other
 
 
 def clock_by_hand(layer, x, times):
@@ -77,19 +67,12 @@ def test_a_filter_by_hand_at_the_times_of_its_clock(backend, name, irregular):
     assert_near(layer(x, times=given), expected, max(tolerance, 1e-9))
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_dot_products_by_hand_at_the_times_of_their_clock(name):
+@cover(1, name=PRODUCTS, given=[None, IRREGULAR[:7]])
+def test_dot_products_by_hand_at_the_times_of_their_clock(name, given):
     layer, x = layer_of(name), hidden()
-    clock = clock_by_hand(layer, x, np.arange(7.0)[None])
-    assert_near(layer(x), dot_product(layer, x, times=clock, **PRODUCTS[name]), 1e-6)  # float32 frequencies
-
-
-@cover(1, rate=[1.0, 2.5], name=[*FILTERS, *PRODUCTS])
-def test_a_constant_clock_is_the_layer_at_other_times(name, rate):
-    layer, x, times = layer_of(name), hidden(), whereabouts("irregular", 7)["times"]
-    other = without_clock(layer, name, rate)
-    torch.testing.assert_close(layer(x), other(x, times=rate * torch.arange(7.0)), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(layer(x, times=times), other(x, times=rate * times), rtol=1e-9, atol=1e-9)
+    clock = clock_by_hand(layer, x, (torch.arange(7.0) if given is None else given).numpy()[None])
+    expected = dot_product(layer, x, times=clock, **PRODUCTS[name])
+    assert_near(layer(x, times=given), expected, 1e-6)  # float32 frequencies
 
 
 def test_a_new_clock_shows_the_given_times():

@@ -1,4 +1,4 @@
-"""Content-dependent dynamics: the isotropic layer as its constant case, token-by-token recursions, gradients, scans."""
+"""Content-dependent dynamics: a walk along the path of tokens, gradients, extremes."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from cover import cover
 from ops import oracle
 
-from rfa.nn import ContentFilterAttention, RobustFilterAttention
+from rfa.nn import ContentFilterAttention
 
 from .by_hand import (
     EXACT,
@@ -18,7 +18,6 @@ from .by_hand import (
     softplus,
     states,
 )
-from .layers import M2
 
 SIZE, HEADS, MODES = 16, 2, 8
 BACKENDS = {"reference": (torch.float64, EXACT), "cpu": (torch.float32, 1e-5)}
@@ -32,58 +31,24 @@ def layer_with(dtype=torch.float64, content=True, seed=1, **options):
     return layer.to(dtype)
 
 
-def isotropic(layer, **options):
-    """`m2`'s layer with the dynamics that all tokens of a layer without content share."""
-    dynamics = layer.dynamics
-    token, _ = dynamics(dynamics.rates(torch.zeros(1, 1, SIZE, dtype=dynamics.weight.dtype)))
-    frequency, decay = token.frequency[0, ..., 0].detach(), token.decay[0, :, 0].detach()
-    other = RobustFilterAttention(SIZE, HEADS, frequency=frequency, decay=decay, **M2, **options).to(decay.dtype)
-    kept = {name: value for name, value in layer.state_dict().items() if not name.startswith("dynamics.")}
-    kept |= {f"dynamics.{name}": value for name, value in layer.dynamics.state_dict().items() if "raw" in name}
-    kept["dynamics.raw_process_noise"] = layer.dynamics.bias.view(HEADS, -1)[:, 1]
-    kept |= {f"dynamics.{name}": other.dynamics.state_dict()[name] for name in ("frequency", "decay")}
-    kept["dynamics.noise_floor"] = layer.dynamics.noise_floor
-    other.load_state_dict(kept)
-    return other
-
-
 def whereabouts(kind, length):
     generator = torch.Generator().manual_seed(3)
     times = positive(generator, 2, length, low=0.1, high=2.0).cumsum(-1)
     mask = torch.rand(2, length, generator=generator) > 0.3
     segments = torch.randint(0, 3, (2, length), generator=generator)
     return {
-        "uniform": {},
-        "irregular": {"times": times[0]},
         "times of each row": {"times": times},
-        "masked": {"key_mask": mask},
-        "masked, irregular": {"key_mask": mask, "times": times},
-        "packed": {"segment_ids": segments.sort(-1).values, "times": times},
         "interleaved and masked": {"segment_ids": segments, "key_mask": mask},
     }[kind]
 
 
-WHERE = ["uniform", "irregular", "times of each row", "masked", "masked, irregular", "packed", "interleaved and masked"]
-
-
-@cover(where=WHERE, weight=["student_t", "exponential"], backend=BACKENDS)
-def test_constant_content_is_the_isotropic_layer(backend, weight, where):
-    dtype, tolerance = BACKENDS[backend]
-    layer = layer_with(dtype, content=False, weight=weight, backend=backend)
-    other = isotropic(layer, weight=weight, backend=backend)
-    x, given = hidden(length=37, dtype=dtype), whereabouts(where, 37)
-    torch.testing.assert_close(layer(x, **given), other(x, **given), rtol=tolerance, atol=tolerance)
-
-
-def test_it_begins_as_the_isotropic_layer():
-    layer = ContentFilterAttention(SIZE, HEADS).double()
-    x = hidden()
-    expected = isotropic(layer)(x)
-    torch.testing.assert_close(layer(x), expected, rtol=EXACT, atol=EXACT)
-    found = isotropic(layer).dynamics()
-    default = RobustFilterAttention(SIZE, HEADS).dynamics()
-    np.testing.assert_allclose(oracle.as_array(found["frequency"]), oracle.as_array(default["frequency"]), rtol=1e-5)
-    np.testing.assert_allclose(oracle.as_array(found["decay"]), 1e-6, rtol=1e-5)  # both default heads do not decay
+def test_initial_values():
+    """As of the layer without content, at the steady state 0.1."""
+    dynamics = ContentFilterAttention(SIZE, HEADS, decay=torch.tensor([0.05, 0.3])).dynamics
+    assert not dynamics.weight.any()
+    np.testing.assert_allclose(softplus(dynamics.bias.view(HEADS, -1)[:, 1].detach()), [0.01, 0.06], rtol=1e-5)
+    for name, value in {"key_noise": 1, "query_noise": 1, "robustness": 4, "inverse_temperature": 1}.items():
+        np.testing.assert_allclose(softplus(getattr(dynamics, f"raw_{name}").detach()), value, rtol=1e-5)
 
 
 def by_hand(layer, x, times, weight):

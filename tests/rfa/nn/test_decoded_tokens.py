@@ -8,7 +8,6 @@ import torch
 from cover import cover
 
 from rfa.nn import FilterCache, RobustFilterAttention
-from rfa.ops import prior
 from rfa.ops.backends import compiled_decoding
 from rfa.ops.cpu import decoding as compiled
 
@@ -106,28 +105,6 @@ def test_each_number_in_half_precision(dtype):
     assert torch.equal(keys, (key.float() * factor).to(dtype))
 
 
-def test_it_follows_changes_of_the_cache(decoded):
-    """Fewer tokens, other rows, and tokens of another way in between."""
-    layer, plain = build(), build(backend="reference")
-    x = torch.randn(3, 20, HEADS * MODES)
-    cache, reference = FilterCache(), FilterCache()
-    for each, model in ((cache, layer), (reference, plain)):
-        model(x[:, :8], past_key_values=each)
-        model(x[:, 8:9], past_key_values=each)
-        each.crop(-2)
-        each.reorder_cache(torch.tensor([2, 0, 1]))
-        model(x[:, 9:12], past_key_values=each)
-        each.reorder_cache(torch.tensor([0, 2]))
-    last = x[:2, 12:13]
-    expected = plain(last, past_key_values=reference)
-    before = len(decoded)
-    torch.testing.assert_close(layer(last, past_key_values=cache), expected, rtol=1e-4, atol=1e-5)
-    assert len(decoded) == before + 1
-    expected = r"^past_key_values: got keys of batch 2, .* expected batch 1"
-    with pytest.raises(ValueError, match=expected):
-        layer(last[:1], past_key_values=cache)
-
-
 def test_a_cache_whose_memory_moves(decoded):
     """The addresses of the last token are not taken again; a moved, a copied and a stored cache go on by themselves."""
     layer, plain, x = build(), build(backend="reference"), torch.randn(2, 30, HEADS * MODES)
@@ -192,28 +169,6 @@ def test_elsewhere_the_operator_decodes(name, decoded):
     pieces += [layer(x[:, i : i + 1], past_key_values=cache, **until(i + 1)) for i in (7, 8)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), layer(x, **given), rtol=1e-4, atol=1e-5)
     assert not decoded
-
-
-PADDED = {  # of 24 keys; whether tables of lags serve, or sums along the keys
-    "on the left": (torch.arange(24)[None] >= torch.tensor([[0], [5]]), True),
-    "between": (torch.arange(24)[None] != torch.tensor([[30], [7]]), False),
-    "one key": (torch.arange(24)[None] >= torch.tensor([[0], [23]]), True),
-}
-
-
-@pytest.mark.parametrize("name", PADDED)
-def test_padding_under_the_riccati_prior(name, monkeypatch):
-    """No sums along all keys at each token where no key is absent between two."""
-    mask, served = PADDED[name]
-    layer, plain = build(), build(backend="reference")
-    x, summed, path = torch.randn(2, 24, HEADS * MODES), [], prior.separable_path
-    monkeypatch.setattr(prior, "separable_path", lambda problem: (summed.append(problem), path(problem))[1])
-    cache = FilterCache()
-    pieces = [layer(x[:, :20], past_key_values=cache, key_mask=mask[:, :20])]
-    pieces += [layer(x[:, i : i + 1], past_key_values=cache, key_mask=mask[:, : i + 1]) for i in range(20, 24)]
-    found, expected = torch.cat(pieces, dim=1), plain(x, key_mask=mask)
-    torch.testing.assert_close(found[mask], expected[mask], rtol=1e-4, atol=1e-5)
-    assert bool(summed) is not served
 
 
 def test_a_recorded_program_does_not_decode_in_compiled_code():

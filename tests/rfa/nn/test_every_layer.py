@@ -7,7 +7,7 @@ from cover import cover
 from rfa.nn.dynamics import FullPrecision
 
 from .by_hand import EXACT, assert_near, hidden
-from .layers import KEPT, LAYERS, SITUATIONS, WAYS, build
+from .layers import LAYERS, SITUATIONS, WAYS, build
 
 SEGMENTS = torch.tensor([[5, 5, 2, 2, 2, 5, 9]])  # one of them in two parts
 GIVEN = ["default times", "irregular", "each row its own", "padding longer than a chunk", "a gap", "segments"]
@@ -54,20 +54,30 @@ def test_nothing_to_see_gives_the_bias(name):
 @cover(1, situation=GIVEN, name=LAYERS)
 def test_gradients_in_single_precision(name, situation):
     """On fused kernels where there are some, against the reference in float64: of the input and every parameter."""
+    assert_gradients_of_the_reference(name, 9, **SITUATIONS[situation])
+
+
+@pytest.mark.parametrize("name", ["forget gate", "gains", "clock of slopes", "c7", "gates and clock"])
+def test_gradients_over_several_blocks_of_keys(name):
+    assert_gradients_of_the_reference(name, 37)
+
+
+def assert_gradients_of_the_reference(name, length, **given):
     single, double = build(name, torch.float32), build(name, backend="reference")
     double.load_state_dict(single.state_dict())
-    x, given, found = hidden(length=9, dtype=torch.float32), SITUATIONS[situation], []
+    x, found = hidden(length=length, dtype=torch.float32), []
+    kept = given.get("key_mask", torch.ones(2, length, dtype=torch.bool))[..., None]
     for layer in (single, double):
         dtype = layer.query_projection.weight.dtype
         start = x.detach().clone().to(dtype).requires_grad_()
-        target = hidden(seed=9, length=9).to(dtype) * given.get("key_mask", KEPT)[..., None]
+        target = hidden(seed=9, length=length).to(dtype) * kept
         layer(start, **given).mul(target).sum().backward()
         found.append({"input": start.grad, **{n: p.grad for n, p in layer.named_parameters()}})
     for parameter, exact in found[1].items():
         assert exact.isfinite().all(), parameter
         assert exact.any() or parameter == "key_projection.bias", parameter
         scale = max(1.0, float(exact.abs().max()))
-        assert float((found[0][parameter] - exact).abs().max()) / scale < 1e-4, parameter  # sums over 9 x 9 pairs
+        assert float((found[0][parameter] - exact).abs().max()) / scale < 1e-4, parameter  # sums over pairs
 
 
 @cover(1, cast=["bfloat16", "half"], name=WAYS)

@@ -67,6 +67,8 @@ def test_the_step_is_the_gain_times_the_innovation(irregular):
     s = np.exp(log_precision) ** tempering
     gain = gamma2 * s / (1 + gamma2 * s)
     assert ((gain > 0) & (gain < 1)).all()
+    begun = RobustFilterAttention(SIZE, HEADS, step="precision", **M2).dynamics
+    assert torch.equal(begun.tempering(), torch.ones(HEADS))
     expected = merged(layer, gain[..., None] * (estimate - value))
     assert_near(layer(x, times=times), expected, 1e-6)  # noise_floor is made in float32
 
@@ -79,18 +81,6 @@ def test_the_gain_is_that_of_two_gaussians():
     torch.testing.assert_close(gain, s / (s + 1 / gamma2))
     assert (gain.diff() > 0).all()
     assert gain[0] == 0  # no key, no step
-
-
-def test_the_limit_of_no_tempering_is_a_constant_gain():
-    layer, x = build(step="precision"), hidden()
-    assert torch.equal(
-        RobustFilterAttention(SIZE, HEADS, step="precision", **M2).dynamics.tempering(), torch.ones(HEADS)
-    )
-    with torch.no_grad():
-        layer.dynamics.raw_tempering.fill_(-50.0)
-    estimate, _, value = operator_of(layer, x)
-    gamma2 = oracle.as_array(layer.dynamics()["query_noise"])[:, None, None]
-    assert_near(layer(x), merged(layer, gamma2 / (1 + gamma2) * (estimate - value)), 1e-6)
 
 
 # E.3 Drift and measurement bias ------------------------------------------------------------------------------------
@@ -199,8 +189,6 @@ def test_routing_by_hand(irregular, noise, source_prior):
 
 
 # What holds for every extension --------------------------------------------------------------------------------------
-
-DEFAULTS = {"tie_key_value": False, "step": "learned", "noise": "constant", "aggregation": "consensus"}
 
 
 def test_noise_on_irregular_times_has_no_fused_backend():

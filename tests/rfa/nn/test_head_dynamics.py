@@ -30,34 +30,6 @@ def values(dynamics):
     return {name: oracle.as_array(value) for name, value in dynamics().items()}
 
 
-def test_initial_values_are_the_table():
-    found = values(HeadDynamics(FREQUENCY, DECAY))
-    expected = {
-        "frequency": FREQUENCY,
-        "decay": DECAY,
-        "process_noise": [2 * 0.2 * 0.1, 1e-6],  # steady state 0.1; the floor where mu = 0
-        "key_noise": [1, 1],
-        "query_noise": [1, 1],
-        "noise_floor": [0.01, 0.01],
-        "robustness": [4, 4],
-        "inverse_temperature": [1, 1],
-    }
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], oracle.as_array(value), **STORED, err_msg=name)
-
-
-def test_the_layers_own_bank_and_decay():
-    """SC-RFA by formula: a partitioned bank of conjugate pairs, head 0 slowest; mu = 0.05 max omega, two zero heads."""
-    heads, modes = 4, 6
-    found = values(RobustFilterAttention(heads * modes, heads).dynamics)
-    bank = sorted(10000.0 ** (-m / (heads * modes // 2)) for m in range(heads * modes // 2))
-    for head in range(heads):
-        band = bank[head * modes // 2 : (head + 1) * modes // 2]
-        np.testing.assert_allclose(found["frequency"][head], [s * w for w in band for s in (1, -1)], rtol=1e-6)
-        np.testing.assert_allclose(found["decay"][head], 0 if head < 2 else 0.05 * max(band), rtol=1e-6)
-
-
 def test_positive_parameters_are_stored_through_softplus():
     dynamics = HeadDynamics(FREQUENCY, DECAY, horizon=0.7, learn_horizon=True, learn_decay=True)
     parameters = dict(dynamics.named_parameters())

@@ -14,7 +14,6 @@ from parallel.processes import together
 from rfa.dynamics import TimeDependentNoise
 from rfa.ops import robust_filter_attention
 from rfa.parallel import fully_sharded, ring_filter_attention, sequence_shard
-from rfa.parallel.context import whole_sequence
 
 LENGTH = 12
 SEGMENTS = torch.tensor([[0] * 5 + [1] + [2] * 6, [3] * 8 + [7] * 4])  # across shards, alone in the middle, at an edge
@@ -93,22 +92,10 @@ def check_three():
     noise = TimeDependentNoise(*torch.tensor(parts).double())
     compare(1e-11, torch.float64, "reference", 0, {}, noise=noise)
     check_bytes()
-    check_held_bytes()
 
 
 def test_ring_is_exact_in_float64():
     together(check_three, 3)
-
-
-def check_held_bytes():
-    """What each process holds of every token: its time and its group, as key and as query."""
-    marks = {"times": irregular_times(1, 2, LENGTH), "key_mask": MASK, "segment_ids": SEGMENTS}
-    own = {name: share(x) for name, x in marks.items()}
-    sizes = {"batch": 2, "length": LENGTH // dist.get_world_size()}
-    positions = whole_sequence(lambda: sizes, torch.device("cpu"), own, None, contiguous=False)[-1]
-    storages = [x.untyped_storage() for x in vars(positions).values() if torch.is_tensor(x)]
-    held = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    assert sum(held.values()) == (2 * 8 + 2 * 4) * 2 * LENGTH
 
 
 def check_bytes():
