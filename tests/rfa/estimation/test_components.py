@@ -6,7 +6,7 @@ import scipy.linalg
 import statsmodels.api as sm
 from statsmodels.tsa.statespace.initialization import Initialization
 
-from rfa.estimation import Autoregression, Cycle, Level, LinearSDE, RobustFilter, Season, Trend
+from rfa.estimation import Autoregression, Cycle, Level, RobustFilter, Season, Trend
 from rfa.estimation.components import StructuralModel
 
 from .series_models import column, dense_log_likelihood, hours, unobserved_components
@@ -233,17 +233,3 @@ def test_the_fit_leaves_a_variance_that_has_gone_to_zero():
     assert 1e-4 < found.parameters[season] < 1e-3
     without = RobustFilter(Trend() + Season(24, 2), robust=False).fit(times, values, fixed={season: 0.0})
     assert found.log_likelihood > without.log_likelihood + 0.5
-
-
-def test_components_join_to_a_linear_sde():
-    model = Trend() + Cycle(name="fast") + Autoregression()
-    parameters = {"sigma2.level": 1.0, "sigma2.trend": 0.1, "sigma2.fast": 0.5, "frequency.fast": 2.0}
-    parameters |= {"damping.fast": 0.9, "sigma2.ar": 0.3, "ar.L1": 0.5}
-    sde = model.to_sde(parameters, 0.2)
-    assert isinstance(sde, LinearSDE)
-    assert list(model.states) == ["level", "trend", "fast", "fast.auxiliary", "ar"]
-    step = sde.transition(1.0)
-    turn = 0.9 * np.array([[np.cos(2), np.sin(2)], [-np.sin(2), np.cos(2)]])
-    np.testing.assert_allclose(step, scipy.linalg.block_diag([[1.0, 1.0], [0.0, 1.0]], turn, [[0.5]]), atol=1e-12)
-    noise = scipy.linalg.block_diag([[1 + 0.1 / 3, 0.05], [0.05, 0.1]], 0.5 * np.eye(2), [[0.3]])
-    np.testing.assert_allclose(sde.covariance(1.0), noise, atol=1e-12)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cover import slow
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -296,6 +297,7 @@ def one_graph() -> None:
         torch.testing.assert_close(eager, compiled, rtol=2e-2, atol=1e-4)
 
 
+@slow
 def test_one_graph(tmp_path: Path) -> None:
     """In a process of its own: the shape checks of the tests, which users do not have, cannot be traced."""
     done = python("from ops.triton import test_host; test_host.one_graph()", tmp_path)
