@@ -89,7 +89,7 @@ NEVER_SEEN = {  # the sine of a wave whose half period is the step; states held 
 
 @pytest.mark.parametrize("case", NEVER_SEEN.values(), ids=NEVER_SEEN)
 def test_states_that_no_reading_sees(in_torch, case):
-    """The likelihood of one dense Gaussian and of statsmodels. Forecasts between readings are finite."""
+    """The likelihood of one dense Gaussian. Forecasts between readings are finite."""
     model, times, values, exog = case
     model = StructuralModel.of(model)
     fixed = {name: 0.1 if name == "sigma2.level" else 0.05 for name in model.parameters} | {"sigma2.irregular": 1.0}
@@ -102,12 +102,6 @@ def test_states_that_no_reading_sees(in_torch, case):
     between = found.forecast(times[-1] + np.array([0.5, 1.5]), exog=None if exog is None else exog[-2:])
     assert np.isfinite([between.mean, between.variance]).all()
     assert (np.abs(between.mean) < 100).all()
-    if times is GRID and isinstance(model.components[0], Level):
-        seasons = [{"period": each.period, "harmonics": each.harmonics} for each in model.components[1:]]
-        specification = {"freq_seasonal": seasons, "exog": exog, "mle_regression": False}
-        theirs = sm.tsa.UnobservedComponents(values, "llevel", use_exact_diffuse=True, **specification)
-        expected = theirs.loglike([fixed.get(name, 0.05) for name in theirs.param_names])
-        assert found.log_likelihood == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_damped_trend():

@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from cover import cover
 from scipy.linalg import solve_discrete_are
 
 from . import oracle
-from .problems import EXACT, PRIORS, WEIGHTS, assert_same, attend, irregular_times, problem, within
+from .problems import EXACT, assert_same, attend, irregular_times, problem, within
 
 # Nothing but "robustness" in the penalty: with the exponential kernel 1e14 leaves it below 1e-12 (nu -> infinity).
 NO_PENALTY = {"weight": "exponential"}
@@ -56,33 +55,6 @@ def test_rope_is_the_noiseless_undecayed_limit(timed, backend):
     rotated = scores.softmax(-1) @ rope(inputs["value"], inputs["frequency"], times)
     options["rotate_values"] = True
     assert_same(attend(inputs, backend, **options)[0], rope(rotated, -inputs["frequency"], times), backend)
-
-
-@cover(1, prior=PRIORS, weight=WEIGHTS)
-def test_a_trajectory_is_its_own_estimate(weight, prior, backend):
-    """Keys and values on one noiseless trajectory: every transported value agrees, whatever the weights."""
-    inputs = problem(4, keys=6)
-    inputs["decay"] = torch.tensor([0.0, 0.3], dtype=torch.float64)
-    times = irregular_times(4, 6)
-    start = torch.complex(*inputs["value"][:, :, :1].chunk(2, -1))
-    rate = torch.complex(-inputs["decay"][:, None].expand(2, 3), inputs["frequency"])
-    path = start * torch.exp(rate[:, None] * times[:, None])
-    inputs["value"] = torch.cat([path.real, path.imag], -1)
-    assert_same(attend(inputs, backend, times=times, weight=weight, prior=prior)[0], inputs["value"], backend)
-    # The same trajectory as query and key: residuals vanish and log s is the sum of the prior weights.
-    inputs["query"] = inputs["key"] = inputs["value"]
-    output, log_precision = attend(inputs, backend, times=times, weight=weight, prior=prior)
-    assert_same(output, inputs["value"], backend)
-    if prior == "lyapunov":
-        lag = times[:, None] - times
-        mu, sigma2, eta2, floor, beta = (
-            inputs[n].view(2, 1, 1)
-            for n in ("decay", "process_noise", "key_noise", "noise_floor", "inverse_temperature")
-        )
-        grown = torch.where(mu > 0, (1 - torch.exp(-2 * mu * lag)) / (2 * mu), lag)
-        variance = sigma2 * grown + eta2 * torch.exp(-2 * mu * lag) + floor
-        mass = torch.where(lag >= 0, variance.clamp(min=1e-6) ** -beta, 0.0)
-        assert_same(log_precision, mass.sum(-1).log().expand(2, 2, 6), backend)
 
 
 def steady_gain(mu, sigma2, r, dt):

@@ -1,12 +1,7 @@
 """What is no number reaches the queries that see it, and nothing else: no other estimate and no other gradient."""
 
-import pytest
 import torch
 from cover import cover
-from nn.by_hand import hidden
-from nn.layers import build
-
-from rfa.appendix import CoupledFilterAttention, TensorFilterAttention
 
 from .problems import attend, irregular_times, problem
 
@@ -51,30 +46,73 @@ def test_earlier_queries(name, bad, timed, turned, backend):
         assert bool(log_precision[0, 0, seeing].isnan().all())
 
 
-def coupled(x):
+def dense_operators():
+    """By name, estimates of a query, keys and values `(1, 2, length, 8)` of one length, causal, in float64."""
+    from rfa.appendix.coupled import Observations, PredictionWeights, Process, coupled_filter_attention
+    from rfa.appendix.tensor import tensor_filter_attention
+    from rfa.ops.content import Noises, TokenDynamics, content_filter_attention
+    from rfa.ops.dot_product import decayed_dot_product_attention
+    from rfa.ops.positions import checked_positions
+    from rfa.ops.routing import gaussian_parameters, located_posterior_routing
+
+    one, modes = torch.ones(2, dtype=torch.float64), torch.rand(2, 4, dtype=torch.float64)
+    noises = {n: 0.3 * one for n in ("process_noise", "key_noise", "query_noise", "noise_floor")}
+    weights = {"robustness": 4 * one, "inverse_temperature": one}
+
+    def at(x):
+        return checked_positions(1, x.shape[2], x.shape[2], x.device, None)
+
+    def content(q, k, v):
+        decay = torch.full(q.shape[:3], 0.2, dtype=torch.float64)
+        frequency = modes[None, :, :, None].expand(1, 2, 4, q.shape[2])
+        dynamics = TokenDynamics(decay, decay, frequency)
+        given = {"positions": at(q), "noises": Noises(*[one] * 5), "dynamics": dynamics}
+        return content_filter_attention(q, k, v, **given, backend="reference")
+
+    def coupled(q, k, v):
+        times = torch.arange(q.shape[2], dtype=torch.float64)[None]
+        process, seen = Process(0.2 * one, modes, one, one, one), Observations(k, v, times, None)
+        return coupled_filter_attention(
+            q,
+            seen,
+            seen,
+            target_process=process,
+            auxiliary_process=process,
+            coupling=one,
+            prediction_weights=PredictionWeights(*[one] * 4),
+        )
+
+    def tensor(q, k, v):
+        per_mode = {n: modes + 0.1 for n in ("decay", "frequency", "process_noise", "key_noise", "query_noise")}
+        return tensor_filter_attention(q, k, v, **per_mode, noise_floor=one, **weights)
+
+    def dot_product(q, k, v):
+        turned = {"frequency": modes, "rotate_values": True}
+        return decayed_dot_product_attention(q, k, v, positions=at(q), decay=one, **turned, backend="reference")
+
+    def routing(q, k, v):
+        parameters = gaussian_parameters(decay=one, frequency=modes, **noises)
+        return located_posterior_routing(at(q), q, k, v, torch.ones_like(v), parameters)
+
+    return {f.__name__: f for f in (content, coupled, tensor, dot_product, routing)}
+
+
+@cover(1, name=["query", "key", "value"], operator=["content", "coupled", "tensor", "dot_product", "routing"])
+def test_earlier_queries_of_the_other_operators(operator, name):
     torch.manual_seed(0)
-    return CoupledFilterAttention(16, 2, auxiliary_size=16).double()(x, x)
+    attend_dense = dense_operators()[operator]
+    states = dict(zip(("query", "key", "value"), torch.randn(3, 1, 2, 9, 8, dtype=torch.float64), strict=True))
 
+    def early():
+        leaves = [x.clone().requires_grad_() for x in states.values()]
+        output = attend_dense(*leaves)
+        return output, [output[:, :, :6].detach(), *torch.autograd.grad(output[:, :, :6].square().sum(), leaves)]
 
-def anisotropic(x):
-    torch.manual_seed(0)
-    return TensorFilterAttention(16, 2).double()(x)
-
-
-OTHERS = {name: lambda x, name=name: build(name, backend="reference")(x) for name in ("content", "b3", "routing")}
-OTHERS |= {"coupled": coupled, "anisotropic": anisotropic}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_earlier_tokens_of_other_layers(name):
-    found = []
-    for number in (0.0, torch.nan):
-        x = hidden(length=9)
-        x[0, 6, 2] = number
-        output = OTHERS[name](x.requires_grad_())
-        early = output[:, :6]
-        (gradient,) = torch.autograd.grad(early.square().sum(), x)
-        found.append([early.detach(), gradient[:, :6], output[1].detach()])
-    assert bool(output[0, 6].isnan().any())
-    for clean, spoilt in zip(*found, strict=True):
-        torch.testing.assert_close(spoilt, clean)
+    _, clean = early()
+    states[name] = states[name].clone()
+    states[name][0, 1, 6, 2] = torch.nan
+    output, found = early()
+    for wanted, actual in zip(clean, found, strict=True):
+        torch.testing.assert_close(actual, wanted)
+    assert bool(output[0, 1, 6].isnan().any())
+    assert bool(output[0, 0].isfinite().all())

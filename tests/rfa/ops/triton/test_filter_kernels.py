@@ -30,7 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     "a head too fast to fold": {"length": 130, "decays": (0.5, 0.01, 3.0)},
     "queries that are keys": {"length": 130, "scale": 4.0, "copies": True, "dtype": FP16},
     "no decay, a large exponent": {"length": 130, "decays": (0.0, 0.0, 0.0), "robustness": 23.0},
-    "padding": {"length": 130, "present": (130, 70)},
+    "padding": {"length": 70, "present": (70, 6)},
     **{f"{n} keys": {"length": n, "dtype": FP16, "decays": (0.004,)} for n in (64, 127)},
     "one weight near 1": {"length": 70, "scale": 5.0, "copies": True, "dtype": FP16, "exponents": (12.0,) * 3},
     # without rotation and decay: else the distance of copies is that of their rounding
@@ -272,6 +272,7 @@ def test_gradients_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(errors) < of_parameters, errors
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter runs one program after another")
 def test_repeatable() -> None:
     """Two backward passes agree bit by bit."""
     states, parameters = _problem(130, 130, BF16, (0.0, 0.05), 1.0, 2.0, False, None)
