@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from cover import slow
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -100,6 +101,7 @@ torch.testing.assert_close(torch.from_numpy(found), Operator(parameters)(**state
 """
 
 
+@slow
 def test_to_onnx_by_the_reference(tmp_path):
     """Which "auto" takes, whatever runs here: ONNX has no fused kernels. `test_backends.py` asks for one by name."""
     pytest.importorskip("onnxruntime")

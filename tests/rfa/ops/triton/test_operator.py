@@ -9,7 +9,7 @@ from rfa.ops.prior import kernel_prior
 from rfa.ops.problem import Options, Parameters, Problem
 
 from ..problems import PARAMETERS, irregular_times, located, problem
-from .fused_problems import DEVICE, needs_triton, rounded, triton_attention
+from .fused_problems import DEVICE, needs_triton, rounded
 
 pytestmark = needs_triton
 pairs_operator = pytest.importorskip("rfa.ops.triton.pairs_operator")
@@ -43,17 +43,3 @@ def test_opcheck_of_the_gradient():
     out, log_sum = torch.ops.rfa.pairs_forward(*given)
     incoming = torch.ones_like(out), torch.ones_like(log_sum), out, log_sum, True
     torch.library.opcheck(torch.ops.rfa.pairs_backward, (*incoming, *given))
-
-
-@pytest.mark.parametrize(("queries", "keys"), [(0, 4), (3, 0)])
-def test_nothing_to_see(queries, keys):
-    inputs = rounded(problem(batch=1, queries=queries, keys=keys, modes=8), torch.float32)
-    leaves = {n: x.to(DEVICE).requires_grad_(n != "frequency") for n, x in inputs.items()}
-    query_times = torch.arange(float(queries), dtype=torch.float64, device=DEVICE)
-    times = torch.arange(float(keys), dtype=torch.float64, device=DEVICE)
-    out, log_precision = triton_attention(**leaves, times=times, query_times=query_times)
-    assert out.shape == (1, 2, queries, 16)
-    assert not out.any()
-    assert (log_precision == -torch.inf).all()
-    out.sum().backward()
-    assert not any(leaves[n].grad.any() for n in ("query", "key", "value"))
