@@ -76,25 +76,16 @@ def test_steps_follow_the_calendar_of_the_index():
     assert str(filter.forecast(1).times[0])[:10] == "2022-01-31"
 
 
-CALENDAR = {
-    "month ends": (pd.date_range("2019-12-31", periods=5, freq="ME"), pd.offsets.MonthEnd(1)),
-    "doubled": (pd.date_range("2020-01-01", periods=7, freq="MS").repeat(2), pd.DateOffset(months=1)),
-    "no rule": (pd.DatetimeIndex(["2020-01-01", "2020-02-03", "2020-02-10", "2020-05-05"]), None),
-}
-
-
-@pytest.mark.parametrize(("dates", "step"), CALENDAR.values(), ids=CALENDAR)
-def test_the_step_of_the_calendar(dates, step):
-    """A forecast of steps has it, where no index has a frequency."""
-    sensor = ["a", "b"] * 7 if not dates.is_unique else None
-    fixed = {"level": 0.1} | ({"sigma2.irregular": 1.0} if sensor is None else {})
-    filter = RobustFilter(Level()).fit(dates.to_numpy(), np.arange(float(len(dates))), sensor=sensor, fixed=fixed)
-    if step is not None:
-        expected = [dates[-1] + k * step for k in (1, 2, 3)]
-        assert pd.DatetimeIndex(filter.forecast(3, sensor=sensor and "a").times).tolist() == expected
-    else:
-        with pytest.raises(ValueError, match="without a frequency"):
-            filter.forecast(3)
+def test_steps_without_a_frequency_follow_the_dates():
+    """Ends of months, two sensors at each date; dates without a rule have no next one."""
+    ends = pd.date_range("2019-12-31", periods=5, freq="ME")
+    fixed = {"sigma2.level": 0.1}
+    filter = RobustFilter(Level()).fit(ends.repeat(2).to_numpy(), np.arange(10.0), sensor=["a", "b"] * 5, fixed=fixed)
+    expected = [ends[-1] + k * pd.offsets.MonthEnd(1) for k in (1, 2, 3)]
+    assert pd.DatetimeIndex(filter.forecast(3, sensor="a").times).tolist() == expected
+    dates = pd.DatetimeIndex(["2020-01-01", "2020-02-03", "2020-02-10", "2020-05-05"]).to_numpy()
+    with pytest.raises(ValueError, match="without a frequency"):
+        RobustFilter(Level()).fit(dates, np.arange(4.0), fixed=fixed).forecast(3)
 
 
 ROUNDED = {

@@ -5,7 +5,6 @@ Most tests launch nothing: what stands for a compiled kernel notes its name.
 
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -203,18 +202,6 @@ def test_a_second_launch_hands_over_what_the_first_did() -> None:
     for _ in range(2):
         launch(7, "x", None)
     assert kernel.calls[0] == kernel.calls[1]
-
-
-@pytest.mark.parametrize(("kilobytes", "channels", "stages"), [(99, 128, 2), (227, 128, 3), (99, 64, 3)])
-def test_cards_with_little_shared_memory_have_fewer_stages(
-    monkeypatch: pytest.MonkeyPatch, kilobytes: int, channels: int, stages: int
-) -> None:
-    """What they hold is compiled in `test_compiled_kernels.py`."""
-    card = SimpleNamespace(shared_memory_per_block_optin=1024 * kilobytes)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    plan = SimpleNamespace(channels=channels, width=channels, fast=True, device="cuda")
-    found = [operator.Plan._tiles(plan, name) for name in ("forward", "query", "query without parameters")]
-    assert [tiles["STAGES"] for tiles in found] == [stages] * 3
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN")  # of the interpreter
