@@ -44,7 +44,8 @@ CHECKED += ["rfa.integrations.replace_attention"]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")  # before rfa is imported
 # Where shapes are checked: these call every annotated function of these; everywhere it takes half of all time.
 SHAPES_CHECKED = ("rfa/dynamics/", "rfa/nn/", "rfa/ops/test_filter_attention_closed_forms")
-SHAPES_CHECKED += ("rfa/estimation/test_shapes", "rfa/models/test_shapes", "rfa/models/test_time_series")
+SHAPES_CHECKED += ("rfa/estimation/test_stiff", "rfa/estimation/test_readings", "rfa/estimation/test_predict")
+SHAPES_CHECKED += ("rfa/models/test_time_series",)
 SHAPES_CHECKED += ("rfa/appendix/", "rfa/ops/test_content", "rfa/ops/test_routing")
 SHAPES_CHECKED += ("test_architecture",)
 SHAPES_CHECKED += ("rfa/integrations/test_replace_attention",)

@@ -78,27 +78,6 @@ def test_folders_import_only_earlier_folders():
     assert not found, "\n".join(found)
 
 
-def test_checker_finds_violations():
-    for module, is_package, source in (
-        ("rfa.dynamics.covariance", False, "import rfa.ops.prior as prior"),
-        ("rfa.dynamics", True, "from ..ops import prior"),
-        ("rfa.dynamics", False, "def late():\n    from rfa import ops"),
-        ("rfa.dynamics.modes", False, "import torch\ny = torch.nn.functional.softplus(x)"),
-        ("rfa_lab.data.corpora", False, "from rfa_lab.training import train"),
-        ("rfa", True, "from rfa_lab import training"),
-        ("rfa.ops.cpu.forward", False, "from ..reference import dense"),
-        ("rfa.helpers", False, ""),
-    ):
-        assert len(violations(source, module, is_package)) == 1, (module, source)
-    for module, is_package, source in (
-        ("rfa", True, "from rfa.nn import RobustFilterAttention"),
-        ("rfa.nn.layer", False, "from torch import nn\nfrom ..dynamics import modes"),
-        ("rfa.ops.backends", False, "from rfa.ops.reference import dense"),
-        ("rfa_lab.cli", False, "from rfa_lab.recipes import recipe\nimport rfable"),
-    ):
-        assert violations(source, module, is_package) == [], (module, source)
-
-
 SHORT = {  # files under 60 lines, and why they are not part of a neighbour
     "rfa.progress": "the library and the lab say so how far they are",
 }

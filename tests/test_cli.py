@@ -120,15 +120,6 @@ def test_doctor(rfa):
     assert [line for line in out.splitlines() if " is missing: " in line] == reasons
 
 
-@pytest.mark.usefixtures("rocm")
-def test_doctor_of_a_rocm_build(rfa):
-    status, out, err = rfa("doctor")
-    assert (status, err) == (0, "")
-    assert chosen(out)[1:] == ["cuda -> reference"]
-    assert "triton is missing: there is no CUDA device: this PyTorch is built for ROCm" in out
-    assert any(line.split() == ["hip", "7.2.5"] for line in out.splitlines())
-
-
 @slow
 def test_doctor_without_a_compiler(tmp_path):
     """In one line, however narrow the terminal; the warning of `auto` would say it twice."""
@@ -174,22 +165,16 @@ def test_each_fault_is_one_line(fails, corpus, run):
 
 
 def test_bad_run_folders(fails, corpus, run, tmp_path):
-    old, changes = shutil.copytree(run, tmp_path / "run"), {"cut": -40, "newer": None}
+    old = shutil.copytree(run, tmp_path / "run")
     fails("train", "--data", corpus, *SMALL, "--out", "run", says=["run folder run exists", "--resume", "--overwrite"])
     fails("train", "--resume", "--out", "run", "--preset", "b1-rope", "--set", "damping=1", says=["--preset, --set"])
     fails("train", "--resume", "--out", "absent", says="holds no run.json")
-    text = (old / "run.json").read_text()
-    for change, stop in changes.items():
-        (old / "run.json").write_text(text[:stop] if stop else text.replace('"format": 1', '"format": 7'))
-        for begin in (["train", "--resume", "--out"], ["evaluate"], ["generate"]):
-            fails(*begin, "run", says="has format 7, expected 1" if change == "newer" else "is damaged")
-    (old / "run.json").write_text(text)
     (old / "model" / "model.safetensors").write_bytes(b"{}")
-    fails("generate", "run", says="cannot be read")
-    fails("evaluate", "run", says="cannot be read")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("precious")
-    fails("train", "--data", corpus, *SMALL, "--out", "mine", "--overwrite", says="no run folder")
+    for command in ("generate", "evaluate"):
+        fails(command, "run", says="cannot be read")
+    (old / "run.json").write_text((old / "run.json").read_text().replace('"format": 1', '"format": 7'))
+    for begin in (["train", "--resume", "--out"], ["evaluate"], ["generate"]):
+        fails(*begin, "run", says="has format 7, expected 1")
 
 
 def test_json_replaces_a_file_and_never_a_folder(rfa, run, tmp_path):

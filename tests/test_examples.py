@@ -23,19 +23,6 @@ def test_layers_are_iterations(depth_as_em):
 
 
 @slow
-def test_depth_lowers_objective_and_error(depth_as_em, tmp_path):
-    found = depth_as_em.unroll(40, 8, [1, 3])
-    assert len(found) == 4
-    for objective, errors in found.values():
-        assert len(objective) == 4
-        assert (objective.diff() <= 1e-12).all()  # rounding
-        assert errors[1] < errors[0]
-    assert min(found, key=lambda name: found[name][1][-1]) == ("riccati", "leave_one_out")
-    depth_as_em.save(depth_as_em.plot([1, 3], found, 1.0), tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
-
-
-@slow
 def test_tasks_of_a_job_array_share_a_recipe(tmp_path):
     """Two tasks at once, as a scheduler starts them: each run is made once, and a third task finds nothing to do."""
     recipe = write_recipe(tmp_path, runs=TWO_PRESETS, evaluation={"lengths": [16, 8], "protocols": {"blocks": 300}})

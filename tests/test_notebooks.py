@@ -62,79 +62,46 @@ def test_figures_of_the_library_appear_in_a_notebook(chosen, stays):
     assert done.stdout.strip().lower() == stays
 
 
-def test_co2(run):
+def co2(names):
     """The wrong readings have the least weights, gaps the wider bands, and the Kalman filter the widest."""
-    names = run("co2")[1]
     found, seen, wrong = names["found"], names["seen"], names["wrong"]
-    assert (found.weights.isna() == seen.isna()).all()
-    right = found.weights.drop(found.weights.index[wrong])
-    assert found.weights.iloc[wrong].max() < 0.5 < 0.8 < right.median()
-    assert found.outliers.iloc[wrong].sum() >= 10 >= found.outliers.sum() - 2
+    assert found.weights.iloc[wrong].max() < 0.5 < 0.8 < found.weights.drop(found.weights.index[wrong]).median()
     assert found.variance[seen.isna()].median() > found.variance[seen.notna()].median()
     assert names["kalman"].smooth().variance.median() > 1.5 * found.variance.median()
-    lower, upper = names["robust"].forecast(26).interval(0.9)
-    assert names["later"].between(lower, upper).sum() >= 0.7 * names["later"].count()
-    assert names["past"]["outlier"].iloc[wrong].sum() >= 8
-    assert (
-        names["later"]
-        .between(*(names["combined"][f"rfa-{side}-90"].set_axis(names["later"].index) for side in ("lo", "hi")))
-        .mean()
-        > 0.6
-    )
 
 
-def test_sensors(run):
+def sensors(names):
     """Marks help with zeros and stuck values; spikes need none; a second sensor narrows the dropout's band."""
-    names = run("sensors")[1]
-    table, one, two, fault = (names[name] for name in ("table", "one", "two", "fault"))
-    for kind in ("zeros", "stuck"):
-        assert table["as they are"][kind] > 4 * table["with the marks"][kind]
-    assert table["with the marks"].max() < 1
-    assert names["second"].smooth().outliers[fault == "spike"].all()
-    missing = fault == "missing"
-    assert two.variance[missing].max() < one.variance[missing].max()
-    noises = names["both"].parameters
-    assert noises["sigma2.irregular.roof"] == pytest.approx(0.16, rel=0.3)  # two standard errors of 500 readings: 0.13
-    assert noises["sigma2.irregular.wall"] == pytest.approx(1.0, rel=0.3)
-    assert names["seen"].weight[fault == "spike"].dropna().max() < 0.1
+    table, missing = names["table"], names["fault"] == "missing"
+    assert (table["as they are"][["zeros", "stuck"]] > 4 * table["with the marks"][["zeros", "stuck"]]).all()
+    assert names["second"].smooth().outliers[names["fault"] == "spike"].all()
+    assert names["two"].variance[missing].max() < names["one"].variance[missing].max()
 
 
-def test_tracking(run):
-    """The robust track is the better one, live and looking back, and far fixes have no weight."""
-    names = run("tracking")[1]
-    truth = names["truth"][:, :2]
-
-    def error(found):
-        return (found.mean[:, :2] - truth).square().sum(-1).mean().sqrt()
-
-    assert error(names["robust"]) < error(names["kalman"])
-    assert error(names["smooth"]) < 0.7 * error(names["kalman_smooth"])
-    assert error(names["again"]) < error(names["kalman_smooth"])
-    assert names["weights"][names["distance"] > 8].max() < 0.1 < 0.7 < names["weights"].nanmedian()
-    in_gap = names["robust"].covariance[names["gap"], 0, 0]
-    assert (in_gap.diff() > 0).all()
-    assert (names["smooth"].covariance[names["gap"], 0, 0] < in_gap).all()
+def tracking(names):
+    """The robust track is the better one, live and looking back."""
+    pairs, truth = (("robust", "kalman"), ("smooth", "kalman_smooth")), names["truth"][:, :2]
+    for robust, kalman in pairs:
+        errors = [(names[name].mean[:, :2] - truth).square().sum(-1).mean() for name in (robust, kalman)]
+        assert errors[0] < errors[1]
 
 
-def test_attention(run):
-    """Past the start the Kalman filter's weights are the Riccati prior's line; wrong keys are believed by none."""
-    names = run("attention")[1]
+def attention(names):
+    """Past the start the Kalman filter's weights are the Riccati prior's line."""
     line = names["log_gain"] + names["log_rest"] * names["steps"]
     torch.testing.assert_close(names["kalman"].log()[:20], line[:20], atol=1e-4, rtol=0)
-    weights = names["A"][50:]
-    right = weights[:, [19, 21, 40, 42]].min()
-    assert weights[:, [20, 41]].max() < right
-    late = slice(50, None)
-    errors = [(names[name] - names["states"])[late].norm(dim=-1).mean() for name in ("riccati", "out")]
-    assert errors[0] < 0.7 * errors[1]
 
 
-@slow
-def test_learn_a_filter(run):
-    """Training lowers the loss, and forecasts are far better than the mean, whose squared error is a half."""
-    names = run("learn-a-filter")[1]
-    losses = [loss for _, loss in names["losses"]]
-    assert sum(losses[-5:]) / 5 < losses[0] - 0.5
+def learn_a_filter(names):
+    """Forecasts are far better than the mean, whose squared error is a half."""
     errors = {name: torch.stack(found).double().mean() for name, found in names["squares"].items()}
-    assert errors["robust filter"] < errors["Kalman filter"]
-    assert max(errors.values()) < 0.1
+    assert errors["robust filter"] < errors["Kalman filter"] < 0.1
+
+
+CLAIMS = {"co2": co2, "sensors": sensors, "tracking": tracking, "attention": attention}
+CLAIMS["learn-a-filter"] = learn_a_filter
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_notebook_says_of_its_results_holds(run, name):
+    CLAIMS[name](run(name)[1])

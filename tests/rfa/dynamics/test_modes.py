@@ -6,10 +6,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.linalg import expm
 
 from rfa.dynamics import (
-    decay_kernel,
     partitioned_frequencies,
     rope_frequencies,
     rotary_frequencies,
@@ -55,18 +53,6 @@ def test_far_times_keep_float32_accuracy():
     actual = rotate(x, frequency, times)
     assert actual.dtype == torch.float32
     np.testing.assert_allclose(actual, rotated(x, frequency, times, 1), rtol=0, atol=2e-6)
-
-
-def test_rotation_and_decay_are_the_matrix_exponential():
-    """exp(A tau) of the real 2x2 process of one mode."""
-    mu, omega = 0.3, 1.7
-    x = torch.tensor([[[[0.8, -1.1]]]], dtype=torch.float64)
-    for tau in (0.0, 0.4, 3.0):
-        lag = torch.tensor([tau], dtype=torch.float64)
-        frequency = torch.tensor([[omega]], dtype=torch.float64)
-        moved = decay_kernel(torch.tensor(mu, dtype=torch.float64), lag) * rotate(x, frequency, lag)
-        expected = expm(np.array([[-mu, -omega], [omega, -mu]]) * tau) @ x.numpy().ravel()
-        np.testing.assert_allclose(moved.ravel(), expected, rtol=0, atol=1e-13)  # expm's own error
 
 
 def test_banks_of_conjugate_pairs():

@@ -34,41 +34,15 @@ def test_regime_is_the_sign_of_alpha():
         assert (alpha < 0) == (case is DIFFUSIVE)
 
 
-def test_diffusive_forms():
-    alpha, beta = alpha_beta(*DIFFUSIVE)
-    shrunk = -alpha * np.exp(-2 * DIFFUSIVE[0] * LAGS.numpy())
-    expected = -np.log(beta) - np.log(1 - shrunk / beta)
-    np.testing.assert_allclose(bias(*as_tensors(*DIFFUSIVE), LAGS), expected, rtol=ROUNDING, atol=ROUNDING)
-    mu, sigma2, eta2, floor = as_tensors(*DIFFUSIVE)
-    actual = gate(mu, sigma2, eta2, floor, as_tensors(QUERY_NOISE)[0], LAGS)
-    np.testing.assert_allclose(actual, 1 / (beta + QUERY_NOISE - shrunk), rtol=ROUNDING)
-    assert bool((actual.diff() < 0).all())  # a closing gate
-
-
-@pytest.mark.parametrize("case", [INTEGRATIVE, STRONG])
-def test_integrative_forms(case):
-    """A mirrored softplus and a sigmoid."""
+@pytest.mark.parametrize("case", CASES)
+def test_bias_and_gate_have_one_exponential(case):
+    """Sigma = beta + alpha exp(-2 mu tau): a gate that closes where alpha < 0, and opens otherwise."""
     alpha, beta = alpha_beta(*case)
-    lags = LAGS.numpy()
-    expected = -np.log(beta) - np.logaddexp(0, np.log(alpha / beta) - 2 * case[0] * lags)
-    np.testing.assert_allclose(bias(*as_tensors(*case), LAGS), expected, rtol=ROUNDING, atol=ROUNDING)
-    beta += QUERY_NOISE
-    sigmoid = 1 / (1 + np.exp(np.log(alpha / beta) - 2 * case[0] * lags))
-    actual = gate(*as_tensors(*case), as_tensors(QUERY_NOISE)[0], LAGS)
-    np.testing.assert_allclose(actual, sigmoid / beta, rtol=ROUNDING)
-    assert bool((actual.diff() > 0).all())  # an opening gate
-
-
-def test_zero_decay_bias_is_logarithmic_and_its_start_linear():
-    sigma2, eta2, floor = 0.3, 0.5, 0.1
-    beta = eta2 + floor
-    actual = bias(*as_tensors(0.0, sigma2, eta2, floor), LAGS)
-    np.testing.assert_allclose(
-        actual, -np.log(beta) - np.log1p(sigma2 / beta * LAGS.numpy()), rtol=ROUNDING, atol=ROUNDING
-    )
-    short = torch.tensor([0.0, 1e-4], dtype=torch.float64)
-    drop = bias(*as_tensors(0.0, sigma2, eta2, floor), short).diff().item()
-    assert drop == pytest.approx(-sigma2 / beta * 1e-4, rel=1e-4)  # second order: sigma^2 tau / (2 beta) = 2.5e-5
+    variance = beta + alpha * np.exp(-2 * case[0] * LAGS.numpy())
+    np.testing.assert_allclose(bias(*as_tensors(*case), LAGS), -np.log(variance), rtol=ROUNDING, atol=ROUNDING)
+    found = gate(*as_tensors(*case), as_tensors(QUERY_NOISE)[0], LAGS)
+    np.testing.assert_allclose(found, 1 / (variance + QUERY_NOISE), rtol=ROUNDING)
+    assert bool((found.diff() * np.sign(alpha) > 0).all())
 
 
 @pytest.mark.parametrize("case", [INTEGRATIVE, STRONG])

@@ -43,7 +43,6 @@ VALUES = {"sigma2.level": 0.01, "sigma2.trend": 1e-5, "damping.trend": 0.9, "sig
 VALUES |= {"sigma2.cycle": 0.2, "frequency.cycle": 0.7, "damping.cycle": 0.95}  # others: 1
 CASES = {
     "level": (Level(), 500, ("fill value",)),
-    "autoregression with regressors": (Level() + Autoregression(), 500, ("exog",)),
     "cycle with known noises": (Level() + Cycle(), 500, ("offset", "noise")),
     "rows of C": (Trend(), 500, ("observation",)),
     "Kalman filter": (Level() + Season(24.0), 500, ("Kalman",)),

@@ -11,24 +11,6 @@ from rfa.estimation.robust_estimator import RobustWeight
 from .models import irregular_times, matrix, papers_estimate
 
 
-def test_weights_are_posterior_mean_inverse_scales():
-    """`E[1 / s | d^2]` under `s ~ InvGamma(nu / 2, nu / 2)`, by integration: `(nu + m) / nu` times the weight."""
-    nu, size = 5.0, 3
-    distance = torch.linspace(0, 30, 5, dtype=torch.float64)
-    weights = RobustWeight(nu, 1.0, size).log_weight(distance).exp() * (nu + size) / nu
-    for d2, weight in zip(distance.tolist(), weights.tolist(), strict=True):
-        posterior = scipy.stats.invgamma((nu + size) / 2, scale=(nu + d2) / 2)
-        assert weight == pytest.approx(posterior.expect(lambda s: 1 / s), rel=1e-6)
-
-
-@pytest.mark.parametrize("penalty", ["power", "welsch"])
-def test_weights_are_slopes_of_the_penalty(penalty):
-    robust_weight = RobustWeight(4.0, None, 2, penalty)
-    distance = torch.linspace(0, 20, 9, dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(robust_weight.cost(distance).sum(), distance)
-    torch.testing.assert_close(slope, robust_weight.log_weight(distance).exp().detach(), rtol=1e-12, atol=0)
-
-
 @pytest.mark.parametrize(
     ("robust_weight", "seen"),
     [

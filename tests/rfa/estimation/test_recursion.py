@@ -12,7 +12,7 @@ from cover import cover, some
 from rfa.estimation import LinearSDE, robust_estimate
 from rfa.estimation.gaussian import NoiseScale, infer_scale
 
-from .models import irregular_times, matrix, trend
+from .models import irregular_times, matrix
 
 KALMAN = {"nu": math.inf}
 
@@ -99,18 +99,6 @@ def test_a_jump_is_followed_and_a_wrong_start_forgotten(what, size):
         found = robust_estimate(level(), times, seen, direction=direction)
         assert (found.mean - states)[:, at + after :].abs().max() < 4
         assert at == 0 or (found.mean - states)[:, :at].abs().max() < 4
-
-
-def test_the_filter_does_not_see_the_future():
-    sde = trend()
-    times = irregular_times(40)
-    seen = sde.simulate(times, torch.Generator().manual_seed(1), (0.2, 30.0), sample_shape=(3,)).observations
-    seen[:, 20:] += 50.0
-    whole = robust_estimate(sde, times, seen)
-    for length in (1, 5, 21, 24, 33):
-        part = robust_estimate(sde, times[:length], seen[:, :length])
-        torch.testing.assert_close(part.mean, whole.mean[:, :length], rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(part.covariance, whole.covariance[:, :length], rtol=1e-9, atol=1e-9)
 
 
 def level(noise: float = 1.0) -> LinearSDE:

@@ -16,7 +16,7 @@ from cover import cover
 from statsmodels.stats.diagnostic import acorr_ljungbox
 from statsmodels.stats.stattools import jarque_bera
 
-from rfa.estimation import Autoregression, Level, RobustFilter, Season, Trend, robust_estimate, robust_filter
+from rfa.estimation import Autoregression, Level, RobustFilter, Season, Trend, robust_estimate
 
 from .series_models import column
 
@@ -98,21 +98,6 @@ def test_readings_almost_without_noise_have_no_negative_variance():
         assert (found.variance >= 0).all()
         assert np.isfinite(found.interval(0.9)).all()
         np.testing.assert_allclose(found.mean, values, atol=0.1 if robust else 1e-3)
-
-
-def test_an_update_filters_one_reading(monkeypatch):
-    lengths = []
-
-    def recorded(problem, *rest, of=robust_filter.filter_readings):
-        lengths.append(len(problem))
-        return of(problem, *rest)
-
-    times, values, _ = simulated(40)
-    found = RobustFilter(Level()).fit(times, values, fixed={"level": 0.2, "sigma2.irregular": 1.0})
-    monkeypatch.setattr(robust_filter, "filter_readings", recorded)
-    for later in (1.0, 2.0, 3.0):
-        found.update(times[-1] + later, 0.0)
-    assert lengths == [40, 2, 2, 2]  # the last reading's row is there again, without its value
 
 
 def test_several_sensors_read_at_once():

@@ -8,7 +8,6 @@ import torch
 from cover import cover
 
 from rfa.estimation import Autoregression, Cycle, Level, RobustFilter, Season, Trend
-from rfa.estimation.components import StructuralModel
 
 MODELS = {
     "level": lambda unit: Level(),
@@ -87,32 +86,6 @@ def test_a_stationary_component_alone_explains_a_series_far_from_zero(offset, un
         found = RobustFilter(Autoregression()).fit(times, spoilt)
         assert (found.filter().outliers == (spoilt != values)).all()
         np.testing.assert_allclose(found.smooth().mean, offset + level, atol=4)
-
-
-@cover(1, offset=[5.0, 30.0, 300.0], model=[Season(12.0), Season(7.0, 2), Autoregression() + Cycle(8.0)])
-def test_a_robust_fit_of_a_clean_series_is_at_least_as_good_as_kalmans(model, offset):
-    """The models have no level, so at first the readings look wrong."""
-    months, random = np.arange(120), np.random.default_rng(10)
-    values = offset + np.sin(2 * np.pi * months / 12) + 0.5 * random.normal(size=120)
-    values += (0.3 * random.normal(size=120)).cumsum()
-    robust, gaussian = (RobustFilter(model, way).fit(months, values) for way in (True, False))
-    assert robust.log_likelihood > gaussian.log_likelihood - 0.1
-    assert not robust.filter().outliers.any()
-
-
-def test_parameters_can_be_given_back():
-    """A wave that does not fade has a factor next to 1."""
-    times = np.arange(150.0)
-    for seed in range(2):
-        values = 3 * np.sin(2 * np.pi * times / 8) + 0.1 * np.random.default_rng(seed).normal(size=150)
-        for model in (Level() + Cycle(8.0), Autoregression(), Level() + Autoregression()):
-            found = RobustFilter(model, robust=False).fit(times, values)
-            again = RobustFilter(model, robust=False).fit(times, values, fixed=found.parameters)
-            assert again.log_likelihood == pytest.approx(found.log_likelihood, abs=1e-3)
-            same = StructuralModel.of(model).to_sde(found.parameters, found.parameters["sigma2.irregular"])
-            torch.testing.assert_close(same.dynamics, found.sde.dynamics, rtol=1e-3, atol=1e-12)
-    found.parameters["sigma2.irregular"] = -1.0  # a copy
-    assert found.parameters["sigma2.irregular"] > 0
 
 
 @cover(1, robust=[True, False], model=[Level() + Season(24.0, 1), Season(24.0, 1) + Autoregression()])

@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from rfa.forecasting.figure import chosen_series, forecast_figure, save, styled
-from rfa_lab.report.figures import plain_numbers
 
 
 @pytest.fixture(autouse=True)
@@ -46,19 +45,6 @@ def test_every_format_shows_the_same(figure, tmp_path, monkeypatch):
     monkeypatch.setattr(figure, "savefig", saved)
     save(figure, tmp_path / "f.pdf", tmp_path / "f.png")
     assert places[0] == places[1]
-
-
-@pytest.mark.parametrize(("low", "high"), [(68, 84), (68.3, 680), (15, 4_000)])
-def test_perplexities_can_be_read_off(low, high):
-    figure, axes = plt.subplots()
-    axes.plot([1, 2], [low, high])
-    plain_numbers(axes)
-    figure.canvas.draw()
-    bottom, top = axes.get_ylim()
-    ticks = [float(label.get_text()) for label in axes.get_yticklabels() if label.get_text()]
-    shown = [tick for tick in ticks if bottom <= tick <= top]
-    assert 4 <= len(shown) <= 12
-    assert shown[0] < low * (high / low) ** 0.3  # also where the best models are
 
 
 DAYS = pd.date_range("2024-01-01", periods=7, tz="Europe/Paris")

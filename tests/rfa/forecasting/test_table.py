@@ -302,24 +302,12 @@ YMD_H = [(date[:4], date[5:7], date[8:10], date[11:13]) for date in HOURS]
     ("text", "time", "options", "said"),
     [
         ("\n".join(f"{d},{k}" for k, d in enumerate(HOURS)), "1", {"no_header": True, "values": None}, []),
-        (
-            "\n".join(f"{d};{k},0" for k, d in enumerate(HOURS)),
-            "1",
-            {"no_header": True, "values": None},
-            ["separator", "numbers"],
-        ),
         (  # NDBC
             "#YY  MM DD hh mm a\n#yr  mo dy hr mn m\n"
             + "".join(f"{y} {m} {d} {h} 00 {k}.0\n" for k, (y, m, d, h) in enumerate(YMD_H)),
             ["#YY", "MM", "DD", "hh", "mm"],
             {"skip_bad_rows": True},
             ["separator: space", "rows: 1 of 5 left out"],
-        ),
-        (  # ERDDAP, and a footer
-            "time,a\nUTC,m\n" + "".join(f"{date},{k}\n" for k, date in enumerate(HOURS)) + 'mean,1.5\n"a, b, c",,,\n',
-            "time",
-            {"skip_bad_rows": True},
-            ["rows: 3 of 7 left out as bad ones"],
         ),
         (  # LibreView
             "Glucose Data,Generated on,2024\n\nTime,Record Type,,Note,Note2,a\n"
@@ -335,21 +323,7 @@ YMD_H = [(date[:4], date[5:7], date[8:10], date[11:13]) for date in HOURS]
             {"comment": "#"},
             [],
         ),
-        (  # psql, with a time that is none
-            " _time | a \n-------+---\n"
-            + "".join(f" {date} | {k}\n" for k, date in enumerate(HOURS))
-            + " 2024-02-30 00:00 | 7\n(4 rows)\n\n",
-            "_time",
-            {"skip_bad_rows": True},
-            ["separator: '|'", "rows: 3 of 7 left out"],
-        ),
         ("Date,Time,a\n" + "".join(f"{d[:10]},{d[11:]},{k}\n" for k, d in enumerate(HOURS)), ["Date", "Time"], {}, []),
-        (
-            "year,month,day,hour,a\n" + "".join(f"{y},{int(m)},{d},{h},{k}\n" for k, (y, m, d, h) in enumerate(YMD_H)),
-            ["year", "month", "day", "hour"],
-            {},
-            [],
-        ),
         (
             "d,h,a\n" + "".join(f"{d}/{m}/{y},{h}:00,{k}\n" for k, (y, m, d, h) in enumerate(YMD_H)),
             ["d", "h"],

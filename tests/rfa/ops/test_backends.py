@@ -49,6 +49,13 @@ def test_a_named_backend_refuses_what_it_does_not_serve():
         choose_backend("cpu", on_meta["query"].device, torch.float32, (6, 6))
 
 
+def test_an_export_to_onnx_takes_the_reference(monkeypatch):
+    monkeypatch.setattr("rfa.ops.backends._to_onnx", lambda: True)
+    assert choose_backend("auto", "cpu", torch.float32, (6, 6)) == "reference"
+    with pytest.raises(ValueError, match=r"backend: got 'cpu' in an export to ONNX, expected 'auto' or 'reference'"):
+        choose_backend("cpu", "cpu", torch.float32, (6, 6))
+
+
 def test_triton_refuses_what_it_does_not_serve(monkeypatch):
     """Whether or not it can run here, it never falls back."""
     monkeypatch.setattr("rfa.ops.backends.missing", lambda name: None)

@@ -175,18 +175,3 @@ def test_bad_input():
     ):
         with pytest.raises(ValueError, match=rf"^certified: .*{message}"):
             robust_filter_attention(**problem(), certified=1e-3, **options)
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_a_recorded_program_serves_other_lengths():
-    inputs = {name: x.float() for name, x in fading().items()}
-
-    def run(query, key, value, times):
-        given = inputs | {"query": query, "key": key, "value": value}
-        return robust_filter_attention(**given, times=times, prior="riccati", certified=1e-3, backend="cpu")
-
-    example = *(inputs[name][:, :, :200] for name in STATES), torch.arange(200.0)
-    recorded = torch.jit.trace(run, example, check_trace=False)
-    states = [inputs[name][:, :, :301] for name in STATES]
-    exact = robust_filter_attention(**inputs | dict(zip(STATES, states, strict=True)), prior="riccati", backend="cpu")
-    torch.testing.assert_close(recorded(*states, torch.arange(301.0)), exact, rtol=1e-4, atol=1e-4)

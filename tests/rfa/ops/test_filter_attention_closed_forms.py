@@ -5,13 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from cover import cover
 from scipy.linalg import solve_discrete_are
 
-from rfa.dynamics import bias, gate
-
 from . import oracle
-from .problems import EXACT, PRIORS, WEIGHTS, assert_same, attend, irregular_times, problem, within
+from .problems import EXACT, assert_same, attend, irregular_times, problem, within
 
 # Nothing but "robustness" in the penalty: with the exponential kernel 1e14 leaves it below 1e-12 (nu -> infinity).
 NO_PENALTY = {"weight": "exponential"}
@@ -54,42 +51,10 @@ def test_rope_is_the_noiseless_undecayed_limit(timed, backend):
     options = {"weight": "exponential", "rotate_values": False, **({"times": times} if timed else {})}
     assert_same(attend(inputs, backend, **options)[0], expected, backend)
 
-    by_torch = torch.nn.functional.scaled_dot_product_attention(
-        q * scale[:, None, None], k, inputs["value"], is_causal=True, scale=1.0
-    )
-    assert_same(attend(inputs, backend, **options)[0], by_torch, backend)
-
     # Turning the values as well is RoPER.
     rotated = scores.softmax(-1) @ rope(inputs["value"], inputs["frequency"], times)
     options["rotate_values"] = True
     assert_same(attend(inputs, backend, **options)[0], rope(rotated, -inputs["frequency"], times), backend)
-
-
-@cover(1, prior=PRIORS, weight=WEIGHTS)
-def test_a_trajectory_is_its_own_estimate(weight, prior, backend):
-    """Keys and values on one noiseless trajectory: every transported value agrees, whatever the weights."""
-    inputs = problem(4, keys=6)
-    inputs["decay"] = torch.tensor([0.0, 0.3], dtype=torch.float64)
-    times = irregular_times(4, 6)
-    start = torch.complex(*inputs["value"][:, :, :1].chunk(2, -1))
-    rate = torch.complex(-inputs["decay"][:, None].expand(2, 3), inputs["frequency"])
-    path = start * torch.exp(rate[:, None] * times[:, None])
-    inputs["value"] = torch.cat([path.real, path.imag], -1)
-    assert_same(attend(inputs, backend, times=times, weight=weight, prior=prior)[0], inputs["value"], backend)
-    # The same trajectory as query and key: residuals vanish and log s is the sum of the prior weights.
-    inputs["query"] = inputs["key"] = inputs["value"]
-    output, log_precision = attend(inputs, backend, times=times, weight=weight, prior=prior)
-    assert_same(output, inputs["value"], backend)
-    if prior == "lyapunov":
-        lag = times[:, None] - times
-        mu, sigma2, eta2, floor, beta = (
-            inputs[n].view(2, 1, 1)
-            for n in ("decay", "process_noise", "key_noise", "noise_floor", "inverse_temperature")
-        )
-        grown = torch.where(mu > 0, (1 - torch.exp(-2 * mu * lag)) / (2 * mu), lag)
-        variance = sigma2 * grown + eta2 * torch.exp(-2 * mu * lag) + floor
-        mass = torch.where(lag >= 0, variance.clamp(min=1e-6) ** -beta, 0.0)
-        assert_same(log_precision, mass.sum(-1).log().expand(2, 2, 6), backend)
 
 
 def steady_gain(mu, sigma2, r, dt):
@@ -148,29 +113,3 @@ def test_irregular_kalman_filter_in_local_steady_state(backend):
             weights.append(weight)
         assert_complex(output[0, h, :, :], np.array(means)[:, None], backend)
         np.testing.assert_allclose(log_precision[0, h].exp(), weights, rtol=within(EXACT, backend))
-
-
-def weights(inputs, backend, **options):
-    """`A_ij E_ij`, the estimate of identity channels: `(batch, heads, queries, keys)` for an even number of keys."""
-    batch, heads, keys, _ = inputs["key"].shape
-    identity = torch.eye(keys, dtype=torch.float64).expand(batch, heads, keys, keys)
-    return attend({**inputs, "value": identity}, backend, rotate_values=False, **options)[0]
-
-
-NOISES = ("decay", "process_noise", "key_noise", "noise_floor")
-
-
-def test_zero_decay_is_a_gated_and_biased_dot_product(backend):
-    """Appendix C.1 with noise: `B - 2 P~ / nu + 2 P~ cos / nu`, with the bias and the gate of `rfa.dynamics`."""
-    inputs = problem(2, keys=8, modes=3)
-    inputs["query"], inputs["key"] = unit_norm(inputs["query"]), unit_norm(inputs["key"])
-    inputs["decay"].zero_(), inputs["frequency"].zero_()
-    steps = torch.arange(8, dtype=torch.float64)
-    lag = (steps[:, None] - steps).clamp(min=0)
-    mu, sigma2, eta2, floor, gamma2, nu, beta = (
-        inputs[n][:, None, None] for n in (*NOISES, "query_noise", "robustness", "inverse_temperature")
-    )
-    opened = 2 * gate(mu, sigma2, eta2, floor, gamma2, lag) / (3 * nu)
-    score = beta * (bias(mu, sigma2, eta2, floor, lag) - opened + opened * (inputs["query"] @ inputs["key"].mT))
-    expected = score.masked_fill(steps[:, None] < steps, -torch.inf).softmax(-1)
-    assert_same(weights(inputs, backend, weight="exponential"), expected, backend)

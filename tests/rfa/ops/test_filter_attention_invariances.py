@@ -12,12 +12,6 @@ ROUNDING = 1e-11
 SHIFTED = 1e-4
 
 
-def part(inputs, queries=slice(None), keys=slice(None)):
-    """The problem with some of its queries and keys."""
-    picked = {n: inputs[n][:, :, keys] for n in ("key", "value")}
-    return {**inputs, **picked, "query": inputs["query"][:, :, queries]}
-
-
 @cover(
     1, dtype=[torch.float32, torch.float64], prior=PRIORS, causal=[True, False], lead=[(), (2,)], asked=[False, True]
 )
@@ -55,39 +49,6 @@ def test_padding_with_masked_garbage(side, causal, prior, backend):
     mask[:, left : left + 5] = True
     options = {"times": clock, "query_times": times, "key_mask": mask, "causal": causal, "prior": prior}
     assert_same(attend({**inputs, **padded}, backend, **options), expected, backend, ROUNDING)
-
-
-@cover(1, prior=PRIORS, timed=[True, False])
-def test_the_future_changes_nothing_before_it(timed, prior, backend):
-    inputs = problem(9, keys=6)
-    options = {"prior": prior, **({"times": irregular_times(9, 6)} if timed else {})}
-    full = attend(inputs, backend, **options)
-    changed = {n: x.clone() for n, x in inputs.items()}
-    for n in ("query", "key", "value"):
-        changed[n][:, :, 4:] *= -50
-    for x, y in zip(full, attend(changed, backend, **options), strict=True):
-        assert torch.equal(x[:, :, :4], y[:, :, :4])
-        assert not torch.equal(x[:, :, 4:], y[:, :, 4:])
-    if timed:
-        options["times"] = torch.cat([options["times"][:4], options["times"][4:] + 5])
-    # With the Riccati prior too: the gain of a key depends on the interval before it (the first key's apart, below).
-    cut = {n: t[:4] if n == "times" else t for n, t in options.items()}
-    alone = attend(part(inputs, slice(4), slice(4)), backend, **cut)
-    later = attend(inputs, backend, **options)
-    assert_same(tuple(x[:, :, :4] for x in later), alone, backend, ROUNDING)
-
-
-@cover(1, prior=PRIORS, causal=[True, False], timed=[True, False])
-def test_packed_sequences_are_separate_sequences(timed, causal, prior, backend):
-    inputs = problem(10, keys=9)
-    segments = torch.tensor([3, 3, 3, 3, 0, 8, 8, 8, 8]).expand(2, 9)
-    clock = irregular_times(10, 9)
-    options = {"causal": causal, "prior": prior}
-    packed = attend(inputs, backend, segment_ids=segments, **options, **({"times": clock} if timed else {}))
-    for start, stop in [(0, 4), (4, 5), (5, 9)]:
-        times = {"times": clock[start:stop]} if timed else {}
-        alone = attend(part(inputs, slice(start, stop), slice(start, stop)), backend, **options, **times)
-        assert_same(tuple(x[:, :, start:stop] for x in packed), alone, backend, ROUNDING)
 
 
 @cover(1, prior=PRIORS, asked=[False, True])

@@ -8,7 +8,6 @@ from .problems import (
     PRIORS,
     SINGLE,
     STATES,
-    WEIGHTS,
     assert_matches_oracle,
     assert_same,
     attend,
@@ -23,48 +22,17 @@ def with_states_in(inputs, dtype):
     return {n: x.to(dtype) if n in STATES else x for n, x in inputs.items()}
 
 
-def half_problem(dtype, seed=0):
-    """The same rounded numbers in half precision and in float32; the parameters are float32 in both."""
-    half = with_states_in(problem(seed, keys=9, dtype=torch.float32), dtype)
-    return half, with_states_in(half, torch.float32)
-
-
-def assert_rounded(actual, expected, dtype):
-    """One rounding of the result: half a unit in the last place, eps / 2; eps allows for ties decided in float32."""
-    assert actual.dtype == dtype
-    # float16 flushes towards its smallest subnormal 6e-8, and float32 itself is off by 1e-6.
-    torch.testing.assert_close(actual.float(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
-
-
-@cover(1, dtype=HALF, prior=PRIORS, weight=WEIGHTS, causal=[True, False])
-def test_half_precision_accumulates_in_float32(causal, weight, prior, dtype, backend):
-    half, single = half_problem(dtype)
-    for times in (None, irregular_times(0, 9)):
-        options = {"causal": causal, "weight": weight, "prior": prior, "times": times}
-        output, log_precision = attend(half, backend, **options)
-        expected, expected_log = attend(single, backend, **options)
-        assert_rounded(output, expected, dtype)
-        assert log_precision.dtype == torch.float32
-        assert_same(log_precision, expected_log, backend, 1e-6)
-
-
-@cover(1, dtype=HALF, turned=["by autograd", "by the kernel"])
-def test_half_precision_gradients(dtype, turned, backend):
-    """A fused kernel turns the states itself where no frequency is learned."""
-    half, single = half_problem(dtype, 1)
-    gradients = []
-    for inputs in (half, single):
-        names = [n for n in inputs if turned == "by autograd" or n != "frequency"]
-        leaves = {n: inputs[n].clone().requires_grad_() for n in names}
-        output, log_precision = attend({**inputs, **leaves}, backend)
-        gradients.append(torch.autograd.grad(output.float().sum() + log_precision.sum(), list(leaves.values())))
-    for name, actual, expected in zip(names, *gradients, strict=True):
-        assert actual.dtype == half[name].dtype
-        if name in STATES:
-            assert_rounded(actual, expected, dtype)
-        else:
-            # The cotangent of a sum is exact in half precision: float32 sums over 300 pairs in the same order.
-            torch.testing.assert_close(actual, expected, rtol=SINGLE, atol=SINGLE)
+@pytest.mark.parametrize("dtype", HALF)
+def test_half_precision(dtype, backend):
+    """Dtypes of results and gradients, and one rounding; the fuzz command has the numbers of all options."""
+    leaves = {n: x.requires_grad_() for n, x in with_states_in(problem(0, keys=9, dtype=torch.float32), dtype).items()}
+    output, log_precision = attend(leaves, backend)
+    assert (output.dtype, log_precision.dtype) == (dtype, torch.float32)
+    (output.float().sum() + log_precision.sum()).backward()
+    assert {n: x.grad.dtype for n, x in leaves.items()} == {n: x.dtype for n, x in leaves.items()}
+    expected, _ = attend(with_states_in(leaves, torch.float32), backend)
+    # half a unit in the last place; eps allows for ties decided in float32, which itself is off by 1e-6
+    torch.testing.assert_close(output.float(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
 @cover(1, prior=PRIORS, low=HALF)

@@ -74,20 +74,6 @@ def test_query_noise_in_bias(weight, causal, gate, backend):
         assert_matches_oracle(inputs, backend, query_noise_in_bias=True, horizon=horizon, **options)
 
 
-def test_every_nonnegative_parameter_may_be_zero(backend):
-    for zero in ("query_noise", "noise_floor", "key_noise", "decay", "frequency", "process_noise"):
-        inputs = problem(10)
-        inputs[zero] = torch.zeros_like(inputs[zero])
-        for prior in PRIORS if zero != "process_noise" else PRIORS[:1]:
-            assert_matches_oracle(inputs, backend, prior=prior)
-    # The last gain is zero: all keys weigh the same, and the log precision rests on an arbitrary tiny number.
-    inputs["robustness"].fill_(1e12)  # the penalty falls to 1e-12: below EXACT
-    output, log_precision = attend(inputs, backend, prior="riccati", weight="exponential", rotate_values=False)
-    count = torch.arange(1, 6, dtype=torch.float64)[:, None]
-    assert_same(output[:, 0], inputs["value"][:, 0].cumsum(1) / count, backend)  # head 0: decay 0, a plain mean
-    assert bool(torch.isfinite(output).all() & torch.isfinite(log_precision).all())
-
-
 def test_the_default_returns_the_output_alone(backend):
     from rfa.ops import robust_filter_attention
 

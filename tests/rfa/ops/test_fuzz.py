@@ -12,7 +12,7 @@ def fuzz():
 
 def test_random_cases_hold(fuzz, capsys):
     """Of shapes, parameters and options."""
-    cases = 300 if ALL else 40
+    cases = 300 if ALL else 120
     assert fuzz.main(["--cases", str(cases), "--triton-cases", "0", "--certified-cases", "0"]) == 0
     assert f"{cases} cases, 0 faults" in capsys.readouterr().out
 

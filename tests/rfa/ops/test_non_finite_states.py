@@ -3,7 +3,7 @@
 import torch
 from cover import cover
 
-from .problems import PRIORS, WEIGHTS, attend, irregular_times, problem
+from .problems import attend, irregular_times, problem
 
 LENGTH, AT = 140, 130  # the key that is not finite shares its block with keys of other queries
 BAD = [torch.nan, torch.inf]
@@ -44,19 +44,6 @@ def test_earlier_queries(name, bad, timed, turned, backend):
     assert not output[0, 0, seeing].isfinite().all(-1).any()
     if name != "value":
         assert bool(log_precision[0, 0, seeing].isnan().all())
-
-
-@cover(1, prior=PRIORS, weight=WEIGHTS, name=["key", "value"])
-def test_other_segments(name, weight, prior, backend):
-    """Not causal: what hides it is the segment, which changes within its block."""
-    inputs = problem(1, batch=1, heads=1, keys=LENGTH, dtype=torch.float32)
-    segments = torch.arange(LENGTH)[None] % 3
-    options = {"segment_ids": segments, "causal": False, "weight": weight, "prior": prior}
-    rows = segments[0] != segments[0, AT]
-    clean = found(inputs, rows, backend, **options)
-    inputs[name] = inputs[name].clone()
-    inputs[name][0, 0, AT, 1] = torch.nan
-    assert_untouched(clean, found(inputs, rows, backend, **options), name)
 
 
 def dense_operators():

@@ -60,16 +60,6 @@ def test_it_is_the_posterior_mean():
         np.testing.assert_allclose(oracle.as_complex(found[0, head, i].numpy())[0], mean, rtol=1e-8, atol=1e-8)
 
 
-def test_limits_of_the_query_s_noise():
-    """A query without noise stays; one that is noise alone becomes the mean of all sources alike."""
-    inputs = inputs_of(5, keys=5)
-    inputs["frequency"], inputs["decay"] = 0 * inputs["frequency"], 0 * inputs["decay"]
-    mean = inputs["value"].cumsum(2) / torch.arange(1, 6)[:, None]
-    for gamma2, expected in ((1e-12, inputs["query_value"]), (1e12, mean)):
-        inputs["query_noise"] = torch.full_like(inputs["query_noise"], gamma2)
-        torch.testing.assert_close(posterior_routing(**inputs), expected, rtol=1e-9, atol=1e-9)
-
-
 def test_gradients():
     inputs = inputs_of(9, batch=1, keys=4, modes=2)
     inputs["source_rate"] = torch.tensor([0.3, 1.2], dtype=torch.float64)

@@ -1,12 +1,9 @@
 """The operator under time-dependent noise: its variance, its backends, what it refuses."""
 
-import math
-
 import pytest
 import torch
-from scipy import integrate
 
-from rfa.dynamics import TimeDependentNoise
+from rfa.dynamics import TimeDependentNoise, time_dependent_variance
 from rfa.ops import robust_filter_attention
 
 from .problems import EXACT, SINGLE, attend, irregular_times, problem, with_gradients
@@ -23,31 +20,15 @@ def coloured(dtype=torch.float64, **changes):
     return TimeDependentNoise(**{name: torch.tensor(x, dtype=dtype) for name, x in {**NOISE, **changes}.items()})
 
 
-def test_variance_is_the_integral():
-    """One key that meets its query: log s = -beta log Sigma(tau), with Sigma by quadrature."""
+def test_variance_of_one_pair():
+    """One key that meets its query: log s = -beta log Sigma(tau), with V(tau) of `rfa.dynamics`, tested there."""
     inputs = problem(0, batch=1, keys=1)
     inputs["query"], inputs["key"] = 0 * inputs["query"], 0 * inputs["key"]
-    tau = 2.7
-    _, found = attend(
-        inputs,
-        "reference",
-        noise=coloured(),
-        times=torch.tensor([1.0], dtype=torch.float64),
-        query_times=torch.tensor([1.0 + tau], dtype=torch.float64),
-    )
-    for head in range(2):
-        mu, white, eta2, floor, beta = (
-            float(inputs[name][head])
-            for name in ("decay", "process_noise", "key_noise", "noise_floor", "inverse_temperature")
-        )
-        parts = [[float(x) for x in part] for part in zip(*(x[head] for x in coloured()), strict=True)]
-
-        def forcing(s, mu=mu, white=white, parts=parts):
-            waves = (a * math.exp(-kappa * s) * (1 + math.cos(nu * s + psi)) for a, kappa, nu, psi in parts)
-            return math.exp(-2 * mu * (tau - s)) * (white + sum(waves))
-
-        variance = integrate.quad(forcing, 0, tau, epsabs=1e-13)[0] + eta2 * math.exp(-2 * mu * tau) + floor
-        assert math.isclose(float(found[0, head, 0]), -beta * math.log(variance), rel_tol=EXACT)
+    start, tau = torch.tensor([1.0], dtype=torch.float64), torch.tensor(2.7, dtype=torch.float64)
+    _, found = attend(inputs, "reference", noise=coloured(), times=start, query_times=start + tau)
+    accumulated = time_dependent_variance(inputs["decay"], inputs["process_noise"], coloured(), tau)
+    variance = accumulated + inputs["key_noise"] * torch.exp(-2 * inputs["decay"] * tau) + inputs["noise_floor"]
+    torch.testing.assert_close(found[0, :, 0], -inputs["inverse_temperature"] * variance.log(), rtol=EXACT, atol=EXACT)
 
 
 def test_backends_agree_on_uniform_times():

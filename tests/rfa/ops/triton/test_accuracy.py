@@ -6,7 +6,7 @@ from cover import cover, some
 from nn.by_hand import hidden
 from nn.test_clock import layer_of
 
-from ..problems import PRIORS, STATES, WEIGHTS, irregular_times, problem, uniform
+from ..problems import PRIORS, STATES, WEIGHTS, irregular_times, problem
 from .fused_problems import (
     DEVICE,
     assert_accurate,
@@ -31,24 +31,11 @@ def mask(seed, batch, length):
     return present
 
 
-def packed(*lengths):
-    """Segments one after the other, and times that begin anew in each."""
-    segments = torch.cat([torch.full((n,), 3 * i) for i, n in enumerate(lengths)])
-    times = torch.cat([irregular_times(i, n) for i, n in enumerate(lengths)])
-    return segments[None].repeat(2, 1), times
-
-
 @cover(irregular=[False, True], weight=WEIGHTS, prior=PRIORS, causal=[True, False])
 def test_variants(irregular, weight, prior, causal):
     times = irregular_times(0, LENGTH) if irregular else None
     inputs = problem(1, batch=1, keys=LENGTH, modes=8)
     assert_accurate(inputs, times=times, weight=weight, prior=prior, causal=causal)
-
-
-@cover(1, irregular=[False, True], options=[{"gate": False}, {"query_noise_in_bias": True}, {"rotate_values": False}])
-def test_options(irregular, options):
-    times = irregular_times(1, LENGTH) if irregular else None
-    assert_accurate(one_head(2, batch=1, keys=LENGTH), times=times, **options)
 
 
 @pytest.mark.parametrize(
@@ -100,57 +87,10 @@ def test_parameters_in_half_precision(prior):
             torch.testing.assert_close(found[name], expected[name], rtol=2.0**-8, atol=1e-5)
 
 
-@cover(1, prior=PRIORS, irregular=[False, True])
-def test_learned_frequency_and_horizon(prior, irregular):
-    times = irregular_times(2, LENGTH) if irregular else None
-    inputs = one_head(3, batch=1, keys=LENGTH)
-    inputs["horizon"] = uniform(torch.Generator().manual_seed(0), 0.1, 2.0, 1)
-    assert_accurate(inputs, constant=(), times=times, prior=prior)
-
-
-@pytest.mark.parametrize(("prior", "causal"), some([("lyapunov", False), ("lyapunov", True), ("riccati", True)], 2))
-def test_masked_keys(prior, causal):
-    """Uniform times: with the Riccati prior the path, for the gains depend on the mask."""
-    assert_accurate(problem(4, keys=LENGTH, modes=8), key_mask=mask(0, 2, LENGTH), prior=prior, causal=causal)
-
-
-@pytest.mark.parametrize(
-    ("prior", "causal", "queries", "keys"),
-    some(
-        [("lyapunov", True, 40, 7), ("riccati", False, 40, 7), ("lyapunov", False, 1, 35), ("riccati", True, 1, 35)], 2
-    ),
-)
-def test_query_times(prior, causal, queries, keys):
-    """Some before every key, so that their rows are empty when causal; times of each batch entry, or shared."""
-    times, query_times = irregular_times(3, keys), irregular_times(4, 2, queries) - 4
-    if prior == "riccati":
-        times = times.repeat(2, 1)
-    inputs = one_head(7, queries=queries, keys=keys)
-    assert_accurate(inputs, times=times, query_times=query_times, prior=prior, causal=causal)
-
-
 @pytest.mark.parametrize(("modes", "value_modes"), some([(64, 8), (32, 64), (16, 16)], 1))
 def test_head_sizes(modes, value_modes):
     inputs = one_head(8, batch=1, keys=35, modes=modes, value_modes=value_modes)
     assert_accurate(inputs, rotate_values=False)
-
-
-@pytest.mark.parametrize(
-    ("causal", "irregular", "dtype"),
-    some(
-        [
-            (True, True, torch.bfloat16),
-            (True, False, torch.float16),
-            (True, False, torch.bfloat16),
-            (False, False, torch.float16),
-        ],
-        2,
-    ),
-)
-def test_half_precision(causal, irregular, dtype):
-    """70 keys: two blocks of each kernel's half-precision tiles."""
-    times = irregular_times(5, 70) if irregular else None
-    assert_accurate(one_head(9, batch=1, keys=70, modes=16), dtype=dtype, times=times, causal=causal)
 
 
 NOISES = ("process_noise", "key_noise", "query_noise", "noise_floor")

@@ -30,7 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     "a head too fast to fold": {"length": 130, "decays": (0.5, 0.01, 3.0)},
     "queries that are keys": {"length": 130, "scale": 4.0, "copies": True, "dtype": FP16},
     "no decay, a large exponent": {"length": 130, "decays": (0.0, 0.0, 0.0), "robustness": 23.0},
-    "padding": {"length": 130, "present": (130, 70)},
+    "padding": {"length": 70, "present": (70, 6)},
     **{f"{n} keys": {"length": n, "dtype": FP16, "decays": (0.004,)} for n in (64, 127)},
     "one weight near 1": {"length": 70, "scale": 5.0, "copies": True, "dtype": FP16, "exponents": (12.0,) * 3},
     # without rotation and decay: else the distance of copies is that of their rounding
@@ -42,7 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def _problem(
     length: int, queries: int, dtype: torch.dtype, decays: tuple[float, ...], scale: float, robustness: float,
-    copies: bool, horizon: float | None, exponents: tuple[float, ...] | None = None,
+    copies: bool, horizon: float | None, exponents: tuple[float, ...] | None = None, batch: int = 1,
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:  # fmt: skip
     generator = torch.Generator().manual_seed(length)
     heads, channels = len(decays), 16
@@ -54,7 +54,7 @@ def _problem(
         return torch.rand(heads, generator=generator)
 
     base = normal(1, heads, 1, channels)
-    query, key, value = (scale * (base + 0.5 * normal(2, heads, n, channels)) for n in (queries, length, length))
+    query, key, value = (scale * (base + 0.5 * normal(batch, heads, n, channels)) for n in (queries, length, length))
     if copies:
         query = key[:, :, length - queries :].clone()
     parameters = {
@@ -117,17 +117,17 @@ def test_values_and_gradients(name: str) -> None:
     ]
     length, dtype, log_sum = given.pop("length"), given.pop("dtype"), given.pop("log_sum")
     queries, present, size = given.pop("queries", length), given.pop("present", None), given.pop("cotangent", 1.0)
-    compared = given.pop("compared", (0, 1, 2, 3, 4))
+    compared, batch = given.pop("compared", (0, 1, 2, 3, 4)), 1 if DEVICE == "cpu" and present is None else 2
     states, parameters = _problem(
         length, queries, dtype, given.pop("decays"), given.pop("scale"), given.pop("robustness"),
-        given.pop("copies", False), given.pop("horizon", None), given.pop("exponents", None),
+        given.pop("copies", False), given.pop("horizon", None), given.pop("exponents", None), batch,
     )  # fmt: skip
     mask = (
         None
         if present is None
         else torch.arange(length, device=DEVICE)[None] < torch.tensor(present).to(DEVICE)[:, None]
     )
-    positions = checked_positions(2, queries, length, states[0].device, None, None, mask)
+    positions = checked_positions(batch, queries, length, states[0].device, None, None, mask)
     options = Options(**{**given, "log_precision": True})
     assert operator.serves(states[0], Problem(Parameters(**parameters), positions, options))
     actual = _results(states, parameters, options, positions, "triton", log_sum, exact=False, size=size)
@@ -272,10 +272,11 @@ def test_gradients_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(errors) < of_parameters, errors
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter runs one program after another")
 def test_repeatable() -> None:
     """Two backward passes agree bit by bit."""
     states, parameters = _problem(130, 130, BF16, (0.0, 0.05), 1.0, 2.0, False, None)
-    positions = checked_positions(2, 130, 130, states[0].device, None)
+    positions = checked_positions(1, 130, 130, states[0].device, None)
     first, second = (_results(states, parameters, Options(), positions, "triton", False, exact=False) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first[0][2:] + first[1], second[0][2:] + second[1], strict=True))
 

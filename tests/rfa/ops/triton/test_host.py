@@ -5,11 +5,11 @@ Most tests launch nothing: what stands for a compiled kernel notes its name.
 
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from cover import slow
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -204,18 +204,6 @@ def test_a_second_launch_hands_over_what_the_first_did() -> None:
     assert kernel.calls[0] == kernel.calls[1]
 
 
-@pytest.mark.parametrize(("kilobytes", "channels", "stages"), [(99, 128, 2), (227, 128, 3), (99, 64, 3)])
-def test_cards_with_little_shared_memory_have_fewer_stages(
-    monkeypatch: pytest.MonkeyPatch, kilobytes: int, channels: int, stages: int
-) -> None:
-    """What they hold is compiled in `test_compiled_kernels.py`."""
-    card = SimpleNamespace(shared_memory_per_block_optin=1024 * kilobytes)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    plan = SimpleNamespace(channels=channels, width=channels, fast=True, device="cuda")
-    found = [operator.Plan._tiles(plan, name) for name in ("forward", "query", "query without parameters")]
-    assert [tiles["STAGES"] for tiles in found] == [stages] * 3
-
-
 @pytest.mark.filterwarnings("ignore:All-NaN")  # of the interpreter
 def test_a_wrong_parameter_that_is_not_checked_gives_nan() -> None:
     """In its head alone."""
@@ -296,6 +284,7 @@ def one_graph() -> None:
         torch.testing.assert_close(eager, compiled, rtol=2e-2, atol=1e-4)
 
 
+@slow
 def test_one_graph(tmp_path: Path) -> None:
     """In a process of its own: the shape checks of the tests, which users do not have, cannot be traced."""
     done = python("from ops.triton import test_host; test_host.one_graph()", tmp_path)

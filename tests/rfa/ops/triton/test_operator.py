@@ -4,13 +4,12 @@ import pytest
 import torch
 from cover import slow
 
-from rfa.ops import robust_filter_attention
 from rfa.ops.kernel import kernel_inputs, rotation_tables
 from rfa.ops.prior import kernel_prior
 from rfa.ops.problem import Options, Parameters, Problem
 
 from ..problems import PARAMETERS, irregular_times, located, problem
-from .fused_problems import DEVICE, needs_triton, rounded, triton_attention
+from .fused_problems import DEVICE, needs_triton, rounded
 
 pytestmark = needs_triton
 pairs_operator = pytest.importorskip("rfa.ops.triton.pairs_operator")
@@ -44,51 +43,3 @@ def test_opcheck_of_the_gradient():
     out, log_sum = torch.ops.rfa.pairs_forward(*given)
     incoming = torch.ones_like(out), torch.ones_like(log_sum), out, log_sum, True
     torch.library.opcheck(torch.ops.rfa.pairs_backward, (*incoming, *given))
-
-
-def test_compiles_without_graph_breaks():
-    def loss(*given):
-        out, log_sum = torch.ops.rfa.pairs_forward(*given)
-        return out.square().sum() + log_sum.sum()
-
-    given = arguments()
-    learned = [x for x in given if isinstance(x, torch.Tensor) and x.requires_grad]
-    expected = torch.autograd.grad(loss(*given), learned)
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    actual = torch.autograd.grad(compiled(*given), learned)
-    assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
-
-
-@pytest.mark.parametrize(("queries", "keys"), [(0, 4), (3, 0)])
-def test_nothing_to_see(queries, keys):
-    inputs = rounded(problem(batch=1, queries=queries, keys=keys, modes=8), torch.float32)
-    leaves = {n: x.to(DEVICE).requires_grad_(n != "frequency") for n, x in inputs.items()}
-    query_times = torch.arange(float(queries), dtype=torch.float64, device=DEVICE)
-    times = torch.arange(float(keys), dtype=torch.float64, device=DEVICE)
-    out, log_precision = triton_attention(**leaves, times=times, query_times=query_times)
-    assert out.shape == (1, 2, queries, 16)
-    assert not out.any()
-    assert (log_precision == -torch.inf).all()
-    out.sum().backward()
-    assert not any(leaves[n].grad.any() for n in ("query", "key", "value"))
-
-
-class Filter(torch.nn.Module):
-    """The operator with parameters of its own."""
-
-    def __init__(self, inputs):
-        super().__init__()
-        given = {n: x.detach() for n, x in inputs.items() if n not in ("query", "key", "value")}
-        self.dynamics = torch.nn.ParameterDict({n: torch.nn.Parameter(x) for n, x in given.items()})
-
-    def forward(self, query, key, value):
-        return robust_filter_attention(query, key, value, **dict(self.dynamics.items()), backend="triton")
-
-
-def test_an_exported_program_serves_all_lengths():
-    made = rounded(problem(batch=1, keys=6, modes=8), torch.float32)
-    filtering = Filter({n: x.to(DEVICE) for n, x in made.items()})
-    short, long = ([torch.randn(1, 2, n, 16, device=DEVICE) for _ in range(3)] for n in (20, 33))
-    length = {2: torch.export.Dim("length", min=4, max=64)}
-    program = torch.export.export(filtering, tuple(short), dynamic_shapes=(length,) * 3, strict=False)
-    torch.testing.assert_close(program.module()(*long), filtering(*long))

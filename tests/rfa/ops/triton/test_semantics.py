@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from cover import some
 
 from ..problems import irregular_times, problem
 from .fused_problems import (
@@ -17,32 +16,6 @@ from .fused_problems import (
 )
 
 pytestmark = needs_triton
-
-
-@pytest.mark.parametrize("irregular", some([True, False], 1))
-def test_absent_keys_may_hold_anything(irregular):
-    """In the first batch entry ten keys are missing, in the second all: zeros, -inf and no gradient."""
-    inputs = {n: x.to(DEVICE) for n, x in rounded(problem(keys=35, modes=8), torch.float32).items()}
-    present = torch.ones(2, 35, dtype=torch.bool, device=DEVICE)
-    present[0, 3:13], present[1] = False, False
-    bad = torch.where(torch.arange(35, device=DEVICE) % 2 == 0, torch.nan, torch.inf)[:, None]
-    for name in ("key", "value"):
-        inputs[name] = torch.where(present[:, None, :, None], inputs[name], bad)
-    leaves = {n: x.clone().requires_grad_(n != "frequency") for n, x in inputs.items()}
-    times = irregular_times(0, 35).to(DEVICE) if irregular else None
-    out, log_precision = triton_attention(**leaves, key_mask=present, times=times)
-    assert out.isfinite().all()
-    assert not out[1].any()
-    assert (log_precision[1] == -torch.inf).all()
-    total = out.square().sum() + log_precision[log_precision > -torch.inf].sum()
-    total.backward()
-    for name, leaf in leaves.items():
-        if leaf.requires_grad:
-            assert leaf.grad.isfinite().all(), name
-            if leaf.dim() == 4:
-                assert not leaf.grad[1].any(), name
-    for name in ("key", "value"):
-        assert not leaves[name].grad[0, :, 3:13].any(), name
 
 
 def test_states_in_any_memory_order():
