@@ -21,6 +21,8 @@ ESTIMATION = [
              "rfa/estimation/test_recursion.py"),
     Mutation("rfa/estimation/recursive_filter.py", "log_odds = log_odds + change.clamp(",
              "log_odds = log_odds - change.clamp(", "a jump is never believed", "rfa/estimation/test_recursion.py"),
+    Mutation("rfa/estimation/kernels/robust.h", "std::min(change, constants.most_log_odds_gain)", "change",
+             "two wrong rows that agree are a jump", "rfa/estimation/test_recursion.py"),
     Mutation("rfa/estimation/recursive_filter.py", "covariance=updated.covariance + across",
              "covariance=updated.covariance - across",
              "scales that are left open narrow the band", "rfa/estimation/test_recursion.py"),

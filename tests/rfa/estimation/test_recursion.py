@@ -101,7 +101,7 @@ def test_a_jump_is_followed_and_a_wrong_start_forgotten(what, size):
         assert at == 0 or (found.mean - states)[:, :at].abs().max() < 4
 
 
-def test_two_wrong_rows_that_agree_are_no_jump_and_the_third_row_of_a_jump_is_believed():
+def test_two_wrong_rows_that_agree_are_no_jump_and_the_third_row_of_a_jump_is_believed(in_torch):
     """Beside the filter without the wrong rows, and beside the filter of what follows the jump alone."""
     pair = LinearSDE(matrix([[0.0]]), matrix([[0.1]]), matrix([[1.0], [1.0]]), EYE)
     times = torch.arange(30, dtype=torch.float64)
@@ -113,6 +113,7 @@ def test_two_wrong_rows_that_agree_are_no_jump_and_the_third_row_of_a_jump_is_be
     for direction in ("filter", "smooth"):
         found, without = (recursive_estimate(pair, times, x, direction=direction).mean for x in (wrong, missing))
         assert (found - without).abs().max() < 0.3
+        torch.testing.assert_close(found, in_torch(recursive_estimate, pair, times, wrong, direction=direction).mean)
     followed = recursive_estimate(pair, times, jumped).mean
     assert (followed - recursive_estimate(pair, times, missing).mean)[:, :17].abs().max() < 0.3
     after = recursive_estimate(pair, times[15:], jumped[:, 15:]).mean
