@@ -24,7 +24,8 @@ from .linear_sde import LinearSDE
 SOURCES = Path(__file__).parent / "kernels"
 _WORTH_THREADS = 1e7  # nanoseconds
 _ROBUST_NUMBERS = (
-    "prior_rows persistence largest_variance rejected prior_log_odds abandoned_log_odds same_log_odds no_digits"
+    "prior_rows persistence largest_variance rejected prior_log_odds most_log_odds_gain abandoned_log_odds "
+    "same_log_odds no_digits"
 )
 _integer, _pointer, _number = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 

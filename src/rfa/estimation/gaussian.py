@@ -261,6 +261,7 @@ PERSISTENCE = 0.3  # probability that a row has the scale of the row before: err
 LARGEST_VARIANCE = 100.0  # h, in units of the noise, above which less certain predictions no longer lower w
 REJECTED = 0.1  # a row of smaller weight starts a challenger
 PRIOR_LOG_ODDS = -7.0  # of a new challenger: 1 to 1,000
+MOST_LOG_ODDS_GAIN = 6.5  # by one row, less than PRIOR_LOG_ODDS takes: two wrong rows that agree are no jump yet
 ABANDONED_LOG_ODDS = -9.0  # a challenger with smaller odds is given up
 SAME_LOG_ODDS = 0.05  # change in odds by which filter and challenger are the same: another challenger may start
 NO_DIGITS = 1e14  # a squared distance from a mean. A row that far off would lose its digits beside the mean.

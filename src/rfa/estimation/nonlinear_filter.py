@@ -1,8 +1,8 @@
 """The robust filter of a `NonlinearModel`: extended Kalman or sigma-point steps, with the weights of the linear filter.
 
 Weights, noise scales and challengers are those of `recursive_filter.py`: with linear f and h both give the same, with
-two exceptions. One reading adds at most 5 to a challenger's log odds, and a filter that a challenger replaces becomes
-the challenger. So two or three wrong readings that agree do no harm, and jumps are followed as fast.
+one exception. Here a filter that a challenger replaces becomes the challenger, so that three wrong readings that agree
+are soon forgotten. The linear filter has no such rule: after a diffuse start it doubled the error of large outliers.
 
 A weight may also count for one component of a reading. Then the components are weighted one after another.
 
@@ -23,6 +23,7 @@ from rfa.checks import as_array, require
 
 from .gaussian import (
     ABANDONED_LOG_ODDS,
+    MOST_LOG_ODDS_GAIN,
     NO_DIGITS,
     PRIOR_LOG_ODDS,
     REJECTED,
@@ -36,7 +37,6 @@ from .gaussian import (
 from .nonlinear_model import NonlinearModel, of_sensor
 from .problem import LARGEST_VALUE
 
-_MOST_GAIN = 5.0  # log odds that a challenger gains by one reading: two wrong ones that agree are no jump yet
 _DIVERGED = 20  # readings in a row, each beyond 99.9 % of what the filter expects
 _NORMAL_QUANTILE = 3.09  # of 99.9 %
 _MOST_LOG_ODDS = 20.0  # between the two kinds of weights, so that they can change
@@ -164,7 +164,7 @@ class NonlinearRecursion:
                 learned = full.candidate._replace(scales=other.candidate.scales, log_odds=other.candidate.log_odds)
                 other = full._replace(candidate=learned, log_evidence=other.log_evidence)
             change = other.log_evidence - own.log_evidence
-            log_odds, same = log_odds + min(change, _MOST_GAIN), abs(change) < SAME_LOG_ODDS
+            log_odds, same = log_odds + min(change, MOST_LOG_ODDS_GAIN), abs(change) < SAME_LOG_ODDS
             if log_odds > 0:  # they change places: where the challenger was wrong, the next reading says so
                 own, other, before, log_odds, trusted = other, own, rival, -log_odds, 0
             ended = not ABANDONED_LOG_ODDS < log_odds <= 0

@@ -24,6 +24,7 @@ from onnx.parser import parse_graph
 from .gaussian import (
     ABANDONED_LOG_ODDS,
     LARGEST_VARIANCE,
+    MOST_LOG_ODDS_GAIN,
     NO_DIGITS,
     PERSISTENCE,
     PRIOR_LOG_ODDS,
@@ -392,7 +393,7 @@ def _with_challenger(
     valid = scale.valid[0] & scale.valid[1]
     change = (scale.evidence[1] - scale.evidence[0]).where(valid, 0.0)
     same = valid & (change("Abs") < SAME_LOG_ODDS)
-    log_odds = log_odds + change
+    log_odds = log_odds + change("Clip", -math.inf, MOST_LOG_ODDS_GAIN)
     replaced = log_odds > 0.0
     ended = replaced | ~(log_odds > ABANDONED_LOG_ODDS)
     first = replaced("Cast", to=TensorProto.INT64)

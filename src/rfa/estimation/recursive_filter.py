@@ -16,7 +16,8 @@ covariance (moment matching, as for a Gaussian sum):
 
 A run of rejected rows may be right: the state has jumped, or the filter has started at an outlier. So a rejected row
 starts a second filter, the challenger. Its covariance is inflated until the row fits. The challenger takes over when it
-expects the later rows 1,000 times as much as the filter does.
+expects the later rows 1,000 times as much as the filter does. One row adds at most 6.5 to its log odds, which start
+at -7: two wrong rows that agree are no jump yet.
 """
 
 from typing import Literal, NamedTuple
@@ -28,6 +29,7 @@ from torch import Tensor
 from .compiled import FilterProblem, run, threads_for
 from .gaussian import (
     ABANDONED_LOG_ODDS,
+    MOST_LOG_ODDS_GAIN,
     NO_DIGITS,
     PRIOR_LOG_ODDS,
     REJECTED,
@@ -207,7 +209,7 @@ def resumed_filter(
         valid = posterior.valid[filters] & posterior.valid[challengers]
         change = torch.where(valid, posterior.log_evidence[challengers] - posterior.log_evidence[filters], 0.0).detach()
         same = valid & (change.abs() < SAME_LOG_ODDS)
-        log_odds = log_odds + change
+        log_odds = log_odds + change.clamp(max=MOST_LOG_ODDS_GAIN)
         replaced = log_odds > 0
         ended = replaced | ~(log_odds > ABANDONED_LOG_ODDS)
         predicted, scale, posterior = _series_at((predicted, scale, posterior), _origin(replaced, nothing))
@@ -241,10 +243,9 @@ def resumed_filter(
 def _origin(replaced: Bool[Tensor, " b"], started: Bool[Tensor, " b"]) -> Int[Tensor, " c"]:
     """`(2 b,)`: the series that each filter and each challenger continues."""
     b = len(replaced)
-    index = torch.arange(2 * b, device=replaced.device)
-    index[:b] += b * replaced
-    index[b:] -= b * started
-    return index
+    index = torch.arange(b, device=replaced.device)
+    filters, others = index + b * replaced, index + b * ~replaced
+    return torch.cat([filters, torch.where(started, filters, others)])
 
 
 def _series_at(known: T, origin: Int[Tensor, " c"]) -> T:

@@ -13,7 +13,8 @@ using Scales = std::array<double, SCALES>;
 // What gaussian.py says of the scales, and of when a challenger starts and ends.
 struct RobustConstants {
   Scales scales, prior;  // multiples of R, and their probabilities
-  double prior_rows, persistence, largest_variance, rejected, prior_log_odds, abandoned_log_odds, same_log_odds, no_digits;
+  double prior_rows, persistence, largest_variance, rejected;
+  double prior_log_odds, most_log_odds_gain, abandoned_log_odds, same_log_odds, no_digits;
 };
 
 // What is known of the scales of a series: rows of each scale so far, and the probabilities of the last row.

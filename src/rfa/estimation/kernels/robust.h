@@ -173,7 +173,7 @@ template <int N> struct RobustFilter {
       valid = valid && challenger.row.valid;
       const double change = valid ? challenger.row.log_evidence - filter.row.log_evidence : 0;
       same = valid && std::abs(change) < constants.same_log_odds;
-      log_odds += change;
+      log_odds += std::min(change, constants.most_log_odds_gain);
       if (log_odds > 0) filter = challenger;
       ended = log_odds > 0 || !(log_odds > constants.abandoned_log_odds);
     }
