@@ -20,7 +20,7 @@ Peers, from their papers, with Jacobians where nothing else is said:
 A peer's constants are chosen from GRID by its error on ten other seeds of the task with outliers. They stay for the
 clean variant. EKF-PrO (arXiv 2606.03230) is left out: only its abstract was found offline, not its update. rfa is the
 same in each task: `RobustFilter(NonlinearModel(f, Q, Sensor(h, R), method="sigma_points"), start=start, start_at=0)`.
-A second row has the model's default, Jacobians. Sigma points were preferred on six other seeds of the tasks, 500 to 505.
+A second row has its default, Jacobians. Sigma points were preferred on six other seeds of the tasks, 500 to 505.
 
 Measures: the root mean square error of the scored states, as a geometric mean over seeds; the negative log density of
 the true state, a state and time; the share of times at which it is within the 90 % region; the time of one series over

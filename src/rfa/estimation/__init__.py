@@ -16,6 +16,9 @@ from .robust_estimator import Estimate, RecursiveEstimate, recursive_estimate, r
 from .robust_filter import RobustFilter
 from .series_estimate import Diagnostics, SeriesEstimate
 from .state_estimate import StateEstimate
+from .state_filter import StateFilter
+
+RobustFilter.of_model = StateFilter
 
 __all__ = [
     "Autoregression",

@@ -139,12 +139,11 @@ class LinearKernel:
         """Means and variances `(..., m)` of readings by moments of states: of all sensors (-1), one, or one a row."""
         rows, noise = self.rows_of(sensor)
         columns = []
-        for row in np.moveaxis(rows, -2, 0):
+        for row in np.moveaxis(rows, -2, 0):  # one by one: the pairs of all would need much memory
             pairs = row[..., :, None] * row[..., None, :]
             with np.errstate(invalid="ignore"):
                 found = np.where(pairs != 0, pairs * covariance, 0.0).sum(axis=(-2, -1))
-            both_signs = np.isnan(found) & ~np.isnan(row[..., 0])  # infinities
-            columns.append(np.where(both_signs, np.inf, found))
+            columns.append(np.where(np.isnan(found) & ~np.isnan(row[..., 0]), np.inf, found))  # infinities of both signs
         return np.einsum("...mn,...n->...m", rows, mean), np.stack(columns, axis=-1) + noise
 
     def transition(self, gap: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -157,6 +156,26 @@ class LinearKernel:
         found, _ = self.run(Rows(np.array([[gap]]), readings, control, None), state)
         mean = found.mean[:, 0]
         return mean[1 : n + 1].T.copy(), found.covariance[0, 0], mean[n + 1 :].T.copy()
+
+    def simulate(self, state: np.ndarray, rows: Rows, paths: int, generator: torch.Generator | None) -> np.ndarray:
+        """Readings at the times of rows of one series, drawn from its state before them, `(T, paths, m)`."""
+        n, number = self.states, -1 if rows.sensor is None else int(rows.sensor[0, 0])
+        blocks = self.blocks if number < 0 else [self.blocks[number]]
+        observation, noise = self.rows_of(number)[0], torch.block_diag(*map(torch.from_numpy, blocks)).numpy()
+
+        def normal(covariance: np.ndarray) -> np.ndarray:
+            values, basis = np.linalg.eigh(covariance)
+            drawn = torch.randn(paths, len(values), generator=generator, dtype=torch.float64).numpy()
+            return drawn @ (basis * np.sqrt(np.maximum(values, 0.0))).T
+
+        drawn = state[:n] + normal(state[n : n + n * n].reshape(n, n))
+        out, last = [], rows.times[0, 0] if np.isnan(state[-1]) else state[-1]
+        for k, gap in enumerate(np.diff(rows.times[0], prepend=last)):
+            transition, variance, by_input = self.transition(gap)
+            drawn = drawn @ transition.T + normal(variance)
+            drawn = drawn if rows.control is None else drawn + by_input @ rows.control[0, k]
+            out.append(drawn @ observation.T + normal(noise))
+        return np.stack(out)
 
     def start(self, means: np.ndarray, covariances: np.ndarray, times: np.ndarray) -> np.ndarray:
         """The numbers `(series, size)` of series that start at times, NaN where at their first reading."""
@@ -176,9 +195,8 @@ class LinearKernel:
         for _ in range(n):  # the change of each state that a few readings a gap apart would show
             shown, rows = shown + (rows**2).sum(axis=0), rows @ transition
         state = np.zeros(self.state_size)
-        self._start(
-            state, np.zeros(n), np.zeros((n, n)), np.where((shown > 0) & np.isfinite(shown), shown, 1.0) ** -0.5
-        )
+        shown = np.where((shown > 0) & np.isfinite(shown), shown, 1.0)
+        self._start(state, np.zeros(n), np.zeros((n, n)), shown**-0.5)
         return np.tile(state, (count, 1))
 
     def _start(self, state: np.ndarray, *given: np.ndarray) -> None:

@@ -67,11 +67,12 @@ class RobustFilter:
     log_likelihood: float
     converged: bool
 
+    of_model: "type[RobustFilter]"  # of matrices or functions, which this package sets
+
     def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> "RobustFilter":
         """Of a `LinearSDE` or a `NonlinearModel` it is the filter of `state_filter.py`."""
-        if cls is RobustFilter and (hasattr(model, "dynamics") or hasattr(model, "process_noise")):
-            from .state_filter import StateFilter as cls  # which is a subclass
-        return super().__new__(cls)
+        of_model = cls is RobustFilter and (hasattr(model, "dynamics") or hasattr(model, "process_noise"))
+        return super().__new__(cls.of_model if of_model else cls)
 
     def __init__(self, model: Component | StructuralModel, robust: bool = True, *, time_unit: str = "day"):
         self.model = StructuralModel.of(model)

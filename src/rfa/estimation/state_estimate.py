@@ -57,17 +57,11 @@ class StateEstimate:
     Many tracks have a leading dimension. Results are arrays, tensors or tables of pandas, as the readings were.
     """
 
-    _shape, _readings = ARRAYS, None
-
-    def __init__(self, kernel: Kernel, sensor: Any, times: Any, given: Any):
+    def __init__(
+        self, kernel: Kernel, sensor: Any, times: Any, given: Any, readings: Any = None, shape: Shape = ARRAYS
+    ):
         self._kernel, self._sensor, self.times, self._given = kernel, sensor, times, given
-
-    @classmethod
-    def of(cls, kernel: Kernel, sensor: Any, times: Any, found: Found, readings: Any, shape: Shape) -> Any:
-        """Of rows; `sensor` is -1 where they have all components, or its number, in each row."""
-        estimate = cls(kernel, sensor, times, found)
-        estimate._readings, estimate._shape = readings, shape
-        return estimate
+        self._readings, self._shape = readings, shape
 
     @cached_property
     def found(self) -> Found:

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import math
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -284,24 +283,8 @@ class StateFilter(RobustFilter):
             require(len(state) == 1, "query_times", "times of many tracks", "a filter of one series")
             known = bool(np.isfinite(found.found.covariance).all())
             require(known, "simulate", "a state of which nothing is known", "readings, or a start, first")
-            last = rows.times[0, 0] if math.isnan(state[0, -1]) else state[0, -1]
-            n, number = kernel.states, -1 if rows.sensor is None else int(rows.sensor[0, 0])
-            blocks = kernel.blocks if number < 0 else [kernel.blocks[number]]
-            observation, noise = kernel.rows_of(number)[0], torch.block_diag(*map(torch.from_numpy, blocks)).numpy()
-
-            def normal(covariance: np.ndarray) -> np.ndarray:
-                values, basis = np.linalg.eigh(covariance)
-                drawn = torch.randn(paths, len(values), generator=generator, dtype=torch.float64).numpy()
-                return drawn @ (basis * np.sqrt(np.maximum(values, 0.0))).T
-
-            drawn = state[0, :n] + normal(state[0, n : n + n * n].reshape(n, n))
-            out = np.empty((rows.times.shape[1], paths, len(observation)))
-            for k, gap in enumerate(np.diff(rows.times[0], prepend=last)):
-                transition, variance, by_input = kernel.transition(gap)
-                drawn = drawn @ transition.T + normal(variance)
-                drawn = drawn if rows.control is None else drawn + by_input @ rows.control[0, k]
-                out[k] = drawn @ observation.T + normal(noise)
-            return out[..., 0] if shape.single else out
+            drawn = kernel.simulate(state[0], rows, paths, generator)
+            return drawn[..., 0] if shape.single else drawn
 
     def update(  # type: ignore[override]
         self, time: Any, reading: Any, sensor: Any = None, *, control: Any = None
@@ -378,9 +361,7 @@ class StateFilter(RobustFilter):
         ordered = np.diff(numbers, prepend=-np.inf) >= 0
         require_each(ordered | (not in_order), "query_times", "times that decrease", numbers, "times in order")
         number = -1 if sensor is None else int(sensor_numbers(kernel, sensor)[0])
-        own, width = (
-            (int(kernel.sizes.sum()),) * 2 if number < 0 else (int(kernel.sizes[number]), int(kernel.sizes.max()))
-        )
+        own, width = (kernel.sizes[number], kernel.sizes.max()) if number >= 0 else (len(kernel.noise),) * 2
         which = None if number < 0 else np.full((1, len(numbers)), number, dtype=np.int64)
         shape, length = self._shape, len(numbers)
         index = axis.labels(numbers) if shape.kind == "pandas" else None
@@ -455,13 +436,10 @@ class StateFilter(RobustFilter):
         for place in [0] * (not shape.tracks) + [(slice(None), 0) if shape.tracks else 0] * one:  # no series; no times
             found, readings = Found(*(x[place] for x in found)), readings[place]
         if one:
-            cut = (..., slice(shape.width))
-            found, readings = (
-                found._replace(predicted=found.predicted[cut], variance=found.variance[cut]),
-                readings[cut],
-            )
+            predicted, variance, readings = (x[..., : shape.width] for x in (found.predicted, found.variance, readings))
+            found = found._replace(predicted=predicted, variance=variance)
             shape, times, sensor = Shape(), times[0], sensor.reshape(-1)[0]
-        return StateEstimate.of(self._kernel, sensor, times, found, readings, shape)
+        return StateEstimate(self._kernel, sensor, times, found, readings, shape)
 
     def _fit_noises(self, names: list[str], max_steps: int) -> None:
         """The factors of some noises by maximum likelihood."""
