@@ -209,7 +209,7 @@ class NonlinearKernel:
                     given.append((row, reading, columns, places))
             try:
                 if smooth:
-                    at, steps = -1, self.smoothed([reading for _, reading, *_ in given], now)
+                    at, steps = length - 1, self.smoothed([reading for _, reading, *_ in given], now)
                 else:
                     for row, reading, *_ in given:
                         at = row

@@ -129,6 +129,26 @@ def test_sensors_of_one_time_are_one_stacked_reading():
     np.testing.assert_allclose(both.predict([3.25]), smooth.predict([3.25]), atol=1e-10)
 
 
+def test_inputs_tracks_and_noises_are_those_of_the_linear_filter():
+    """The second track has other readings, and ends early. Times are dates."""
+    by, u, z = np.kron(np.eye(2), [[0.1], [0.4]]), readings(gaps=False)[8:20, ::-1], readings()[6:18]
+    days = np.datetime64("2024-01-01") + np.arange(12)
+    tracks, mask = np.stack([z, z + 1.0]), np.arange(12) < np.array([12, 7])[:, None]
+    model = NonlinearModel(lambda x, dt, u: F @ x + by @ u, Q, Sensor(lambda x: H @ x, R), method="sigma_points")
+    linear = LinearSDE.discrete(F, Q, H, R)
+    options = {"robust": False, "start": START, "start_at": days[0] - 1}
+    pair = RobustFilter(model, **options), RobustFilter(linear, control_matrix=by, **options)
+    for direction in ("filter", "smooth"):
+        ours, other = (getattr(x, direction)(days, tracks, control=u, mask=mask) for x in pair)
+        for name in ("states", "state_covariances", "mean", "variance", "innovations", "log_likelihood"):
+            np.testing.assert_allclose(getattr(ours, name), getattr(other, name), rtol=0, atol=1e-8)
+    ours, other = (x.forecast(days[-1:] + 1, control=u[:1]) for x in pair)
+    np.testing.assert_allclose(ours.states, other.states, atol=1e-8)
+    ours, other = (x.fit(days, z, control=u, noises=["observation_noise"]).parameters for x in pair)
+    assert ours["observation_noise"] == pytest.approx(other["observation_noise"], rel=1e-4)
+    assert ours["observation_noise"] > 5
+
+
 def test_a_wrong_component_leaves_the_others_their_weight():
     z = readings(gaps=False)[:20]
     z[12, 0] += 60
