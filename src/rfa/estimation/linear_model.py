@@ -61,7 +61,7 @@ class Found(NamedTuple):
     log_density: np.ndarray  # (...)
 
 
-FAULTS = ("", "late", "steps", "infinite", "overflow")
+FAULTS = ("", "late", "steps", "infinite", "overflow")  # as numbered in kernels/linear.cpp
 
 
 class LinearKernel:
@@ -123,28 +123,21 @@ class LinearKernel:
         for handle in getattr(self, "_handles", []):
             self._library.rfa_linear_free(handle)
 
-    def rows_of(self, sensor: Any) -> tuple[np.ndarray, np.ndarray]:
-        """C and the variances of its noise: of all sensors (-1), of one by number, or of one for each row."""
-        if np.ndim(sensor) == 0 and sensor < 0:
-            return self.observation, self.noise
-        numbers = np.arange(self.sizes.max())
-        there = numbers < self.sizes[:, None]
-        place = np.where(there, numbers + (np.cumsum(self.sizes) - self.sizes)[:, None], 0)
-        rows = np.where(there[..., None], self.observation[place], np.nan)[sensor]
-        noise = np.where(there, self.noise[place], np.nan)[sensor]
-        width = self.sizes[sensor] if np.ndim(sensor) == 0 else None
-        return rows[..., :width, :], noise[..., :width]
+    def rows_of(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """C and R of all sensors (-1), or of one."""
+        columns = slice(None) if number < 0 else slice(*(np.cumsum([0, *self.sizes])[number : number + 2]))
+        blocks = self.blocks if number < 0 else [self.blocks[number]]
+        return self.observation[columns], torch.block_diag(*map(torch.from_numpy, blocks)).numpy()
 
-    def readings_of(self, sensor: Any, mean: np.ndarray, covariance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Means and variances `(..., m)` of readings by moments of states: of all sensors (-1), one, or one a row."""
-        rows, noise = self.rows_of(sensor)
-        columns = []
-        for row in np.moveaxis(rows, -2, 0):  # one by one: the pairs of all would need much memory
-            pairs = row[..., :, None] * row[..., None, :]
+    def readings_of(self, number: int, mean: np.ndarray, covariance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Means and variances `(..., m)` of readings by moments of states: of all sensors (-1), or of one."""
+        (rows, noise), columns = self.rows_of(number), []
+        for row in rows:  # one by one: the pairs of all would need much memory
+            pairs = np.outer(row, row)
             with np.errstate(invalid="ignore"):
                 found = np.where(pairs != 0, pairs * covariance, 0.0).sum(axis=(-2, -1))
-            columns.append(np.where(np.isnan(found) & ~np.isnan(row[..., 0]), np.inf, found))  # infinities of both signs
-        return np.einsum("...mn,...n->...m", rows, mean), np.stack(columns, axis=-1) + noise
+            columns.append(np.where(np.isnan(found), np.inf, found))  # infinities of both signs
+        return mean @ rows.T, np.stack(columns, axis=-1) + noise.diagonal()
 
     def transition(self, gap: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Phi and V of a gap, and what an input adds over it: read off the filter of a state that starts at 0."""
@@ -160,8 +153,7 @@ class LinearKernel:
     def simulate(self, state: np.ndarray, rows: Rows, paths: int, generator: torch.Generator | None) -> np.ndarray:
         """Readings at the times of rows of one series, drawn from its state before them, `(T, paths, m)`."""
         n, number = self.states, -1 if rows.sensor is None else int(rows.sensor[0, 0])
-        blocks = self.blocks if number < 0 else [self.blocks[number]]
-        observation, noise = self.rows_of(number)[0], torch.block_diag(*map(torch.from_numpy, blocks)).numpy()
+        observation, noise = self.rows_of(number)
 
         def normal(covariance: np.ndarray) -> np.ndarray:
             values, basis = np.linalg.eigh(covariance)

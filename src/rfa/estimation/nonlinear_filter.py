@@ -161,17 +161,15 @@ class NonlinearKernel:
             states[k] = FilterState(None if math.isnan(time) else time, Candidate(mean, covariance, {}, {}))
         return states
 
-    def readings_of(self, sensor: Any, mean: ndarray, covariance: ndarray) -> tuple[ndarray, ndarray]:
-        """Means and variances `(..., m)` of readings by moments of states: of all sensors (-1), one, or one a row."""
-        width = len(self.noise) if np.min(sensor) < 0 else int(self.sizes[sensor].max())
-        found = np.full((2, *mean.shape[:-1], width), np.nan)
+    def readings_of(self, number: int, mean: ndarray, covariance: ndarray) -> tuple[ndarray, ndarray]:
+        """Means and variances `(..., m)` of readings by moments of states: of all sensors (-1), or of one."""
+        found = np.empty((2, *mean.shape[:-1], len(self.noise) if number < 0 else int(self.sizes[number])))
         for place in np.ndindex(mean.shape[:-1]):
-            number = int(np.broadcast_to(sensor, mean.shape[:-1])[place])
             for name, columns, _ in self._parts(number):
-                one, at = self.by_name[name], covariance[place]
-                linear = self.model.reading(name, one, mean[place], at)
+                sensor, at = self.by_name[name], covariance[place]
+                linear = self.model.reading(name, sensor, mean[place], at)
                 variance = ((linear.slope @ at) * linear.slope).sum(-1) + linear.extra.diagonal()
-                found[(slice(None), *place, columns)] = linear.value, variance + one.observation_noise.diagonal()
+                found[(slice(None), *place, columns)] = linear.value, variance + sensor.observation_noise.diagonal()
         return found[0], found[1]
 
     def _parts(self, number: int) -> Iterator[tuple[str, slice, slice]]:

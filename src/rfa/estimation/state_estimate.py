@@ -121,7 +121,15 @@ class StateEstimate:
 
     @cached_property
     def _moments(self) -> tuple[np.ndarray, np.ndarray]:
-        return self._kernel.readings_of(self._sensor, self.found.mean, self.found.covariance)
+        mean, covariance, numbers = self.found.mean, self.found.covariance, np.asarray(self._sensor)
+        if numbers.ndim == 0:
+            return self._kernel.readings_of(int(numbers), mean, covariance)
+        found = np.full((2, *mean.shape[:-1], int(self._kernel.sizes.max())), np.nan)
+        for number in np.unique(numbers):
+            rows = numbers == number
+            moments = self._kernel.readings_of(int(number), mean[..., rows, :], covariance[..., rows, :, :])
+            found[..., rows, : int(self._kernel.sizes[number])] = moments
+        return found[0], found[1]
 
     @property
     def log_likelihood(self) -> Any:

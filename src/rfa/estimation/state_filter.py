@@ -448,7 +448,10 @@ class StateFilter(RobustFilter):
         require(isinstance(max_steps, int) and max_steps >= 1, "max_steps", max_steps, "a whole number >= 1")
         rows, logs, earlier = self._fitted_rows(), np.zeros(len(names)), None
         for _ in range(_MOST_ROUNDS if self.robust else 1):
-            wrong = self._wrong(rows) if self.robust else np.zeros(1, dtype=bool)
+            wrong = StateEstimate(self._kernel, -1, None, self._filtered_rows).outliers & self.robust
+            wrong = wrong.reshape(*rows.readings.shape[:2], -1)
+            stacked = rows.sensor is None and not self._kernel.by_component  # a weight of each sensor
+            wrong = np.repeat(wrong, self._kernel.sizes, axis=-1) if stacked else wrong
             if earlier is not None and bool((wrong == earlier).all()):
                 break
             earlier, kept = wrong, rows._replace(readings=np.where(wrong, np.nan, rows.readings))
@@ -464,13 +467,6 @@ class StateFilter(RobustFilter):
             self._scales |= scales(logs)
             self._kernel = self._new_kernel(self.robust, self._weights)
             self._filter_again()
-
-    def _wrong(self, rows: Rows) -> np.ndarray:
-        """Which components are of outliers."""
-        found = self._filtered_rows
-        outliers = StateEstimate(self._kernel, -1, None, found).outliers.reshape(*rows.readings.shape[:2], -1)
-        stacked = rows.sensor is None and not self._kernel.by_component
-        return np.repeat(outliers, self._kernel.sizes, axis=-1) if stacked else outliers
 
 
 def _maximum(total: Callable[[np.ndarray], float], at: np.ndarray, max_steps: int) -> tuple[np.ndarray, bool]:
