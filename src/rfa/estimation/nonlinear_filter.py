@@ -245,8 +245,8 @@ class NonlinearKernel:
             return candidate
         linear, noise = self.model.step(candidate.mean, candidate.covariance, row.time - before, *row.control)
         covariance = linear.slope @ candidate.covariance @ linear.slope.T + noise
-        if not np.isfinite(covariance).all():
-            raise ValueError("times: got a step by which the state overflows, expected a shorter one")
+        finite = bool(np.isfinite(covariance).all())
+        require(finite, "times", row.time - before, "a shorter step: the state overflows")
         return candidate._replace(mean=linear.value, covariance=(covariance + covariance.T) / 2)
 
     def used(self, state: FilterState, row: Reading) -> tuple[FilterState, ReadingStep]:
@@ -286,8 +286,7 @@ class NonlinearKernel:
         reading, noise = np.where(seen, row.value, 0.0), sensor.observation_noise[np.ix_(seen, seen)]
         mean, covariance, *_ = prior
         spread, dual = covariance, np.zeros_like(mean)  # the state is `mean + covariance dual`
-        accepted, least, found = dual, math.inf, None
-        expected: Any = None
+        accepted, least, found, expected = dual, math.inf, None, tuple[ndarray, ...]()
         for _ in range(self.iterations):
             point = mean + covariance @ dual
             linear = self.model.reading(row.sensor, sensor, point, spread)
@@ -310,14 +309,13 @@ class NonlinearKernel:
             kept = np.eye(len(mean)) - gain @ slope
             spread = kept @ covariance @ kept.T + gain @ error @ gain.T + weighted.scatter  # Joseph's form
             spread = (spread + spread.T) / 2
-            if not (np.isfinite(updated).all() and np.isfinite(spread).all()):
-                fault = f"got {row.value}, by which the state overflows, expected other units"
-                raise ValueError(f"readings{of_sensor(row.sensor)}: {fault}")
+            finite = bool(np.isfinite(updated).all() and np.isfinite(spread).all())
+            require(finite, f"readings{of_sensor(row.sensor)}", row.value.tolist(), "other units: the state overflows")
             distance = innovation @ np.linalg.solve(across @ slope.T + extra + noise, innovation)
             after = Candidate(updated, spread, weighted.scales, weighted.log_odds)
             linear_reading = innovation + slope @ mean, slope, error
-            rest = weighted.log_evidence, float(distance), linear_reading, *expected
-            found = ReadingPosterior(after, weighted.weights, *rest)
+            rest = float(distance), linear_reading, *expected
+            found = ReadingPosterior(after, weighted.weights, weighted.log_evidence, *rest)  # type: ignore[arg-type]
             if np.abs(updated - point).max() <= _SAME_POINT * np.abs(updated).max():
                 break
         assert found is not None

@@ -235,17 +235,14 @@ class StateFilter(RobustFilter):
             own = self._fitted_rows()
             require(not self._shape.tracks and own.control is None, "query_times", "tracks, or a control", "neither")
             asked, shape = self._query(query_times, sensor, None, in_order=False)
-            times = np.concatenate([own.times[0], asked.times[0]])
+            times, count = np.concatenate([own.times[0], asked.times[0]]), own.times.shape[1]
             order = np.argsort(times, kind="stable")
-            length, width = len(times), own.readings.shape[2]
-            readings = np.full((1, length, width), np.nan)
-            readings[:, : own.times.shape[1]] = own.readings
-            spare = (0, 0), (0, length - own.times.shape[1])
-            numbers = None if own.sensor is None else np.pad(own.sensor, spare)[:, order]
+            readings = np.full((1, len(times), own.readings.shape[2]), np.nan)
+            readings[:, :count] = own.readings
+            numbers = None if own.sensor is None else np.resize(own.sensor, (1, len(times)))[:, order]
             joined = Rows(times[None, order], readings[:, order], None, numbers)
-            places = np.argsort(order)[own.times.shape[1] :]
             found = self._run_rows(joined, self._start_states(own), "query_times", smooth=True)
-            found = Found(*(x[:, places] for x in found))
+            found = Found(*(x[:, np.argsort(order)[count:]] for x in found))
             later = np.flatnonzero(asked.times[0] > own.times[0, -1])
             later = later[np.argsort(asked.times[0, later], kind="stable")]
             rows = Rows(*(None if x is None else x[:, later] for x in asked))  # type: ignore[arg-type]
