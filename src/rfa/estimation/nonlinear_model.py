@@ -191,7 +191,11 @@ class Linearised:
                 return _as_finite(name, function(x, *given))
             except (TypeError, AttributeError):
                 pass
-        found = _as_finite(name, function(torch.tensor(x), *given))
+        try:
+            found = _as_finite(name, function(torch.tensor(x), *given))
+        except TypeError as error:
+            expected = "one of x, and of f dt, and u where `control=` is given"
+            raise ValueError(f"{name}: got a function that fails ({error}), expected {expected}") from error
         self._takes_tensors.add(name)
         return found
 

@@ -433,8 +433,9 @@ class StateFilter(RobustFilter):
         for place in [0] * (not shape.tracks) + [(slice(None), 0) if shape.tracks else 0] * one:  # no series; no times
             found, readings = Found(*(x[place] for x in found)), readings[place]
         if one:
-            predicted, variance, readings = (x[..., : shape.width] for x in (found.predicted, found.variance, readings))
-            found = found._replace(predicted=predicted, variance=variance)
+            names = ("predicted", "variance") + ("weight", "spread") * self._kernel.by_component
+            found = found._replace(**{name: getattr(found, name)[..., : shape.width] for name in names})
+            readings = readings[..., : shape.width]
             shape, times, sensor = Shape(), times[0], sensor.reshape(-1)[0]
         return StateEstimate(self._kernel, sensor, times, found, readings, shape)
 

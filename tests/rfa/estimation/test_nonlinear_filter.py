@@ -328,6 +328,7 @@ def test_a_model_that_cannot_be(change, message):
         ({"process_noise": lambda dt: -np.eye(2)}, "process_noise: got an eigenvalue of -1"),
         ({"transition": lambda x, dt: x[:1]}, "transition"),
         ({"transition_jacobian": lambda x, dt: np.eye(3)}, r"transition, jacobian: got 'shape \(3, 3\)'"),
+        ({"transition": lambda x: x}, "transition: got a function that fails"),
         ({"transition_jacobian": None}, "transition: got a function that PyTorch cannot differentiate"),
         ({"sensors": Sensor(lambda x: x, [1.0], lambda x: np.eye(2))}, "observation: got .2 components.*expected 1,"),
     ],
