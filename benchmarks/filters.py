@@ -19,8 +19,8 @@ Peers, from their papers, with Jacobians where nothing else is said:
 
 A peer's constants are chosen from GRID by its error on ten other seeds of the task with outliers. They stay for the
 clean variant. EKF-PrO (arXiv 2606.03230) is left out: only its abstract was found offline, not its update. rfa is the
-same in each task: `NonlinearFilter(NonlinearModel(f, Q, Sensor(h, R), start, method="sigma_points"))`. A second row has
-its default, Jacobians. Sigma points were preferred on six other seeds of the tasks, 500 to 505.
+same in each task: `RobustFilter(NonlinearModel(f, Q, Sensor(h, R), method="sigma_points"), start=start, start_at=0)`.
+A second row has its default, Jacobians. Sigma points were preferred on six other seeds of the tasks, 500 to 505.
 
 Measures: the root mean square error of the scored states, as a geometric mean over seeds; the negative log density of
 the true state, a state and time; the share of times at which it is within the 90 % region; the time of one series over
@@ -54,8 +54,7 @@ import scipy.stats
 import torch
 
 from rfa.environment import environment
-from rfa.estimation.nonlinear_filter import NonlinearFilter
-from rfa.estimation.nonlinear_model import NonlinearModel, Sensor
+from rfa.estimation import NonlinearModel, RobustFilter, Sensor
 from rfa.files import write_text_whole
 
 RESULTS = Path(__file__).parent / "results" / "filters.json"
@@ -375,12 +374,13 @@ def run_rfa(task: Task, readings: np.ndarray, **options: Any) -> tuple[np.ndarra
         one(task.observation), task.noise, one(lambda x: task.jacobian(task.observation, x, wrap=True)), task.angle
     )
     model = NonlinearModel(
-        one(task.transition), task.process_noise, sensor, task.start, start_time=0.0,
+        one(task.transition), task.process_noise, sensor,
         transition_jacobian=one(lambda x: task.jacobian(task.transition, x)), **options,
     )  # fmt: skip
     times = np.arange(1.0, task.steps + 1)
-    found = [NonlinearFilter(model).filter(times[: len(each)], each) for each in readings]
-    return np.stack([x.mean for x in found]), np.stack([x.covariance for x in found])
+    live = RobustFilter(model, start=task.start, start_at=0.0)
+    found = [live.filter(times[: len(each)], each) for each in readings]
+    return np.stack([x.states for x in found]), np.stack([x.state_covariances for x in found])
 
 
 def scores(task: Task, states: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> dict[str, list[float]]:

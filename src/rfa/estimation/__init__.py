@@ -10,14 +10,15 @@ from .components import (
     StructuralModel,
     Trend,
 )
-from .linear_estimate import LinearEstimate
-from .linear_filter import LinearFilter
 from .linear_sde import LinearSDE, Outliers, Simulation
-from .nonlinear_filter import NonlinearEstimate, NonlinearFilter
 from .nonlinear_model import NonlinearModel, Sensor
 from .robust_estimator import Estimate, RecursiveEstimate, recursive_estimate, robust_estimate
 from .robust_filter import RobustFilter
 from .series_estimate import Diagnostics, SeriesEstimate
+from .state_estimate import StateEstimate
+from .state_filter import StateFilter
+
+RobustFilter.of_model = StateFilter
 
 __all__ = [
     "Autoregression",
@@ -26,11 +27,7 @@ __all__ = [
     "Diagnostics",
     "Estimate",
     "Level",
-    "LinearEstimate",
-    "LinearFilter",
     "LinearSDE",
-    "NonlinearEstimate",
-    "NonlinearFilter",
     "NonlinearModel",
     "Outliers",
     "RecursiveEstimate",
@@ -40,6 +37,7 @@ __all__ = [
     "SeriesEstimate",
     "SeriesScale",
     "Simulation",
+    "StateEstimate",
     "StructuralModel",
     "Trend",
     "recursive_estimate",

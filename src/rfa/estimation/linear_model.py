@@ -61,7 +61,7 @@ class Found(NamedTuple):
     log_density: np.ndarray  # (...)
 
 
-FAULTS = ("", "late", "steps", "infinite", "overflow")
+FAULTS = ("", "late", "steps", "infinite", "overflow")  # as numbered in kernels/linear.cpp
 
 
 class LinearKernel:
@@ -123,38 +123,78 @@ class LinearKernel:
         for handle in getattr(self, "_handles", []):
             self._library.rfa_linear_free(handle)
 
-    def rows_of(self, sensor: Any) -> tuple[np.ndarray, np.ndarray]:
-        """C and the variances of its noise: of all sensors (-1), of one by number, or of one for each row."""
-        if np.ndim(sensor) == 0 and sensor < 0:
-            return self.observation, self.noise
-        numbers = np.arange(self.sizes.max())
-        there = numbers < self.sizes[:, None]
-        place = np.where(there, numbers + (np.cumsum(self.sizes) - self.sizes)[:, None], 0)
-        rows = np.where(there[..., None], self.observation[place], np.nan)[sensor]
-        noise = np.where(there, self.noise[place], np.nan)[sensor]
-        width = self.sizes[sensor] if np.ndim(sensor) == 0 else None
-        return rows[..., :width, :], noise[..., :width]
+    def rows_of(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """C and R of all sensors (-1), or of one."""
+        columns = slice(None) if number < 0 else slice(*(np.cumsum([0, *self.sizes])[number : number + 2]))
+        blocks = self.blocks if number < 0 else [self.blocks[number]]
+        return self.observation[columns], torch.block_diag(*map(torch.from_numpy, blocks)).numpy()
+
+    def readings_of(self, number: int, mean: np.ndarray, covariance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Means and variances `(..., m)` of readings by moments of states: of all sensors (-1), or of one."""
+        (rows, noise), columns = self.rows_of(number), []
+        for row in rows:  # one by one: the pairs of all would need much memory
+            pairs = np.outer(row, row)
+            with np.errstate(invalid="ignore"):
+                found = np.where(pairs != 0, pairs * covariance, 0.0).sum(axis=(-2, -1))
+            columns.append(np.where(np.isnan(found), np.inf, found))  # infinities of both signs
+        return mean @ rows.T, np.stack(columns, axis=-1) + noise.diagonal()
 
     def transition(self, gap: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Phi and V of a gap, and what an input adds over it: read off the filter of a state that starts at 0."""
         n, k = self.states, self.inputs
         means = np.eye(1 + n + k)[:, 1 : n + 1]  # all zeros, then one state, then one input
-        state = np.stack([self.start(mean, np.zeros((n, n))) for mean in means])
-        state[:, -1] = 0.0
+        state = self.start(means, np.zeros((1 + n + k, n, n)), np.zeros(1 + n + k))
         control = np.eye(1 + n + k)[:, None, n + 1 :].copy() if k else None
         readings = np.full((1 + n + k, 1, len(self.observation)), np.nan)
         found, _ = self.run(Rows(np.array([[gap]]), readings, control, None), state)
         mean = found.mean[:, 0]
         return mean[1 : n + 1].T.copy(), found.covariance[0, 0], mean[n + 1 :].T.copy()
 
-    def start(self, mean: np.ndarray, covariance: np.ndarray, units: np.ndarray | None = None) -> np.ndarray:
-        """The numbers of a series that starts: at a mean and covariance, or diffuse with a unit of each state."""
-        state = np.zeros(self.state_size)
-        given = [np.ascontiguousarray(x, dtype=np.float64) for x in (mean, covariance)]
-        pointers = [_pointer(x.ctypes.data) for x in given]
-        unit = None if units is None else _pointer(units.ctypes.data)
-        self._library.rfa_linear_start(self._handle, *pointers, unit, _pointer(state.ctypes.data))
+    def simulate(self, state: np.ndarray, rows: Rows, paths: int, generator: torch.Generator | None) -> np.ndarray:
+        """Readings at the times of rows of one series, drawn from its state before them, `(T, paths, m)`."""
+        n, number = self.states, -1 if rows.sensor is None else int(rows.sensor[0, 0])
+        observation, noise = self.rows_of(number)
+
+        def normal(covariance: np.ndarray) -> np.ndarray:
+            values, basis = np.linalg.eigh(covariance)
+            drawn = torch.randn(paths, len(values), generator=generator, dtype=torch.float64).numpy()
+            return drawn @ (basis * np.sqrt(np.maximum(values, 0.0))).T
+
+        drawn = state[:n] + normal(state[n : n + n * n].reshape(n, n))
+        out, last = [], rows.times[0, 0] if np.isnan(state[-1]) else state[-1]
+        for k, gap in enumerate(np.diff(rows.times[0], prepend=last)):
+            transition, variance, by_input = self.transition(gap)
+            drawn = drawn @ transition.T + normal(variance)
+            drawn = drawn if rows.control is None else drawn + by_input @ rows.control[0, k]
+            out.append(drawn @ observation.T + normal(noise))
+        return np.stack(out)
+
+    def start(self, means: np.ndarray, covariances: np.ndarray, times: np.ndarray) -> np.ndarray:
+        """The numbers `(series, size)` of series that start at times, NaN where at their first reading."""
+        state = np.zeros((len(means), self.state_size))
+        for k, given in enumerate(zip(means, covariances, strict=True)):
+            self._start(state[k], *map(np.ascontiguousarray, given))
+        state[~np.isnan(times), -1] = times[~np.isnan(times)]
         return state
+
+    def diffuse_start(self, count: int, times: np.ndarray) -> np.ndarray:
+        """The same of series of which nothing is known. Readings at times give the unit of each state."""
+        gaps, norm, n = np.diff(times, axis=1), float(np.abs(self.dynamics).sum(axis=0).max()), self.states
+        gaps = gaps[gaps > 0]
+        gap = self.step or (float(np.median(gaps)) if len(gaps) else 1 / norm if norm > 0 else 1.0)
+        rows, shown = self.observation / np.sqrt(self.noise)[:, None], np.zeros(n)
+        transition = self.transition(gap)[0]
+        for _ in range(n):  # the change of each state that a few readings a gap apart would show
+            shown, rows = shown + (rows**2).sum(axis=0), rows @ transition
+        state = np.zeros(self.state_size)
+        shown = np.where((shown > 0) & np.isfinite(shown), shown, 1.0)
+        self._start(state, np.zeros(n), np.zeros((n, n)), shown**-0.5)
+        return np.tile(state, (count, 1))
+
+    def _start(self, state: np.ndarray, *given: np.ndarray) -> None:
+        """Write the numbers of a series with a mean and a covariance, and a unit of each state where it is diffuse."""
+        pointers = [_pointer(x.ctypes.data) for x in given] + [None] * (3 - len(given))
+        self._library.rfa_linear_start(self._handle, *pointers, _pointer(state.ctypes.data))
 
     def bound_step(self, state: np.ndarray, sensor: int) -> tuple[Any, ...]:
         """A step that takes one reading of a sensor, -1 for all, with buffers bound once, and changes the state.
@@ -175,14 +215,6 @@ class LinearKernel:
         run = ctypes.PyDLL(self._library._name).rfa_linear_step  # it is too short to let other threads run
         self._bound.append(state)
         return reading, reading.shape, head, run, handle, out, self, sensor
-
-    def diffuse_units(self, gap: float) -> np.ndarray:
-        """The change of each state that a few readings a gap apart would show."""
-        rows, shown = self.observation / np.sqrt(self.noise)[:, None], np.zeros(self.states)
-        transition = self.transition(gap)[0]
-        for _ in range(self.states):
-            shown, rows = shown + (rows**2).sum(axis=0), rows @ transition
-        return np.where((shown > 0) & np.isfinite(shown), shown, 1.0) ** -0.5
 
     def run(self, rows: Rows, state: np.ndarray, smooth: bool = False) -> tuple[Found, tuple[str, int, int] | None]:
         """Filter rows from the states `(series, size)` before them, which become those after. Or smooth from a start.

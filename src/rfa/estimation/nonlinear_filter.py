@@ -11,15 +11,15 @@ Source: Särkkä and Svensson, Bayesian Filtering and Smoothing (2023), chapters
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy import ndarray
 
-from rfa.checks import as_array, require
+from rfa.checks import check_choice, require
 
 from .gaussian import (
     ABANDONED_LOG_ODDS,
@@ -34,7 +34,8 @@ from .gaussian import (
     ScalePosterior,
     infer_scale,
 )
-from .nonlinear_model import NonlinearModel, of_sensor
+from .linear_model import Found, Rows, noise_name
+from .nonlinear_model import REGULAR, Linearised, NonlinearModel, of_sensor
 from .problem import LARGEST_VALUE
 
 _DIVERGED = 20  # readings in a row, each beyond 99.9 % of what the filter expects
@@ -42,7 +43,6 @@ _NORMAL_QUANTILE = 3.09  # of 99.9 %
 _MOST_LOG_ODDS = 20.0  # between the two kinds of weights, so that they can change
 _SAME_POINT = 1e-12  # relative: a step of the iterated update that changes nothing
 _SAME_COST = 1e-9  # relative: a rise by rounding
-_REGULAR = 1e-14  # relative: a direction without variance
 
 
 class Candidate(NamedTuple):
@@ -72,9 +72,9 @@ class ReadingPosterior(NamedTuple):
     weights: ndarray  # `(m,)`, of its present components
     log_evidence: float  # its log density, in units of the noise and without 2 pi
     distance: float  # squared, of the innovation, by what weight 1 expects
-    linear: tuple[
-        ndarray, ndarray, ndarray
-    ]  # what was read is `slope x + e`: the reading, the slope, the variance of e
+    linear: tuple[ndarray, ndarray, ndarray]  # the reading is `slope x + e`: its value, the slope, the variance of e
+    innovation: ndarray  # `(m,)`
+    variance: ndarray  # `(m,)`, of the innovation with weight 1
 
 
 class Weighted(NamedTuple):
@@ -93,6 +93,7 @@ class Reading(NamedTuple):
     time: float
     sensor: str
     value: ndarray  # `(m,)`, NaN where a component is missing
+    control: tuple[ndarray, ...] = ()  # u from the reading before to this one, or nothing
 
     @property
     def seen(self) -> ndarray:
@@ -121,39 +122,137 @@ def _tried(step: Callable[..., Any], *given: Any) -> Any:
         return None
 
 
-@dataclass(frozen=True)
-class NonlinearRecursion:
-    """The steps of the filter of a model."""
+class NonlinearKernel:
+    """The filter of a `NonlinearModel`, as `LinearKernel` is that of matrices. A series' state is a `FilterState`.
 
-    model: NonlinearModel
-    robust: bool
+    Args:
+        model: its functions.
+        names: of the states.
+        robust: whether readings are weighted.
+        weights: "reading", "component" or "auto".
+        scales: factors of Q ("process_noise") and of a sensor's R.
+    """
 
-    def start(self) -> FilterState:
-        """Before any reading."""
-        return FilterState(self.model.start_time, Candidate(*self.model.start, {}, {}))
+    inputs, step, bound_step = None, 0.0, None  # any number of inputs, any gaps, and no compiled step
 
-    def predicted(self, candidate: Candidate, before: float | None, time: float) -> Candidate:
+    def __init__(
+        self, model: NonlinearModel, names: tuple[str, ...], robust: bool, weights: str, scales: Mapping[str, float]
+    ):
+        check_choice("weights", weights, ("auto", "reading", "component"))
+        self.robust, self.weights, self.names, self.states = robust, weights, names, len(names)
+        self.iterations, self.model = model.iterations, Linearised(model, self.states, scales["process_noise"])
+        self.by_name = {
+            name: replace(sensor, observation_noise=sensor.observation_noise * scales[noise_name(name)])
+            for name, sensor in model.sensors.items()  # type: ignore[union-attr]
+        }
+        noises = {name: sensor.observation_noise for name, sensor in self.by_name.items()}
+        for name, noise in noises.items():
+            fits = weights != "component" or np.count_nonzero(noise) == len(noise)
+            require(fits, "weights", weights, f"'reading' or 'auto': observation_noise{of_sensor(name)} not diagonal")
+        self.sensors, self.sizes = tuple(noises), np.array([len(x) for x in noises.values()])
+        self.noise = np.concatenate([noise.diagonal() for noise in noises.values()])
+        self.by_component, total = weights != "reading", int(self.sizes.sum())
+        self.all_parts, self.one_parts = (total, int(self.sizes.max())) if self.by_component else (len(noises), 1)
+
+    def start(self, means: ndarray, covariances: ndarray, times: ndarray) -> ndarray:
+        """The states `(series,)` of series that start at times, NaN where at their first reading."""
+        states = np.empty(len(means), dtype=object)
+        for k, (mean, covariance, time) in enumerate(zip(means, covariances, times.tolist(), strict=True)):
+            states[k] = FilterState(None if math.isnan(time) else time, Candidate(mean, covariance, {}, {}))
+        return states
+
+    def readings_of(self, number: int, mean: ndarray, covariance: ndarray) -> tuple[ndarray, ndarray]:
+        """Means and variances `(..., m)` of readings by moments of states: of all sensors (-1), or of one."""
+        found = np.empty((2, *mean.shape[:-1], len(self.noise) if number < 0 else int(self.sizes[number])))
+        for place in np.ndindex(mean.shape[:-1]):
+            for name, columns, _ in self._parts(number):
+                sensor, at = self.by_name[name], covariance[place]
+                linear = self.model.reading(name, sensor, mean[place], at)
+                variance = ((linear.slope @ at) * linear.slope).sum(-1) + linear.extra.diagonal()
+                found[(slice(None), *place, columns)] = linear.value, variance + sensor.observation_noise.diagonal()
+        return found[0], found[1]
+
+    def _parts(self, number: int) -> Iterator[tuple[str, slice, slice]]:
+        """The sensors of a row, of all (-1) or of one, their columns of readings, and those of weights."""
+        end = 0
+        for k, name in enumerate(self.sensors):
+            if number in (-1, k):
+                columns = slice(end, end + int(self.sizes[k]))
+                yield name, columns, columns if self.by_component else slice(k * (number < 0), k * (number < 0) + 1)
+                end += int(self.sizes[k]) * (number < 0)
+
+    def run(self, rows: Rows, state: ndarray, smooth: bool = False) -> tuple[Found, tuple[str, int, int] | None]:
+        """Filter rows from the states before them, which become those after. Or smooth from a start.
+
+        Returns:
+            What is found, and a fault with its series and row, or None.
+        """
+        (series, length, width), n = rows.readings.shape, self.states
+        parts = self.all_parts if rows.sensor is None else self.one_parts
+        shapes = [(n,), (n, n), (parts,), (parts,), (width,), (width,), ()]
+        found = Found(*(np.full((series, length, *shape), np.nan) for shape in shapes))
+        found.log_density[...] = 0.0
+        numbers = [-1] * length if rows.sensor is None else rows.sensor[0].tolist()
+        for k in range(series):
+            now, steps, given = state[k], list[ReadingStep](), list[tuple[int, Reading, slice, slice]]()
+            times, controls, at = rows.times[k % len(rows.times)].tolist(), rows.control, 0
+            if length and now.time is not None and times[0] < now.time:
+                return found, ("late", k, 0)
+            for row, (time, number) in enumerate(zip(times, numbers, strict=True)):
+                if np.isinf(rows.readings[k, row]).any():
+                    return found, ("infinite", k, row)
+                control = () if controls is None else (controls[k % len(controls), row],)
+                for name, columns, places in self._parts(number):
+                    reading = Reading(time, name, rows.readings[k, row, columns], control)
+                    given.append((row, reading, columns, places))
+            try:
+                if smooth:
+                    at, steps = length - 1, self.smoothed([reading for _, reading, *_ in given], now)
+                else:
+                    for row, reading, *_ in given:
+                        at = row
+                        before, (now, step) = now, self.used(now, reading)
+                        steps.append(step)
+                        if before.surprises < now.surprises == _DIVERGED:
+                            fault = f"{_DIVERGED} readings in a row, up to time {reading.time:g}, are beyond 99.9 % of"
+                            warnings.warn(f"the filter may have diverged: {fault} what it expects", stacklevel=5)
+                    state[k] = now
+            except (ValueError, np.linalg.LinAlgError) as error:
+                return found, (str(error), k, at)
+            for (row, _, columns, places), step in zip(given, steps, strict=True):
+                self._write(Found(*(x[k, row : row + 1] for x in found)), step, columns, places)
+        return found, None
+
+    def _write(self, found: Found, step: ReadingStep, columns: slice, places: slice) -> None:
+        """Write a step of one sensor into its row of what is found."""
+        found.mean[0], found.covariance[0] = step.after.mean, step.after.covariance
+        if (posterior := step.posterior) is None:
+            return
+        reading, seen = step.row, step.row.seen
+        noise = self.by_name[reading.sensor].observation_noise[np.ix_(seen, seen)]
+        spread = posterior.variance / noise.diagonal() - 1
+        found.log_density[0] += posterior.log_evidence - np.linalg.slogdet(2 * math.pi * noise)[1] / 2
+        found.predicted[0, columns][seen] = reading.value[seen] - posterior.innovation
+        found.variance[0, columns][seen] = posterior.variance
+        if self.by_component:
+            found.weight[0, places][seen], found.spread[0, places][seen] = posterior.weights, spread
+        else:
+            found.weight[0, places], found.spread[0, places] = posterior.weights[0], spread.mean()
+
+    def predicted(self, candidate: Candidate, before: float | None, row: Reading) -> Candidate:
         """A step later. Two readings of one time have no step between them, and the first of all has none before it."""
-        if before is None or time == before:
+        if before is None or row.time == before:
             return candidate
-        linear, noise = self.model.step(candidate.mean, candidate.covariance, time - before, time)
+        linear, noise = self.model.step(candidate.mean, candidate.covariance, row.time - before, *row.control)
         covariance = linear.slope @ candidate.covariance @ linear.slope.T + noise
-        if not np.isfinite(covariance).all():
-            raise ValueError(f"times: got {time:g}, by which the state overflows, expected a shorter step")
+        finite = bool(np.isfinite(covariance).all())
+        require(finite, "times", row.time - before, "a shorter step: the state overflows")
         return candidate._replace(mean=linear.value, covariance=(covariance + covariance.T) / 2)
-
-    def filtered(self, rows: Sequence[Reading]) -> tuple[FilterState, list[ReadingStep]]:
-        """After all readings, and the steps."""
-        state, steps = self.start(), list[ReadingStep]()
-        for row in rows:
-            state, step = self.used(state, row)
-            steps.append(step)
-        return state, steps
 
     def used(self, state: FilterState, row: Reading) -> tuple[FilterState, ReadingStep]:
         """After one more reading."""
-        before, m = self.predicted(state.filter, state.time, row.time), int(row.seen.sum())
-        rival: Any = state.challenger and _tried(self.predicted, state.challenger, state.time, row.time)
+        before, m = self.predicted(state.filter, state.time, row), int(row.seen.sum())
+        rival: Any = state.challenger and _tried(self.predicted, state.challenger, state.time, row)
         if not m:
             return state._replace(time=row.time, filter=before, challenger=rival), ReadingStep(row, before, None)
         own, other = self.posterior(before, row), rival and _tried(self.posterior, rival, row)
@@ -176,9 +275,6 @@ class NonlinearRecursion:
             other = None
         beyond = own.distance > m * (1 - 2 / (9 * m) + _NORMAL_QUANTILE * math.sqrt(2 / (9 * m))) ** 3
         surprises = state.surprises + 1 if beyond else 0
-        if surprises == _DIVERGED:
-            fault = f"{_DIVERGED} readings in a row, up to time {row.time:g}, are beyond 99.9 % of what it expects"
-            warnings.warn(f"the filter may have diverged: {fault}", stacklevel=4)
         following = other and other.candidate
         log_odds = -math.inf if following is None else log_odds
         after = FilterState(row.time, own.candidate, following, log_odds, trusted, surprises)
@@ -186,14 +282,14 @@ class NonlinearRecursion:
 
     def posterior(self, prior: Candidate, row: Reading, weights: ndarray | None = None) -> ReadingPosterior:
         """After a reading, by its robust weights or by given ones. Iterations are Gauss-Newton steps that may halve."""
-        sensor, seen = self.model.by_name[row.sensor], row.seen
-        reading, noise = np.where(seen, row.value, 0.0), sensor.noise[np.ix_(seen, seen)]
+        sensor, seen = self.by_name[row.sensor], row.seen
+        reading, noise = np.where(seen, row.value, 0.0), sensor.observation_noise[np.ix_(seen, seen)]
         mean, covariance, *_ = prior
         spread, dual = covariance, np.zeros_like(mean)  # the state is `mean + covariance dual`
-        accepted, least, found = dual, math.inf, None
-        for _ in range(self.model.iterations):
+        accepted, least, found, expected = dual, math.inf, None, tuple[ndarray, ...]()
+        for _ in range(self.iterations):
             point = mean + covariance @ dual
-            linear = self.model.reading(row.sensor, point, spread, row.time)
+            linear = self.model.reading(row.sensor, sensor, point, spread)
             slope, extra = linear.slope[seen], linear.extra[np.ix_(seen, seen)]
             bound = LARGEST_VALUE * np.sqrt(noise.diagonal())  # squares of larger ones overflow
             left = sensor.difference(reading, linear.value)[seen].clip(-bound, bound)
@@ -206,19 +302,20 @@ class NonlinearRecursion:
                 dual = (dual + accepted) / 2
                 continue
             across = slope @ covariance
+            expected = expected or (left, (across @ slope.T + extra + noise).diagonal())
             solved = np.linalg.solve(across @ slope.T + error, np.column_stack([innovation, across]))
             accepted, least, dual = dual, cost, slope.T @ solved[:, 0]
             updated, gain = mean + covariance @ dual, solved[:, 1:].T
             kept = np.eye(len(mean)) - gain @ slope
             spread = kept @ covariance @ kept.T + gain @ error @ gain.T + weighted.scatter  # Joseph's form
             spread = (spread + spread.T) / 2
-            if not (np.isfinite(updated).all() and np.isfinite(spread).all()):
-                fault = f"got {row.value} at time {row.time:g}, by which the state overflows, expected other units"
-                raise ValueError(f"readings{of_sensor(row.sensor)}: {fault}")
+            finite = bool(np.isfinite(updated).all() and np.isfinite(spread).all())
+            require(finite, f"readings{of_sensor(row.sensor)}", row.value.tolist(), "other units: the state overflows")
             distance = innovation @ np.linalg.solve(across @ slope.T + extra + noise, innovation)
             after = Candidate(updated, spread, weighted.scales, weighted.log_odds)
             linear_reading = innovation + slope @ mean, slope, error
-            found = ReadingPosterior(after, weighted.weights, weighted.log_evidence, float(distance), linear_reading)
+            rest = float(distance), linear_reading, *expected
+            found = ReadingPosterior(after, weighted.weights, weighted.log_evidence, *rest)  # type: ignore[arg-type]
             if np.abs(updated - point).max() <= _SAME_POINT * np.abs(updated).max():
                 break
         assert found is not None
@@ -244,7 +341,7 @@ class NonlinearRecursion:
         found = self._scale(scales, name, error, variance)
         scatter = across @ found.scatter[0].numpy() @ across.T
         whole = Weighted(np.full(m, found.weight.item()), scatter, scales, prior.log_odds, found.log_evidence.item())
-        kind = self.model.weighting
+        kind = self.weights
         if kind == "reading" or (m == 1 and kind == "auto") or np.count_nonzero(noise) > m:
             return whole
         weights, covariance, scatter, evidence = np.ones(m), prior.covariance, np.zeros((n, n)), 0.0
@@ -274,7 +371,7 @@ class NonlinearRecursion:
         scales[key] = scale.updated(found)
         return found
 
-    def smoothed(self, rows: Sequence[Reading]) -> list[ReadingStep]:
+    def smoothed(self, rows: Sequence[Reading], start: FilterState) -> list[ReadingStep]:
         """Each row with the state by all rows, and its weights, as `recursive_filter.robust_smoother` finds them.
 
         Backward, a row has the filter's prediction and the same with the future: the one under which it is more
@@ -282,11 +379,14 @@ class NonlinearRecursion:
         """
         weights = [np.ones(row.seen.sum()) for row in rows]
         if self.robust:
-            state, steps = self.filtered(rows)
+            state, steps = start, list[ReadingStep]()
+            for row in rows:
+                state, step = self.used(state, row)
+                steps.append(step)
             weights = self._weights_by_all(steps, state.filter)
-        now, time, forward, found = self.start().filter, self.model.start_time, list[ReadingStep](), list[ReadingStep]()
+        now, time, forward, found = start.filter, start.time, list[ReadingStep](), list[ReadingStep]()
         for row, given in zip(rows, weights, strict=True):
-            before = self.predicted(now, time, row.time)
+            before = self.predicted(now, time, row)
             forward.append(ReadingStep(row, before, self.posterior(before, row, given) if row.seen.any() else None))
             now, time = forward[-1].after, row.time
         for step, later in zip(forward[::-1], [None, *forward[:0:-1]], strict=True):
@@ -295,9 +395,9 @@ class NonlinearRecursion:
                 smooth = found[-1].after
             elif later is not None:
                 lag = later.row.time - step.row.time
-                linear, _ = self.model.step(smooth.mean, smooth.covariance, lag, later.row.time)
+                linear, _ = self.model.step(smooth.mean, smooth.covariance, lag, *later.row.control)
                 across, predicted, after = linear.slope @ smooth.covariance, later.before, found[-1].after
-                gain = np.linalg.lstsq(predicted.covariance, across, rcond=_REGULAR)[0].T
+                gain = np.linalg.lstsq(predicted.covariance, across, rcond=REGULAR)[0].T
                 covariance = smooth.covariance + gain @ (after.covariance - predicted.covariance) @ gain.T
                 mean = smooth.mean + gain @ (after.mean - predicted.mean)
                 smooth = smooth._replace(mean=mean, covariance=(covariance + covariance.T) / 2)
@@ -330,120 +430,9 @@ class NonlinearRecursion:
             if k and steps[k - 1].row.time < row.time:
                 earlier = steps[k - 1].after
                 lag = row.time - steps[k - 1].row.time
-                linear, noise = self.model.step(earlier.mean, earlier.covariance, lag, row.time)
+                linear, noise = self.model.step(earlier.mean, earlier.covariance, lag, *row.control)
                 later = later.inflated(torch.tensor(noise)[None])
                 offset = torch.tensor(linear.value - linear.slope @ earlier.mean)
                 later = later._replace(vector=later.vector - later.matrix[0] @ offset)
                 later = later.substituted(torch.tensor(linear.slope)[None])
         return weights[::-1]
-
-
-class NonlinearEstimate(NamedTuple):
-    """The state at each of T readings, or query times.
-
-    Args:
-        times: `(T,)`.
-        mean, covariance: of the state, `(T, n)` and `(T, n, n)`.
-        weights: of each reading's components, in (0, 1], `(T, m)`. A component counts as if its variance were
-            R / weight. NaN where nothing was read, and beyond the components of a sensor with fewer than others.
-        log_likelihood: the log density of all readings, each predicted from those before. NaN of smooth and forecast.
-    """
-
-    times: ndarray
-    mean: ndarray
-    covariance: ndarray
-    weights: ndarray
-    log_likelihood: float
-
-
-class NonlinearFilter:
-    """Filter, smoother and forecast of a `NonlinearModel`, robustly or, with `robust=False`, with all weights 1.
-
-    Readings are `(T, m)`, or of several sensors T vectors beside `sensor`, the name of each. NaN is a missing
-    component. Several may have one time. A `UserWarning` names the time at which 20 readings in a row were beyond
-    99.9 % of what the filter expects. A call that raises leaves the filter as it was.
-
-    Raises:
-        ValueError: naming the argument, what was given and expected: for times that go back, a reading of the wrong
-            length, an unknown sensor, and, with the time, for f, h or Q that give NaN or another shape.
-    """
-
-    def __init__(self, model: NonlinearModel, robust: bool = True):
-        self.model = model
-        self.recursion = NonlinearRecursion(model, robust)
-        self.state = self.recursion.start()
-
-    def filter(self, times: Any, readings: Any, sensor: Any = None) -> NonlinearEstimate:
-        """The state at each time by the readings up to it, from the model's start. `update` goes on from the last."""
-        state, steps = self.recursion.filtered(self._readings(times, readings, sensor, self.model.start_time))
-        self.state = state
-        return self._estimate(steps)
-
-    def update(self, time: Any, reading: Any, sensor: Any = None) -> NonlinearEstimate:
-        """One more reading, in constant time and memory: the row that `filter` of all readings would have."""
-        (new,) = self._readings([time], [reading], sensor, self.state.time)
-        self.state, step = self.recursion.used(self.state, new)
-        return self._estimate([step])
-
-    def smooth(self, times: Any, readings: Any, sensor: Any = None) -> NonlinearEstimate:
-        """The state at each time by all readings. What `update` goes on from stays."""
-        return self._estimate(self.recursion.smoothed(self._readings(times, readings, sensor, self.model.start_time)))
-
-    def forecast(self, query_times: Any, sensor: str | None = None) -> NonlinearEstimate:
-        """The state after the last reading; with a sensor, its readings with their noise."""
-        times, now, found = _times("query_times", query_times, self.state.time), self.state, list[Any]()
-        for time in times:
-            ahead = self.recursion.predicted(now.filter, now.time, time)
-            now = now._replace(filter=ahead, time=time)
-            if sensor is None:
-                found.append((ahead.mean, ahead.covariance))
-            else:
-                linear = self.model.reading(self._known(sensor), ahead.mean, ahead.covariance, time)
-                variance = linear.slope @ ahead.covariance @ linear.slope.T + linear.extra
-                found.append((linear.value, variance + self.model.by_name[sensor].noise))
-        mean, covariance = (np.stack(x) for x in zip(*found, strict=True))
-        return NonlinearEstimate(times, mean, covariance, np.full((len(times), 0), np.nan), math.nan)
-
-    def _known(self, sensor: Any) -> str:
-        """The name of a sensor; None where there is only one."""
-        names = list(self.model.by_name)
-        name = names[0] if sensor is None and len(names) == 1 else sensor
-        require(name in names, "sensor", sensor, f"one of {', '.join(map(repr, names))}")
-        return name
-
-    def _readings(self, times: Any, readings: Any, sensor: Any, last: float | None) -> list[Reading]:
-        times, found = _times("times", times, last), list[Reading]()
-        require(len(readings) == len(times), "readings", len(readings), f"{len(times)}, one for each time")
-        names = [sensor] * len(times) if sensor is None or isinstance(sensor, str) else list(sensor)
-        require(len(names) == len(times), "sensor", len(names), f"{len(times)} names, one for each reading")
-        for time, name, given in zip(times.tolist(), map(self._known, names), readings, strict=True):
-            reading, argument = as_array(given, "readings").astype(float), f"readings{of_sensor(name)}"
-            size = len(self.model.by_name[name].noise)
-            require(reading.shape == (size,), argument, reading.shape, f"{(size,)} at time {time:g}")
-            require(not np.isinf(reading).any(), argument, reading, f"finite numbers or NaN at time {time:g}")
-            found.append(Reading(time, name, reading))
-        return found
-
-    def _estimate(self, steps: list[ReadingStep]) -> NonlinearEstimate:
-        n, likelihood = len(self.model.start[0]), 0.0
-        weights = np.full((len(steps), max(len(sensor.noise) for sensor in self.model.by_name.values())), np.nan)
-        for k, (row, _, posterior) in enumerate(steps):
-            if posterior is not None:
-                seen = np.flatnonzero(row.seen)
-                weights[k, seen] = posterior.weights
-                noise = self.model.by_name[row.sensor].noise[np.ix_(seen, seen)]
-                units = len(seen) * math.log(2 * math.pi) + np.linalg.slogdet(noise)[1]
-                likelihood += posterior.log_evidence - units / 2
-        states = [step.after for step in steps]
-        mean = np.reshape([state.mean for state in states], (len(steps), n))
-        covariance = np.reshape([state.covariance for state in states], (len(steps), n, n))
-        return NonlinearEstimate(np.array([step.row.time for step in steps]), mean, covariance, weights, likelihood)
-
-
-def _times(name: str, given: Any, last: float | None) -> ndarray:
-    times = np.atleast_1d(as_array(given, name)).astype(float)
-    before = times[:1] if last is None else last
-    good = times.ndim == 1 and bool(np.isfinite(times).all() and (np.diff(times, prepend=before) >= 0).all())
-    since = "" if last is None else f", from {last:g} on"
-    require(good, name, times.tolist(), f"finite numbers that do not go back{since}")
-    return times

@@ -67,16 +67,12 @@ class RobustFilter:
     log_likelihood: float
     converged: bool
 
-    of_matrices: "type[RobustFilter]"  # the filter of a linear model, which `linear_filter.py` sets
+    of_model: "type[RobustFilter]"  # of matrices or functions, which this package sets
 
     def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> "RobustFilter":
-        """Of a linear model it is the filter of its matrices, of a `NonlinearModel` that of its functions."""
-        if cls is RobustFilter and hasattr(model, "process_noise"):
-            from .nonlinear_filter import NonlinearFilter
-
-            return NonlinearFilter(model, *args, **kwargs)  # type: ignore[return-value]
-        linear = cls is RobustFilter and hasattr(model, "dynamics")
-        return super().__new__(cls.of_matrices if linear else cls)
+        """Of a `LinearSDE` or a `NonlinearModel` it is the filter of `state_filter.py`."""
+        of_model = cls is RobustFilter and (hasattr(model, "dynamics") or hasattr(model, "process_noise"))
+        return super().__new__(cls.of_model if of_model else cls)
 
     def __init__(self, model: Component | StructuralModel, robust: bool = True, *, time_unit: str = "day"):
         self.model = StructuralModel.of(model)

@@ -153,6 +153,14 @@ def test_several_sensors_partly_missing_at_irregular_times(labelled):
         assert stacked.log_likelihood == pytest.approx(total, abs=1e-8)
 
 
+def test_rows_of_sensors_may_have_different_lengths():
+    rows, padded = [[1.0, 2.0], [1.0, 2.0, 3.0]], [[1.0, 2.0, np.nan], [1.0, 2.0, 3.0]]
+    found = [two_sensors().filter([0.0, 1.0], x, sensor=["gps", "radar"]).states for x in (rows, padded)]
+    np.testing.assert_array_equal(*found)
+    with pytest.raises(ValueError, match=r"shape .2,. in row 0', expected 3 components of its sensor"):
+        two_sensors().filter([0.0, 1.0], rows, sensor=["radar", "gps"])
+
+
 def test_diffuse_start_is_that_of_statsmodels():
     z = readings_of(50)[:, 0]
     other = sm.tsa.UnobservedComponents(z, "lltrend", use_exact_diffuse=True)
@@ -195,6 +203,7 @@ def test_update_equals_filtering_again(robust, start, weights):
     for_sensor = one.update(100.0, z[0, 2:], "radar"), some.update(100.0, [*z[0, 2:]], sensor="radar")
     again = one.update(101.0, z[0, 2:], ["radar"]), some.update(101.0, torch.tensor(z[0, 2:]), sensor="radar")
     for ours, other in (for_sensor, again):
+        assert ours.weights.shape == (() if weights == "reading" else (3,))
         assert ours.mean.shape == ours.readings.shape == (3,)
         for name in ("states", "mean", "variance", "innovations", "weights", "readings", "log_likelihood"):
             np.testing.assert_allclose(getattr(ours, name), getattr(other, name), **tolerance)
@@ -378,7 +387,7 @@ MODEL = LinearSDE.discrete(F, Q, H, R, 0.5)
         (lambda: tracker().smooth(), "fit: got None"),
         (lambda: tracker().forecast(3), "query_times: got 3"),
         (lambda: RobustFilter(MODEL).simulate([1.0]), "simulate: got a state of which nothing is known"),
-        (lambda: tracker().export("x.onnx"), "model: got a linear model"),
+        (lambda: tracker().export("x.onnx"), "model: got a linear or nonlinear model"),
         (lambda: tracker(start=(np.ones((3, 4)), START[1])).update(0.0, [1.0, 2.0]), "start: got 3 tracks"),
     ],
 )

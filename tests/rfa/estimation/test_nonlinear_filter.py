@@ -8,9 +8,7 @@ import pytest
 import torch
 from filterpy.kalman import ExtendedKalmanFilter, KalmanFilter, MerweScaledSigmaPoints, UnscentedKalmanFilter
 
-from rfa.estimation import LinearSDE, recursive_estimate
-from rfa.estimation.nonlinear_filter import NonlinearFilter
-from rfa.estimation.nonlinear_model import NonlinearModel, Sensor
+from rfa.estimation import LinearSDE, NonlinearModel, RobustFilter, Sensor, recursive_estimate
 
 GAP = 0.5
 F = np.kron(np.eye(2), [[1, GAP], [0, 1]])
@@ -32,10 +30,10 @@ def readings(length=30, gaps=True):
     return z
 
 
-def linear_model(noise=R, **options):
+def linear_filter(noise=R, robust=True, weights="reading", **options):
     sensor = Sensor(lambda x: H @ x, noise, jacobian=lambda x: H)
-    options = {"start_time": 0.0, "weighting": "reading"} | options
-    return NonlinearModel(lambda x, dt: F @ x, Q, sensor, START, transition_jacobian=lambda x, dt: F, **options)
+    model = NonlinearModel(lambda x, dt: F @ x, Q, sensor, transition_jacobian=lambda x, dt: F, **options)
+    return RobustFilter(model, robust, start=START, start_at=0.0, weights=weights)
 
 
 def kalman(z):
@@ -58,10 +56,10 @@ def kalman(z):
 @pytest.mark.parametrize("options", METHODS.values(), ids=METHODS)
 def test_a_linear_model_is_the_kalman_filter(options):
     z = readings()
-    found = NonlinearFilter(linear_model(**options), robust=False).filter(GAP * np.arange(1, 31), z)
+    found = linear_filter(**options, robust=False).filter(GAP * np.arange(1, 31), z)
     mean, covariance, likelihood = kalman(z)
-    np.testing.assert_allclose(found.mean, mean, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(found.covariance, covariance, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(found.states, mean, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(found.state_covariances, covariance, rtol=0, atol=1e-10)
     assert found.log_likelihood == pytest.approx(likelihood, abs=1e-8)
 
 
@@ -70,9 +68,9 @@ def test_smoothing_is_that_of_filterpy(options):
     z, other = readings(gaps=False), KalmanFilter(4, 2)
     other.x, other.P, other.F, other.Q, other.H, other.R = START[0], START[1], F, Q, H, R
     mean, covariance, *_ = other.rts_smoother(*other.batch_filter(z)[:2])
-    found = NonlinearFilter(linear_model(**options), robust=False).smooth(GAP * np.arange(1, 31), z)
-    np.testing.assert_allclose(found.mean, mean, rtol=0, atol=1e-9)
-    np.testing.assert_allclose(found.covariance, covariance, rtol=0, atol=1e-9)
+    found = linear_filter(**options, robust=False).smooth(GAP * np.arange(1, 31), z)
+    np.testing.assert_allclose(found.states, mean, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(found.state_covariances, covariance, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("direction", ["filter", "smooth"])
@@ -88,63 +86,91 @@ def test_a_linear_model_is_the_linear_robust_filter(options, direction):
         lambda x, dt: sde.transition(dt) @ torch.as_tensor(x),
         lambda dt: sde.covariance(dt),
         Sensor(lambda x: torch.tensor(H) @ torch.as_tensor(x), R),
-        START, weighting="reading", **options,
-    )  # fmt: skip
-    found = getattr(NonlinearFilter(model), direction)(times, z)
-    np.testing.assert_allclose(found.mean, expected.mean, rtol=0, atol=1e-8)
-    np.testing.assert_allclose(found.covariance, expected.covariance, rtol=0, atol=1e-8)
-    np.testing.assert_allclose(found.weights[~np.isnan(z)], np.repeat(expected.weights, 2)[~np.isnan(z).ravel()])
+        **options,
+    )
+    found = getattr(RobustFilter(model, start=START, start_at="reading", weights="reading"), direction)(times, z)
+    np.testing.assert_allclose(found.states, expected.mean, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(found.state_covariances, expected.covariance, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(found.weights, np.where(np.isnan(z).all(1), np.nan, expected.weights))
 
 
 def test_updates_one_by_one_are_the_filter():
     times, z = GAP * np.arange(1, 31), readings()
-    whole, live = (NonlinearFilter(linear_model(np.diag(R.diagonal()), weighting="auto")) for _ in range(2))
+    whole, live = (linear_filter(np.diag(R.diagonal()), weights="auto") for _ in range(2))
     expected = whole.filter(times, z)
     rows = [live.update(*row) for row in zip(times, z, strict=True)]
-    np.testing.assert_array_equal(np.concatenate([row.mean for row in rows]), expected.mean)
-    np.testing.assert_array_equal(np.concatenate([row.weights for row in rows]), expected.weights)
+    for name in ("states", "weights", "innovations", "outliers", "variance"):
+        np.testing.assert_array_equal([getattr(row, name) for row in rows], getattr(expected, name))
     assert sum(row.log_likelihood for row in rows) == pytest.approx(expected.log_likelihood)
     ahead = live.forecast(times[-1] + GAP * np.arange(1, 4))
-    np.testing.assert_allclose(ahead.mean[2], np.linalg.matrix_power(F, 3) @ expected.mean[-1], atol=1e-10)
-    shown = live.forecast(times[-1], sensor="")
-    np.testing.assert_allclose(shown.covariance[0], H @ expected.covariance[-1] @ H.T + np.diag(R.diagonal()))
+    np.testing.assert_allclose(ahead.states[2], np.linalg.matrix_power(F, 3) @ expected.states[-1], atol=1e-10)
+    shown = H @ expected.state_covariances[-1] @ H.T + np.diag(R.diagonal())
+    np.testing.assert_allclose(live.forecast(times[-1:]).variance[0], shown.diagonal())
 
 
 def test_sensors_of_one_time_are_one_stacked_reading():
     times, z = np.repeat(GAP * np.arange(1, 31), 2), readings()
     rows = zip("ab", H[:, None], R.diagonal(), strict=True)
     sensors = {name: Sensor(lambda x, h=h: h @ x, [noise], lambda x, h=h: h) for name, h, noise in rows}
-    model = NonlinearModel(lambda x, dt: F @ x, Q, sensors, START, 0.0, transition_jacobian=lambda x, dt: F)
-    found = NonlinearFilter(model, robust=False).filter(times, z.reshape(-1, 1), ["a", "b"] * 30)
-    stacked = NonlinearFilter(linear_model(np.diag(R.diagonal())), robust=False).filter(times[::2], z)
-    np.testing.assert_allclose(found.mean[1::2], stacked.mean, atol=1e-10)
+    model = NonlinearModel(lambda x, dt: F @ x, Q, sensors, transition_jacobian=lambda x, dt: F)
+    options = {"start": START, "start_at": 0.0}
+    found = RobustFilter(model, robust=False, **options).filter(times, z.reshape(-1, 1), sensor=["a", "b"] * 30)
+    stacked = linear_filter(np.diag(R.diagonal()), robust=False).filter(times[::2], z)
+    rows = RobustFilter(model, robust=False, **options).filter(times[::2], z)  # of both sensors
+    np.testing.assert_allclose(found.states[1::2], stacked.states, atol=1e-10)
+    np.testing.assert_allclose(rows.states, stacked.states, atol=1e-10)
     assert found.log_likelihood == pytest.approx(stacked.log_likelihood)
-    smooth = NonlinearFilter(model).smooth(times, z.reshape(-1, 1), ["a", "b"] * 30)
-    np.testing.assert_allclose(smooth.mean[1::2], smooth.mean[::2], atol=1e-10)
+    smooth, both = (RobustFilter(model, **options) for _ in "ab")
+    found = smooth.smooth(times, z.reshape(-1, 1), sensor=["a", "b"] * 30)
+    rows = both.smooth(times[::2], z)
+    np.testing.assert_allclose(found.states[1::2], found.states[::2], atol=1e-10)
+    np.testing.assert_allclose(rows.states, found.states[::2], atol=1e-10)
+    np.testing.assert_allclose(rows.weights.ravel(), found.weights.ravel(), atol=1e-10)
+    np.testing.assert_allclose(both.predict([3.25]), smooth.predict([3.25]), atol=1e-10)
+
+
+def test_inputs_tracks_and_noises_are_those_of_the_linear_filter():
+    """The second track has other readings, and ends early. Times are dates."""
+    by, u, z = np.kron(np.eye(2), [[0.1], [0.4]]), readings(gaps=False)[8:20, ::-1], readings()[6:18]
+    days = np.datetime64("2024-01-01") + np.arange(12)
+    tracks, mask = np.stack([z, z + 1.0]), np.arange(12) < np.array([12, 7])[:, None]
+    model = NonlinearModel(lambda x, dt, u: F @ x + by @ u, Q, Sensor(lambda x: H @ x, R), method="sigma_points")
+    linear = LinearSDE.discrete(F, Q, H, R)
+    options = {"robust": False, "start": START, "start_at": days[0] - 1}
+    pair = RobustFilter(model, **options), RobustFilter(linear, control_matrix=by, **options)
+    for direction in ("filter", "smooth"):
+        ours, other = (getattr(x, direction)(days, tracks, control=u, mask=mask) for x in pair)
+        for name in ("states", "state_covariances", "mean", "variance", "innovations", "log_likelihood"):
+            np.testing.assert_allclose(getattr(ours, name), getattr(other, name), rtol=0, atol=1e-8)
+    ours, other = (x.forecast(days[-1:] + 1, control=u[:1]) for x in pair)
+    np.testing.assert_allclose(ours.states, other.states, atol=1e-8)
+    ours, other = (x.fit(days, z, control=u, noises=["observation_noise"]).parameters for x in pair)
+    assert ours["observation_noise"] == pytest.approx(other["observation_noise"], rel=1e-4)
+    assert ours["observation_noise"] > 5
 
 
 def test_a_wrong_component_leaves_the_others_their_weight():
     z = readings(gaps=False)[:20]
     z[12, 0] += 60
-    model = linear_model(np.diag([1.0, 2]), weighting="component")
-    weights = NonlinearFilter(model).filter(GAP * np.arange(1, 21), z).weights
+    live = linear_filter(np.diag([1.0, 2]), weights="component")
+    weights = live.filter(GAP * np.arange(1, 21), z).weights
     assert weights[12, 0] < 0.01
     assert weights[12, 1] > 0.5
     z[12, 0] = 1e250
-    assert np.abs(NonlinearFilter(model).filter(GAP * np.arange(1, 21), z).mean[12:, 0]).max() < 10
+    assert np.abs(live.filter(GAP * np.arange(1, 21), z).states[12:, 0]).max() < 10
 
 
 def test_wrong_readings_that_agree_are_no_jump_and_a_jump_is_one():
     """Three wrong ones may be believed at the third, but not after them."""
     times, z = GAP * np.arange(1, 31), np.random.default_rng(5).standard_normal((30, 2))
-    clean = NonlinearFilter(linear_model()).filter(times, z).mean
+    clean = linear_filter().filter(times, z).states
     for count, later in ((2, 10), (3, 13)):
         wrong = z.copy()
         wrong[10 : 10 + count] += 60
-        found = NonlinearFilter(linear_model()).filter(times, wrong).mean
+        found = linear_filter().filter(times, wrong).states
         assert np.abs(found - clean)[later:].max() < 5
     jumped = z + 60 * (np.arange(30) >= 10)[:, None]
-    assert np.abs(NonlinearFilter(linear_model()).filter(times, jumped).mean - clean)[14:, [0]].min() > 50
+    assert np.abs(linear_filter().filter(times, jumped).states - clean)[14:, [0]].min() > 50
 
 
 # Bearing and range
@@ -172,9 +198,10 @@ def wrapped(z, y):
     return np.array([math.remainder(z[0] - y[0], 2 * math.pi), z[1] - y[1]])
 
 
-def polar_model(observation=polar, jacobian=None, start=STARTING, residual=None, **options):
+def polar_filter(observation=polar, jacobian=None, start=STARTING, residual=None, robust=True, **options):
     sensor = Sensor(observation, NOISE, jacobian, angle=[True, False], residual=residual)
-    return NonlinearModel(lambda x, dt: F @ x, Q * 0.01, sensor, start, 0.0, lambda x, dt: F, **options)
+    model = NonlinearModel(lambda x, dt: F @ x, Q * 0.01, sensor, lambda x, dt: F, **options)
+    return RobustFilter(model, robust, start=start, start_at=0.0)
 
 
 def scene():
@@ -192,19 +219,20 @@ def test_a_scene_turned_by_180_degrees(options, direction):
     turned[:, 0] = (turned[:, 0] + math.pi) % (2 * math.pi) - math.pi
     assert np.ptp(turned[:, 0]) > 6
     functions, start = (polar_numpy, polar_jacobian), (-STARTING[0], STARTING[1])
-    models = polar_model(*functions, **options), polar_model(*functions, start, wrapped, **options)
-    ahead, behind = (getattr(NonlinearFilter(x), direction)(times, y) for x, y in zip(models, (z, turned), strict=True))
-    np.testing.assert_allclose(behind.mean, -ahead.mean, rtol=0, atol=1e-8)
-    np.testing.assert_allclose(behind.covariance, ahead.covariance, rtol=0, atol=1e-8)
-    assert np.abs(ahead.mean - PATH)[:, [0, 2]].max() < 1
+    filters = polar_filter(*functions, **options), polar_filter(*functions, start, wrapped, **options)
+    ahead, behind = (getattr(x, direction)(times, y) for x, y in zip(filters, (z, turned), strict=True))
+    np.testing.assert_allclose(behind.states, -ahead.states, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(behind.innovations, ahead.innovations, rtol=0, atol=1e-7)
+    np.testing.assert_allclose(behind.state_covariances, ahead.state_covariances, rtol=0, atol=1e-8)
+    assert np.abs(ahead.states - PATH)[:, [0, 2]].max() < 1
     assert ahead.weights[15, 0] < 0.01
 
 
 def test_jacobians_given_are_those_of_jacfwd_and_steps_those_of_filterpy():
     times, z = GAP * np.arange(1, 25), scene()
-    models = polar_model(), polar_model(polar_numpy, polar_jacobian), polar_model(polar_numpy, **SIGMA)
-    own, given, sigma = (NonlinearFilter(model, robust=False).filter(times, z) for model in models)
-    np.testing.assert_allclose(own.mean, given.mean, rtol=0, atol=1e-10)
+    functions = ((), {}), ((polar_numpy, polar_jacobian), {}), ((polar_numpy,), SIGMA)
+    own, given, sigma = (polar_filter(*x, robust=False, **options).filter(times, z) for x, options in functions)
+    np.testing.assert_allclose(own.states, given.states, rtol=0, atol=1e-10)
     extended = ExtendedKalmanFilter(4, 2)
     extended.x, extended.P, extended.F, extended.Q, extended.R = *STARTING, F, Q * 0.01, np.diag(NOISE)
     points = MerweScaledSigmaPoints(4, 0.7, 2.0, 1.0)
@@ -213,13 +241,13 @@ def test_jacobians_given_are_those_of_jacfwd_and_steps_those_of_filterpy():
     for k, row in enumerate(z[:10]):
         extended.predict()
         extended.update(row, polar_jacobian, polar_numpy)
-        np.testing.assert_allclose(given.mean[k], extended.x, atol=1e-10)
-        np.testing.assert_allclose(given.covariance[k], extended.P, atol=1e-10)
+        np.testing.assert_allclose(given.states[k], extended.x, atol=1e-10)
+        np.testing.assert_allclose(given.state_covariances[k], extended.P, atol=1e-10)
         other.predict()
         other.sigmas_f = points.sigma_points(other.x, other.P)  # filterpy leaves Q out of the points of the reading
         other.update(row)
-        np.testing.assert_allclose(sigma.mean[k], other.x, atol=1e-9)
-        np.testing.assert_allclose(sigma.covariance[k], other.P, atol=1e-9)
+        np.testing.assert_allclose(sigma.states[k], other.x, atol=1e-9)
+        np.testing.assert_allclose(sigma.state_covariances[k], other.P, atol=1e-9)
 
 
 def test_iterations_find_the_most_probable_state():
@@ -229,8 +257,9 @@ def test_iterations_find_the_most_probable_state():
 
     def slope(iterations):
         sensor = Sensor(polar_numpy, noise, polar_jacobian, angle=[True, False])
-        model = NonlinearModel(lambda x, dt: x, 0 * Q, sensor, (mean, covariance), iterations=iterations)
-        x = NonlinearFilter(model, robust=False).update(0.0, reading).mean[0]
+        model = NonlinearModel(lambda x, dt: x, 0 * Q, sensor, iterations=iterations)
+        live = RobustFilter(model, robust=False, start=(mean, covariance), start_at="reading")
+        x = live.update(0.0, reading).states
         return np.abs(mean - x + polar_jacobian(x).T @ ((reading - polar_numpy(x)) / noise)).max()
 
     assert slope(50) < 1e-6
@@ -240,12 +269,12 @@ def test_iterations_find_the_most_probable_state():
 def test_a_filter_that_diverges_says_so_once():
     z = np.cumsum(np.full((60, 2), 50.0), axis=0) ** 2
     with pytest.warns(UserWarning, match="diverged: 20 readings in a row, up to time 11,") as caught:
-        found = NonlinearFilter(linear_model(), robust=False).filter(GAP * np.arange(3, 63), z)
+        found = linear_filter(robust=False).filter(GAP * np.arange(3, 63), z)
     assert len(caught) == 1
-    assert np.isfinite(found.mean).all()
+    assert np.isfinite(found.states).all()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        NonlinearFilter(linear_model()).filter(GAP * np.arange(1, 31), readings())
+        linear_filter().filter(GAP * np.arange(1, 31), readings())
 
 
 # Bad input
@@ -257,40 +286,40 @@ def test_a_call_that_raises_leaves_the_filter_as_it_was():
 
     model = NonlinearModel(
         lambda x, dt: x + (math.nan if dt > 5 else 0.0), np.eye(1), {"radar": Sensor(observation, [1.0])},
-        (np.zeros(1), np.eye(1)), method="sigma_points",
+        method="sigma_points",
     )  # fmt: skip
-    live = NonlinearFilter(model, robust=False)
+    live = RobustFilter(model, robust=False, start=(np.zeros(1), np.eye(1)), start_at="reading")
     live.update(0.0, [0.1])
-    before = live.state
+    before = live.forecast([1.0]).states
     for call, message in (
-        (lambda: live.update(9.0, [1.0]), "transition: got NaN or infinite values at time 9,"),
-        (lambda: [live.update(k, [50.0]) for k in range(1, 9)], "observation of 'radar': got NaN .* at time 2,"),
-        (lambda: live.update(-1.0, [1.0]), "times: got .* expected finite numbers that do not go back"),
-        (lambda: live.update(1.0, [1.0, 2.0]), r"readings of 'radar': got \(2,\), expected \(1,\) at time 1"),
-        (lambda: live.update(1.0, [math.inf]), "readings of 'radar'"),
-        (lambda: live.update(1.0, [1.0], sensor="sonar"), "sensor: got 'sonar', expected one of 'radar'"),
-        (lambda: live.update(math.nan, [1.0]), "times"),
+        (lambda: live.update(9.0, [1.0]), "transition: got 'NaN or infinite values'.*, at time 9"),
+        (lambda: live.update([1.0, 2.0, 3.0], [[50.0]] * 3), "observation of radar: got 'NaN .* at time 2.0 in row 1"),
+        (lambda: live.update(-1.0, [1.0]), "time: got -1.0, expected a time not before the last one"),
+        (lambda: live.update(1.0, [1.0, 2.0]), r"reading: got 'shape \(1, 2\)', expected 1 components"),
+        (lambda: live.update(1.0, [math.inf]), "reading: got an infinite value at 1.0"),
+        (lambda: live.update(1.0, [1.0], sensor="sonar"), "sensor: got .'sonar'., expected"),
+        (lambda: live.update(math.nan, [1.0]), "time: got"),
+        (lambda: live.simulate([1.0]), "model: got a nonlinear model"),
     ):
-        live.state = before
         with pytest.raises(ValueError, match=message):
             call()
-        assert live.state is before or "at time 2" in message
+        np.testing.assert_array_equal(live.forecast([1.0]).states, before)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"noise": np.diag([1.0, 0])}, "noise: got .an eigenvalue of 0., expected a positive definite"),
+        ({"noise": np.diag([1.0, 0])}, "observation_noise: got .an eigenvalue of 0., expected a positive definite"),
         ({"method": "particles"}, "method: got 'particles'"),
-        ({"weighting": "row"}, "weighting: got 'row'"),
-        ({"weighting": "component"}, "weighting: got 'component', expected .* diagonal"),
+        ({"weights": "row"}, "weights: got 'row'"),
+        ({"weights": "component"}, "weights: got 'component', expected .* diagonal"),
         ({"iterations": 0}, "iterations: got 0"),
         ({"method": "sigma_points", "kappa": -5.0}, "kappa: got -5.0"),
     ],
 )
 def test_a_model_that_cannot_be(change, message):
     with pytest.raises(ValueError, match=message):
-        linear_model(**change)
+        linear_filter(**change)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +327,8 @@ def test_a_model_that_cannot_be(change, message):
     [
         ({"process_noise": lambda dt: -np.eye(2)}, "process_noise: got an eigenvalue of -1"),
         ({"transition": lambda x, dt: x[:1]}, "transition"),
-        ({"transition_jacobian": lambda x, dt: np.eye(3)}, r"transition, jacobian: got shape \(3, 3\)"),
+        ({"transition_jacobian": lambda x, dt: np.eye(3)}, r"transition, jacobian: got 'shape \(3, 3\)'"),
+        ({"transition": lambda x: x}, "transition: got a function that fails"),
         ({"transition_jacobian": None}, "transition: got a function that PyTorch cannot differentiate"),
         ({"sensors": Sensor(lambda x: x, [1.0], lambda x: np.eye(2))}, "observation: got .2 components.*expected 1,"),
     ],
@@ -306,7 +336,7 @@ def test_a_model_that_cannot_be(change, message):
 def test_functions_that_do_not_fit(change, message):
     sensor = Sensor(lambda x: x, [1.0, 1.0], lambda x: np.eye(2))
     options = {"transition": lambda x, dt: np.array([x[0], x[1]]), "process_noise": np.eye(2), "sensors": sensor}
-    options |= {"transition_jacobian": lambda x, dt: np.eye(2), "start": (np.zeros(2), np.eye(2)), "start_time": 0.0}
-    model = NonlinearModel(**(options | change))
+    options |= {"transition_jacobian": lambda x, dt: np.eye(2)}
+    live = RobustFilter(NonlinearModel(**(options | change)), start=(np.zeros(2), np.eye(2)), start_at=0.0)
     with pytest.raises(ValueError, match=message):
-        NonlinearFilter(model).update(1.0, np.zeros(len(model.by_name[""].noise)))
+        live.update(1.0, np.zeros(1 if "sensors" in change else 2))

@@ -1,4 +1,4 @@
-// The filter of a linear model with sensors, as linear_filter.py has it: a row when it comes, many series at once, and
+// The filter of a linear model with sensors, as linear_model.py has it: a row when it comes, many series at once, and
 // smoothed. What it knows of a series is one array of numbers, the same in all three.
 #include <cstring>
 #include <memory>

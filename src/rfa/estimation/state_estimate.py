@@ -1,4 +1,4 @@
-"""Readings of a linear model as a caller gives them, and estimates in the same shape and kind."""
+"""Readings of a model as a caller gives them, and estimates of its states in the same shape and kind."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,8 +11,10 @@ from torch import Tensor
 
 from rfa.checks import require, require_each
 
-from .linear_model import Found, LinearKernel, LinearModel, Rows
-from .linear_sde import DiscreteModel, check_covariance
+from .linear_model import Found, LinearKernel, Rows
+from .linear_sde import DiscreteModel, LinearSDE, check_covariance
+from .nonlinear_filter import NonlinearKernel
+from .nonlinear_model import NonlinearModel
 from .series import column_names, index_of
 from .series_estimate import OUTLIER_GAIN
 from .time_axis import TimeAxis, as_numbers
@@ -45,25 +47,21 @@ class Shape:
 
 
 ARRAYS = Shape()
+Model = LinearSDE | DiscreteModel | NonlinearModel
+Kernel = LinearKernel | NonlinearKernel
 
 
-class LinearEstimate:
+class StateEstimate:
     """The estimate at each row of readings, or at one reading of `update`: then there is no dimension of times.
 
     Many tracks have a leading dimension. Results are arrays, tensors or tables of pandas, as the readings were.
     """
 
-    _shape, _readings = ARRAYS, None
-
-    def __init__(self, kernel: LinearKernel, sensor: Any, times: Any, given: Any):
+    def __init__(
+        self, kernel: Kernel, sensor: Any, times: Any, given: Any, readings: Any = None, shape: Shape = ARRAYS
+    ):
         self._kernel, self._sensor, self.times, self._given = kernel, sensor, times, given
-
-    @classmethod
-    def of(cls, kernel: LinearKernel, sensor: Any, times: Any, found: Found, readings: Any, shape: Shape) -> Any:
-        """Of rows; `sensor` is -1 where they have all components, or its number, in each row."""
-        estimate = cls(kernel, sensor, times, found)
-        estimate._readings, estimate._shape = readings, shape
-        return estimate
+        self._readings, self._shape = readings, shape
 
     @cached_property
     def found(self) -> Found:
@@ -71,6 +69,7 @@ class LinearEstimate:
         if isinstance(self._given, Found):
             return self._given
         kernel, one = self._kernel, self._sensor
+        assert isinstance(kernel, LinearKernel)
         n, width = kernel.states, len(kernel.noise) if one < 0 else int(kernel.sizes[one])
         parts = kernel.all_parts if one < 0 else width if kernel.by_component else 1
         *found, readings = np.split(np.frombuffer(self._given), kernel.ends)
@@ -112,22 +111,25 @@ class LinearEstimate:
 
     @property
     def mean(self) -> Any:
-        """`(T, m)`: of each component of a reading."""
-        rows = self._kernel.rows_of(self._sensor)[0]
-        return self._shape.of_components(np.einsum("...mn,...n->...m", rows, self.found.mean))
+        """`(T, m)`: of each component of a reading, by the state: C x, or h(x)."""
+        return self._shape.of_components(self._moments[0])
 
     @property
     def variance(self) -> Any:
         """`(T, m)`: of each component of a reading, with its noise."""
-        rows, noise = self._kernel.rows_of(self._sensor)
-        columns = []
-        for row in np.moveaxis(rows, -2, 0):
-            pairs = row[..., :, None] * row[..., None, :]
-            with np.errstate(invalid="ignore"):
-                found = np.where(pairs != 0, pairs * self.found.covariance, 0.0).sum(axis=(-2, -1))
-            both_signs = np.isnan(found) & ~np.isnan(row[..., 0])  # infinities
-            columns.append(np.where(both_signs, np.inf, found))
-        return self._shape.of_components(np.stack(columns, axis=-1) + noise)
+        return self._shape.of_components(self._moments[1])
+
+    @cached_property
+    def _moments(self) -> tuple[np.ndarray, np.ndarray]:
+        mean, covariance, numbers = self.found.mean, self.found.covariance, np.asarray(self._sensor)
+        if numbers.ndim == 0:
+            return self._kernel.readings_of(int(numbers), mean, covariance)
+        found = np.full((2, *mean.shape[:-1], int(self._kernel.sizes.max())), np.nan)
+        for number in np.unique(numbers):
+            rows = numbers == number
+            moments = self._kernel.readings_of(int(number), mean[..., rows, :], covariance[..., rows, :, :])
+            found[..., rows, : int(self._kernel.sizes[number])] = moments
+        return found[0], found[1]
 
     @property
     def log_likelihood(self) -> Any:
@@ -159,7 +161,7 @@ class LinearEstimate:
 
 
 def read_rows(
-    kernel: LinearKernel,
+    kernel: Kernel,
     axis: TimeAxis | None,
     time_unit: str,
     times: Any,
@@ -174,8 +176,10 @@ def read_rows(
     if readings is None:
         require(index_of(times) is not None, name, None, f"{name} beside the times")
         times, readings = times.index, times
-    sizes, given = kernel.sizes, as_numbers(name, readings)
-    labels = None if sensor is None else sensor_numbers(kernel, sensor)
+    labels, sizes = None if sensor is None else sensor_numbers(kernel, sensor), kernel.sizes
+    if labels is not None and isinstance(readings, list | tuple) and len({np.size(row) for row in readings}) > 1:
+        readings = _padded(name, readings, np.resize(sizes[labels], len(readings)).tolist())
+    given = as_numbers(name, readings)
     width, own = (int(x.sum() if labels is None else x.max()) for x in (sizes, sizes[labels]))
     own = width if labels is None else own  # columns that the rows need
     single = given.ndim == 1 and own == 1
@@ -215,7 +219,17 @@ def read_rows(
     return axis, rows, Shape(kind, tracks, single, table.shape[-1], index, column_names(readings))
 
 
-def sensor_numbers(kernel: LinearKernel, sensor: Any) -> np.ndarray:
+def _padded(name: str, readings: Any, sizes: list[int]) -> np.ndarray:
+    """Rows of sensors with different numbers of components, NaN after the last one."""
+    table = np.full((len(sizes), max(sizes)), np.nan)
+    for k, (row, size) in enumerate(zip(readings, sizes, strict=True)):
+        numbers = np.atleast_1d(as_numbers(name, row))
+        require(numbers.shape == (size,), name, f"shape {numbers.shape} in row {k}", f"{size} components of its sensor")
+        table[k, :size] = numbers
+    return table
+
+
+def sensor_numbers(kernel: Kernel, sensor: Any) -> np.ndarray:
     """The numbers of sensors by their labels."""
     labels, names = [str(label) for label in np.atleast_1d(np.asarray(sensor))], list(kernel.sensors)
     unknown = sorted(set(labels) - set(names))
@@ -223,32 +237,33 @@ def sensor_numbers(kernel: LinearKernel, sensor: Any) -> np.ndarray:
     return np.array([names.index(label) for label in labels])
 
 
-def read_control(kernel: LinearKernel, control: Any, count: int, length: int) -> np.ndarray | None:
+def read_control(kernel: Kernel, control: Any, count: int, length: int) -> np.ndarray | None:
     """Inputs as a caller gives them, of so many series and rows, checked."""
     if control is None:
         return None
     inputs, found = kernel.inputs, as_numbers("control", control)
-    require(inputs > 0, "control", "an input", "None: RobustFilter has no control_matrix")
-    found = found[:, None] if found.ndim == 1 and inputs == 1 else found
+    require(inputs != 0, "control", "an input", "None: RobustFilter has no control_matrix")
+    found = found[:, None] if found.ndim == 1 and inputs in (1, None) else found
     found = found[None] if found.ndim == 2 else found
+    inputs = found.shape[-1] if inputs is None and found.ndim else inputs
     fits = found.shape in ((1, length, inputs), (count, length, inputs)) and bool(np.isfinite(found).all())
     require(fits, "control", f"shape {np.shape(control)}", f"finite numbers ({length}, {inputs})")
     return np.ascontiguousarray(found)
 
 
-def read_start(start: Any, at: Any, model: LinearModel) -> tuple[np.ndarray, np.ndarray, Any] | None:
+def read_start(start: Any, at: Any, n: int | None, discrete: bool) -> tuple[np.ndarray, np.ndarray, Any] | None:
     """Mean `(1 or tracks, n)` and covariance `(1 or tracks, n, n)` of a start, checked, and where it stands."""
     if start is None:
         require(at is None, "start_at", at, "None without a start")
         return None
     pair = isinstance(start, tuple | list) and len(start) == 2
     require(pair, "start", type(start).__name__, "a mean and a covariance")
-    n, discrete = model.state_size, isinstance(model, DiscreteModel)
     mean, covariance = (as_numbers("start", part) for part in start)
     mean, covariance = mean[None] if mean.ndim == 1 else mean, covariance[None] if covariance.ndim == 2 else covariance
-    fits = mean.shape[1:] == (n,) and bool(np.isfinite(mean).all())
-    require(fits, "start", f"a mean of shape {np.shape(start[0])}", f"({n},), or one for each track")
-    check_covariance("start", torch.from_numpy(covariance), n)
+    fits = mean.ndim == 2 and mean.shape[1] in (n or mean.shape[1],) and mean.size > 0 and bool(np.isfinite(mean).all())
+    expected = f"finite numbers ({n or 'n'},), or so many for each track"
+    require(fits, "start", f"a mean of shape {np.shape(start[0])}", expected)
+    check_covariance("start", torch.from_numpy(covariance), mean.shape[1])
     named = not isinstance(at, str) or at == "reading" or (at == "before" and discrete)
     places = "'reading', " + "'before' (one step), " * discrete + "or a time: where the start stands"
     require(at is not None and named, "start_at", at, places)

@@ -1,8 +1,7 @@
-"""`RobustFilter` of a linear model: its matrices, several sensors, readings one by one, and many tracks at once."""
+"""`RobustFilter` of a model's matrices or functions: several sensors, readings one by one, many tracks at once."""
 
 import copy
 import functools
-import math
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -13,11 +12,13 @@ import torch
 
 from rfa.checks import check_choice, require, require_each
 
-from .linear_estimate import LinearEstimate, Shape, read_control, read_rows, read_start, sensor_numbers
-from .linear_model import FAULTS, Found, LinearKernel, LinearModel, Rows, check_model, noise_name
+from .linear_model import FAULTS, Found, LinearKernel, Rows, check_model, noise_name
 from .linear_sde import DiscreteModel, LinearSDE
+from .nonlinear_filter import NonlinearKernel
+from .nonlinear_model import NonlinearModel
 from .robust_filter import RobustFilter
 from .series import index_of
+from .state_estimate import Kernel, Model, Shape, StateEstimate, read_control, read_rows, read_start, sensor_numbers
 from .time_axis import TimeAxis, as_numbers, next_times
 
 _FLOAT, _ARRAY = np.dtype(np.float64), np.ndarray
@@ -26,26 +27,36 @@ _WEAK, _LONGEST, _LEAST = 1e-3, 3.0, -46.0  # curvature in nats, a step of a log
 _MOST_ROUNDS = 4  # of a robust fit, which leaves out outliers
 
 
-class LinearFilter(RobustFilter):
-    """`RobustFilter(model)` of a `LinearSDE`, or of `LinearSDE.discrete`: filter, smoother and forecast of its states.
+class StateFilter(RobustFilter):
+    """`RobustFilter(model)` of matrices (`LinearSDE`, `LinearSDE.discrete`) or functions (`NonlinearModel`).
 
         dx = A x dt + B u dt + G dW,  G G^T = Q,    z = C x + e,  e ~ N(0, R)
+        x_k = F x_k-1 + B u_k + q,  q ~ N(0, Q);    x_k = f(x_k-1, dt) + q,  z = h(x) + e
 
     No fit is needed: `filter(times, readings)` filters, and `update(time, reading)` goes on from what is there, the
     start or the last reading, in constant time and memory. Readings of `update` are not kept: `filter`, `smooth` and
-    `predict` are of the readings of `fit`, `forecast` and `simulate` of all.
+    `predict` are of the readings of `fit`, `forecast` and `simulate` of all. All give `StateEstimate`s.
+
+    Several sensors have names: `LinearSDE(A, Q, {"gps": C1, "radar": C2}, {"gps": R1, "radar": R2})`, or
+    `NonlinearModel(f, Q, {"gps": Sensor(h1, R1), "radar": Sensor(h2, R2)})`.
+
+    A `UserWarning` says where 20 readings in a row of a nonlinear model are beyond 99.9 % of what the filter expects.
 
     Args:
-        model: the matrices. Several sensors have C and R by name: `LinearSDE(A, Q, {"gps": C1, "radar": C2}, {...})`.
-        robust: False: the Kalman filter and smoother.
-        time_unit: where times are dates.
-        start: mean `(n,)` and covariance `(n, n)`, or of each track. None: nothing is known (exact diffuse).
+        model: the matrices or functions.
+        robust: False: the (extended) Kalman filter and smoother, in which all readings have weight 1.
+        time_unit: where times are dates: "second", "minute", "hour", "day", "week" or "year".
+        start: mean `(n,)` and covariance `(n, n)`, or of each track. None: nothing is known (exact diffuse); a
+            nonlinear model needs a start.
         start_at: where the start stands, needed with it. "reading": at the time of the first reading, which updates it
             (as in dynamax). "before": one step before (as filterpy's `predict`, then `update`), for discrete models.
             Or a time.
-        control_matrix: B, `(n, inputs)`. The input of a row acts from the row before to this one.
+        control_matrix: B, `(n, inputs)`. The input of a row acts from the row before to this one. The f of a nonlinear
+            model takes the input itself, `f(x, dt, u)`.
         state_names: by default x1, x2 and so on.
         weights: "reading": one weight for each reading of a sensor. "component": one for each component; R is diagonal.
+            "auto": the one under which the readings so far are more probable, for nonlinear models. None: "auto" for
+            these, else "reading".
 
     Example: filterpy's filter with `x` and `P` before its first `predict` is
     `RobustFilter(LinearSDE.discrete(F, Q, H, R), robust=False, start=(x, P), start_at="before")`.
@@ -59,7 +70,7 @@ class LinearFilter(RobustFilter):
 
     def __init__(
         self,
-        model: LinearModel,
+        model: Model,
         robust: bool = True,
         *,
         time_unit: str = "day",
@@ -67,45 +78,51 @@ class LinearFilter(RobustFilter):
         start_at: Any = None,
         control_matrix: Any = None,
         state_names: Iterable[str] | None = None,
-        weights: str = "reading",
+        weights: str | None = None,
     ):
-        require(isinstance(model, LinearSDE | DiscreteModel), "model", type(model).__name__, "a LinearSDE")
-        n = model.state_size
+        nonlinear = isinstance(model, NonlinearModel)
+        require(nonlinear or isinstance(model, LinearSDE | DiscreteModel), "model", type(model).__name__, "a LinearSDE")
+        require(not nonlinear or start is not None, "start", None, "a mean and a covariance: the model is nonlinear")
+        size = None if isinstance(model, NonlinearModel) else model.state_size
+        self._start = read_start(start, start_at, size, isinstance(model, DiscreteModel))
+        n = size or self._start[0].shape[1]  # type: ignore[index]
         names = tuple(f"x{k + 1}" for k in range(n)) if state_names is None else tuple(map(str, state_names))
         require(len(names) == n == len(set(names)), "state_names", names, f"{n} different names")
         TimeAxis.of([], time_unit)
-        check_choice("weights", weights, ("reading", "component"))
-        check_model(model, names, start is None)
-        noise = model.observation_noise
-        diagonal = torch.equal(noise, torch.diag(noise.diagonal()))
-        require(weights == "reading" or diagonal, "weights", weights, "'reading' where R is not diagonal")
+        self._names, self._weights = names, weights or ("auto" if nonlinear else "reading")
+        if isinstance(model, NonlinearModel):
+            require(control_matrix is None, "control_matrix", "a matrix", "None: f(x, dt, u) takes the input itself")
+        else:
+            check_choice("weights", self._weights, ("reading", "component"))
+            check_model(model, names, start is None)
+            noise = model.observation_noise
+            fits = self._weights == "reading" or torch.equal(noise, torch.diag(noise.diagonal()))
+            require(fits, "weights", weights, "'reading' where R is not diagonal")
         control = np.zeros((n, 0)) if control_matrix is None else as_numbers("control_matrix", control_matrix)
         fits = control.ndim == 2 and len(control) == n and bool(np.isfinite(control).all())
         require(fits, "control_matrix", f"shape {control.shape}", f"finite numbers ({n}, inputs)")
+        self._control = np.ascontiguousarray(control)
         self.model, self.robust, self.time_unit = model, robust, time_unit  # type: ignore[assignment]
         self.start, self.start_at, self.control_matrix = start, start_at, control_matrix
         self.state_names, self.weights = state_names, weights
-        self._control, self._names, self._start = (
-            np.ascontiguousarray(control),
-            names,
-            read_start(start, start_at, model),
-        )
-        self._scales = {name: 1.0 for name in ("process_noise", *map(noise_name, model.sensors))}
+        self._scales = {name: 1.0 for name in ("process_noise", *map(noise_name, model.sensors))}  # type: ignore[arg-type]
         self._axis: TimeAxis | None = None  # type: ignore[assignment]
         self._rows: Rows | None = None  # of `fit`, and what the filter has found there
         self._filtered_rows: Found | None = None
         self._shape, self._state = Shape(), np.zeros((0, 0))  # the state of each series after its last row
         self._steps: dict[Any, tuple[Any, ...]] = {}  # bound to the state, for each sensor that `update` has had
         self._lock = threading.RLock()
+        _ = self._kernel  # its own checks
 
     @functools.cached_property
-    def _kernel(self) -> LinearKernel:
-        return self._new_kernel(self.robust)
+    def _kernel(self) -> Kernel:
+        return self._new_kernel(self.robust, self._weights)
 
-    def _new_kernel(self, robust: bool, by_component: bool | None = None, **scales: float) -> LinearKernel:
-        single = self.weights == "component" if by_component is None else by_component
-        given = self.model, self._names, robust, single, self._control, self._scales | scales
-        return LinearKernel(*given)  # type: ignore[arg-type]
+    def _new_kernel(self, robust: bool, weights: str, **scales: float) -> Kernel:
+        if isinstance(self.model, NonlinearModel):
+            return NonlinearKernel(self.model, self._names, robust, weights, self._scales | scales)
+        given: Any = self.model, self._names, robust, weights == "component", self._control, self._scales | scales
+        return LinearKernel(*given)
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the lock and compiled code."""
@@ -125,7 +142,7 @@ class LinearFilter(RobustFilter):
 
     @property
     def log_likelihood(self) -> Any:  # type: ignore[override]
-        """Of the readings of `fit`: see `LinearEstimate`."""
+        """Of the readings of `fit`: see `StateEstimate`."""
         return self.filter().log_likelihood
 
     def fit(  # type: ignore[override]
@@ -138,7 +155,7 @@ class LinearFilter(RobustFilter):
         mask: Any = None,
         noises: Iterable[str] = (),
         max_steps: int = 100,
-    ) -> "LinearFilter":
+    ) -> "StateFilter":
         """Take readings, filter them, and find the factors of noises by maximum likelihood where they are asked for.
 
         Args:
@@ -167,30 +184,28 @@ class LinearFilter(RobustFilter):
             vars(self).update({name: x for name, x in vars(found).items() if name != "_lock"})
         return self
 
-    def filter(self, times: Any = None, readings: Any = None, **info: Any) -> LinearEstimate:  # type: ignore[override]
+    def filter(self, times: Any = None, readings: Any = None, **info: Any) -> StateEstimate:  # type: ignore[override]
         """The estimate at each row from it and earlier rows: of the readings of `fit`, or of these, as in `fit`."""
         with self._lock:
             if times is not None:
                 self.fit(times, readings, **info)
             return self._estimate_rows(self._fitted_rows(), self._filtered_rows, self._shape)
 
-    def smooth(self, times: Any = None, readings: Any = None, **info: Any) -> LinearEstimate:  # type: ignore[override]
+    def smooth(self, times: Any = None, readings: Any = None, **info: Any) -> StateEstimate:  # type: ignore[override]
         """The estimate at each row from all rows: of the readings of `fit`, or of these, as in `fit`."""
         with self._lock:
             if times is not None:
                 self.fit(times, readings, **info)
-            rows = self._fitted_rows()
-            return self._estimate_rows(rows, self._smoothed(rows), self._shape)
-
-    def _smoothed(self, rows: Rows) -> Found:
-        start = self._start_states(self._fitted_rows())
-        filtered, found = self._run_rows(rows, start.copy()), self._run_rows(rows, start, smooth=True)
-        weight = np.where(np.isnan(filtered.weight), np.nan, found.weight)
-        return filtered._replace(mean=found.mean, covariance=found.covariance, weight=weight)
+            rows, filtered = self._fitted_rows(), self._filtered_rows
+            assert filtered is not None
+            found = self._run_rows(rows, self._start_states(rows), smooth=True)
+            weight = np.where(np.isnan(filtered.weight), np.nan, found.weight)
+            found = filtered._replace(mean=found.mean, covariance=found.covariance, weight=weight)
+            return self._estimate_rows(rows, found, self._shape)
 
     def forecast(  # type: ignore[override]
         self, query_times: Any, *, sensor: str | None = None, control: Any = None
-    ) -> LinearEstimate:
+    ) -> StateEstimate:
         """States and readings at later times, from all readings so far.
 
         Args:
@@ -220,16 +235,14 @@ class LinearFilter(RobustFilter):
             own = self._fitted_rows()
             require(not self._shape.tracks and own.control is None, "query_times", "tracks, or a control", "neither")
             asked, shape = self._query(query_times, sensor, None, in_order=False)
-            times = np.concatenate([own.times[0], asked.times[0]])
+            times, count = np.concatenate([own.times[0], asked.times[0]]), own.times.shape[1]
             order = np.argsort(times, kind="stable")
-            length, width = len(times), own.readings.shape[2]
-            readings = np.full((1, length, width), np.nan)
-            readings[:, : own.times.shape[1]] = own.readings
-            spare = (0, 0), (0, length - own.times.shape[1])
-            numbers = None if own.sensor is None else np.pad(own.sensor, spare)[:, order]
+            readings = np.full((1, len(times), own.readings.shape[2]), np.nan)
+            readings[:, :count] = own.readings
+            numbers = None if own.sensor is None else np.resize(own.sensor, (1, len(times)))[:, order]
             joined = Rows(times[None, order], readings[:, order], None, numbers)
-            places = np.argsort(order)[own.times.shape[1] :]
-            found = Found(*(x[:, places] for x in self._smoothed(joined)))
+            found = self._run_rows(joined, self._start_states(own), "query_times", smooth=True)
+            found = Found(*(x[:, np.argsort(order)[count:]] for x in found))
             later = np.flatnonzero(asked.times[0] > own.times[0, -1])
             later = later[np.argsort(asked.times[0, later], kind="stable")]
             rows = Rows(*(None if x is None else x[:, later] for x in asked))  # type: ignore[arg-type]
@@ -262,31 +275,17 @@ class LinearFilter(RobustFilter):
         with self._lock:
             rows, shape = self._query(query_times, sensor, control)
             state, kernel = self._present(rows), self._kernel
+            if not isinstance(kernel, LinearKernel):
+                raise ValueError("model: got a nonlinear model, expected a linear one for `simulate`")
             require(len(state) == 1, "query_times", "times of many tracks", "a filter of one series")
             known = bool(np.isfinite(found.found.covariance).all())
             require(known, "simulate", "a state of which nothing is known", "readings, or a start, first")
-            last = rows.times[0, 0] if math.isnan(state[0, -1]) else state[0, -1]
-            n, number = kernel.states, -1 if rows.sensor is None else int(rows.sensor[0, 0])
-            blocks = kernel.blocks if number < 0 else [kernel.blocks[number]]
-            observation, noise = kernel.rows_of(number)[0], torch.block_diag(*map(torch.from_numpy, blocks)).numpy()
-
-            def normal(covariance: np.ndarray) -> np.ndarray:
-                values, basis = np.linalg.eigh(covariance)
-                drawn = torch.randn(paths, len(values), generator=generator, dtype=torch.float64).numpy()
-                return drawn @ (basis * np.sqrt(np.maximum(values, 0.0))).T
-
-            drawn = state[0, :n] + normal(state[0, n : n + n * n].reshape(n, n))
-            out = np.empty((rows.times.shape[1], paths, len(observation)))
-            for k, gap in enumerate(np.diff(rows.times[0], prepend=last)):
-                transition, variance, by_input = kernel.transition(gap)
-                drawn = drawn @ transition.T + normal(variance)
-                drawn = drawn if rows.control is None else drawn + by_input @ rows.control[0, k]
-                out[k] = drawn @ observation.T + normal(noise)
-            return out[..., 0] if shape.single else out
+            drawn = kernel.simulate(state[0], rows, paths, generator)
+            return drawn[..., 0] if shape.single else drawn
 
     def update(  # type: ignore[override]
         self, time: Any, reading: Any, sensor: Any = None, *, control: Any = None
-    ) -> LinearEstimate:
+    ) -> StateEstimate:
         """One more reading, or several rows, without a look at earlier ones: as `filter` on all of them.
 
         Args:
@@ -311,10 +310,10 @@ class LinearFilter(RobustFilter):
                     fault = run(handle)
                     if fault:
                         raise self._fault(FAULTS[fault], "time", time)
-                    return LinearEstimate(kernel, number, time, out.tobytes())
+                    return StateEstimate(kernel, number, time, out.tobytes())
             return self._update(time, reading, sensor, control)
 
-    def _update(self, time: Any, reading: Any, sensor: Any, control: Any) -> LinearEstimate:
+    def _update(self, time: Any, reading: Any, sensor: Any, control: Any) -> StateEstimate:
         """Of arguments of any kind. Where readings are numbers of one series, the next one has a bound step."""
         one = np.ndim(time) == 0 and index_of(time) is None
         if one:
@@ -332,12 +331,12 @@ class LinearFilter(RobustFilter):
             return self._estimate_rows(rows, found, shape)
         number = -1 if rows.sensor is None else int(rows.sensor[0, 0])
         label = None if number < 0 else self._kernel.sensors[number]
-        if len(state) == 1 and axis.origin is None and label not in self._steps:
+        if self._kernel.bound_step and len(state) == 1 and axis.origin is None and label not in self._steps:
             self._steps[label] = self._kernel.bound_step(self._state[0], number)
         return self._estimate_rows(rows, found, replace(shape, single=False), one=True)
 
     def _refused(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise ValueError("model: got a linear model, expected a sum of components for this method")
+        raise ValueError("model: got a linear or nonlinear model, expected a sum of components for this method")
 
     export = diagnostics = rolling_forecast = _refused  # type: ignore[assignment]
     standard_errors = sde = property(_refused)  # type: ignore[assignment]
@@ -359,9 +358,7 @@ class LinearFilter(RobustFilter):
         ordered = np.diff(numbers, prepend=-np.inf) >= 0
         require_each(ordered | (not in_order), "query_times", "times that decrease", numbers, "times in order")
         number = -1 if sensor is None else int(sensor_numbers(kernel, sensor)[0])
-        own, width = (
-            (int(kernel.sizes.sum()),) * 2 if number < 0 else (int(kernel.sizes[number]), int(kernel.sizes.max()))
-        )
+        own, width = (kernel.sizes[number], kernel.sizes.max()) if number >= 0 else (len(kernel.noise),) * 2
         which = None if number < 0 else np.full((1, len(numbers)), number, dtype=np.int64)
         shape, length = self._shape, len(numbers)
         index = axis.labels(numbers) if shape.kind == "pandas" else None
@@ -377,22 +374,19 @@ class LinearFilter(RobustFilter):
 
     def _start_states(self, rows: Rows, axis: TimeAxis | None = None) -> np.ndarray:
         """The state of each series before its first row."""
-        kernel, n, count = self._kernel, self._kernel.states, len(rows.readings)
+        kernel, count = self._kernel, len(rows.readings)
         if self._start is None:
-            gaps, norm = np.diff(rows.times, axis=1), float(np.abs(kernel.dynamics).sum(axis=0).max())
-            gaps = gaps[gaps > 0]
-            gap = kernel.step or (float(np.median(gaps)) if len(gaps) else 1 / norm if norm > 0 else 1.0)
-            one = kernel.start(np.zeros(n), np.zeros((n, n)), kernel.diffuse_units(gap))
-            return np.tile(one, (count, 1))
+            assert isinstance(kernel, LinearKernel)
+            return kernel.diffuse_start(count, rows.times)
         (mean, covariance, at), given = self._start, max(map(len, self._start[:2]))
         require(given in (1, count), "start", f"{given} tracks", f"one start, or {count}")
-        pairs = zip(np.resize(mean, (given, n)), np.resize(covariance, (given, n, n)), strict=True)
-        state = np.resize([kernel.start(*pair) for pair in pairs], (count, kernel.state_size))
+        times = np.full(count, np.nan)
         if at == "before":
-            state[:, -1] = rows.times[:, 0] - kernel.step
+            times[:] = rows.times[:, 0] - kernel.step
         elif at != "reading":
-            state[:, -1] = (axis or self._axis).numbers("start_at", [at])[0]  # type: ignore[union-attr]
-        return state
+            times[:] = (axis or self._axis).numbers("start_at", [at])[0]  # type: ignore[union-attr]
+        means, covariances = (np.broadcast_to(x, (count, *x.shape[1:])) for x in (mean, covariance))
+        return kernel.start(means, covariances, times)
 
     def _present(self, rows: Rows, axis: TimeAxis | None = None) -> np.ndarray:
         """The state of each series so far."""
@@ -428,22 +422,22 @@ class LinearFilter(RobustFilter):
             "overflow": "a shorter gap: the state overflows",
             "infinite": "finite numbers, NaN where missing",
         }
+        if what not in expected:  # of a function
+            return ValueError(f"{what}, at time {time}")
         return ValueError(f"{name}: got {time}, expected {expected[what]}")
 
-    def _estimate_rows(self, rows: Rows, found: Any, shape: Shape, one: bool = False) -> LinearEstimate:
+    def _estimate_rows(self, rows: Rows, found: Any, shape: Shape, one: bool = False) -> StateEstimate:
         axis, sensor = self._axis, np.array(-1) if rows.sensor is None else rows.sensor[0]
         times = axis.labels(rows.times[0]) if axis is not None and len(rows.times) == 1 else rows.times
         readings = rows.readings
         for place in [0] * (not shape.tracks) + [(slice(None), 0) if shape.tracks else 0] * one:  # no series; no times
             found, readings = Found(*(x[place] for x in found)), readings[place]
         if one:
-            cut = (..., slice(shape.width))
-            found, readings = (
-                found._replace(predicted=found.predicted[cut], variance=found.variance[cut]),
-                readings[cut],
-            )
+            names = ("predicted", "variance") + ("weight", "spread") * self._kernel.by_component
+            found = found._replace(**{name: getattr(found, name)[..., : shape.width] for name in names})
+            readings = readings[..., : shape.width]
             shape, times, sensor = Shape(), times[0], sensor.reshape(-1)[0]
-        return LinearEstimate.of(self._kernel, sensor, times, found, readings, shape)
+        return StateEstimate(self._kernel, sensor, times, found, readings, shape)
 
     def _fit_noises(self, names: list[str], max_steps: int) -> None:
         """The factors of some noises by maximum likelihood."""
@@ -452,7 +446,10 @@ class LinearFilter(RobustFilter):
         require(isinstance(max_steps, int) and max_steps >= 1, "max_steps", max_steps, "a whole number >= 1")
         rows, logs, earlier = self._fitted_rows(), np.zeros(len(names)), None
         for _ in range(_MOST_ROUNDS if self.robust else 1):
-            wrong = self._wrong(rows) if self.robust else np.zeros(1, dtype=bool)
+            wrong = StateEstimate(self._kernel, -1, None, self._filtered_rows).outliers & self.robust
+            wrong = wrong.reshape(*rows.readings.shape[:2], -1)
+            stacked = rows.sensor is None and not self._kernel.by_component  # a weight of each sensor
+            wrong = np.repeat(wrong, self._kernel.sizes, axis=-1) if stacked else wrong
             if earlier is not None and bool((wrong == earlier).all()):
                 break
             earlier, kept = wrong, rows._replace(readings=np.where(wrong, np.nan, rows.readings))
@@ -461,20 +458,13 @@ class LinearFilter(RobustFilter):
                 return dict(zip(names, np.exp(np.maximum(logs, _LEAST)).tolist(), strict=True))
 
             def total(logs: np.ndarray, kept: Rows = kept) -> float:
-                found, _ = self._new_kernel(False, False, **scales(logs)).run(kept, self._start_states(kept))
+                found, _ = self._new_kernel(False, "reading", **scales(logs)).run(kept, self._start_states(kept))
                 return float(np.nansum(found.log_density))
 
             logs, self.converged = _maximum(total, logs, max_steps)
             self._scales |= scales(logs)
-            self._kernel = self._new_kernel(self.robust)
+            self._kernel = self._new_kernel(self.robust, self._weights)
             self._filter_again()
-
-    def _wrong(self, rows: Rows) -> np.ndarray:
-        """Which components are of outliers."""
-        found = self._filtered_rows
-        outliers = LinearEstimate(self._kernel, -1, None, found).outliers.reshape(*rows.readings.shape[:2], -1)
-        stacked = rows.sensor is None and self.weights == "reading"
-        return np.repeat(outliers, self._kernel.sizes, axis=-1) if stacked else outliers
 
 
 def _maximum(total: Callable[[np.ndarray], float], at: np.ndarray, max_steps: int) -> tuple[np.ndarray, bool]:
@@ -495,6 +485,3 @@ def _maximum(total: Callable[[np.ndarray], float], at: np.ndarray, max_steps: in
             return at, True
         at, best = at + step, found
     return at, False
-
-
-RobustFilter.of_matrices = LinearFilter
