@@ -97,8 +97,8 @@ class Forecaster:
         season_length: float | None = None,
     ):
         names = Names(id_col, time_col, target_col)
-        good = len({*names, "rfa", "cutoff"}) == 5
-        require(good, "id_col, time_col, target_col", tuple(names), "three names, none of them 'rfa' or 'cutoff'")
+        names.check("id_col", "time_col", "target_col")
+        require(len({*names}) == 3, "id_col, time_col, target_col", tuple(names), "three names")
         require(season_length is None or season_length >= 0, "season_length", season_length, "a number of steps, or 0")
         self.robust = bool(robust)
         self.workers = whole_number("workers", workers)

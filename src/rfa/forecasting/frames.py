@@ -12,6 +12,8 @@ import pandas as pd
 from rfa.checks import require
 from rfa.steps import StampKind
 
+_OF_RESULTS = ("rfa", "cutoff", "weight", "outlier", "cleaned", "member", "error", "note", "step", "season")
+
 
 @dataclass
 class Ids:
@@ -74,6 +76,12 @@ class Names(NamedTuple):
     id: str
     time: str
     target: str
+
+    def check(self, *arguments: str) -> None:
+        """Raise `ValueError`, by the names of the arguments, for a name that a column of the results has."""
+        for argument, name in zip(arguments, self, strict=True):
+            good = isinstance(name, str) and name not in _OF_RESULTS and not name.startswith("rfa-")
+            require(good, argument, name, f"a column with another name than those of results: {', '.join(_OF_RESULTS)}")
 
 
 class Quantiles(NamedTuple):

@@ -157,6 +157,7 @@ class _Reader(TimeReader):
         require(id_col is None or len(columns) == 1, "values", columns, "one column with --id")
         names = Names("series", times[0], "reading") if id_col is None else Names(id_col, times[0], columns[0])
         require(len({*names}) == 3, "time", times[0], "another name than 'series' and 'reading'; or --id")
+        names.check("id", "time", "values")
         one, total = id_col is None and len(columns) == 1, len(cells)
         if id_col is not None:
             cells = self.good(cells, cells[id_col] != "", cells[id_col], "id", "a name in each row")

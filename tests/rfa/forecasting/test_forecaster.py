@@ -403,8 +403,22 @@ def test_numbers_outgrow_a_narrow_type():
     times = np.arange(250, 255, dtype=np.uint8)
     assert Forecaster().forecast(one(times), 1)["ds"].tolist() == [255]
     assert Forecaster().forecast(one(times), 2)["ds"].tolist() == [255, 256]
-    with pytest.raises(ValueError, match="none of them 'rfa'"):
-        Forecaster(target_col="rfa")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"target_col": "rfa"}, "^target_col: got 'rfa', expected a column with another name than those of results"),
+        ({"target_col": "weight"}, "^target_col: got 'weight'"),
+        ({"id_col": "member"}, "^id_col: got 'member'"),
+        ({"time_col": "note"}, "^time_col: got 'note'"),
+        ({"time_col": "rfa-lo-90"}, "^time_col: got 'rfa-lo-90'"),
+        ({"id_col": "y"}, "expected three names"),
+    ],
+)
+def test_bad_options_are_named(arguments, says):
+    with pytest.raises(ValueError, match=says):
+        Forecaster(**arguments)
 
 
 def test_methods_before_a_forecast_say_so():

@@ -62,6 +62,8 @@ def test_a_long_file_names_its_series(read):
         (GOOD, {"time": "when"}, r"^time: got 'when', expected a column of .*: time, a, b \(--separator, --skip-rows"),
         (GOOD, {"values": ["time"]}, r"^values: got \['time'\], expected columns other than those of times"),
         (GOOD, {"values": ["c"]}, r"^values: got 'c', expected a column of series.csv: time, a, b"),
+        ("note,a\n0,1\n", {}, r"^time: got 'note', expected a column with another name"),
+        ("s,t,weight\n0,1,2\n", {"time": "t", "id_col": "s"}, r"^values: got 'weight', expected a column with another"),
         (GOOD, {"id_col": "s", "values": ["a"]}, r"^id: got 's', expected a column of"),
         (GOOD, {"id_col": "b"}, r"^id: got '' in row 2 of series.csv, column 'b', expected a name in each row"),
         ("t,a,b,s\n0,1,2,x\n", {"id_col": "s"}, r"^values: got \['a', 'b'\], expected one column with --id"),
