@@ -290,24 +290,28 @@ def test_history_marks_and_cleans_a_wrong_reading():
     assert kept["cleaned"].tolist() == kept["y"].tolist()
 
 
-@pytest.mark.parametrize("kind", ["pandas", "polars", "periods", "zone", "numbers", "one"])
+@pytest.mark.parametrize("kind", ["pandas", "polars", "ordered", "enum", "periods", "zone", "numbers", "one"])
 def test_a_saved_forecaster_goes_on(kind, tmp_path):
     stamps = {"zone": pd.date_range("2024-03-01", periods=36, tz="Europe/Berlin"), "numbers": np.arange(36)}.get(
         kind, MONTHS
     )
     df, later = panel(pd.Categorical(["b", "a"]), stamps), panel("ab", stamps[-1:] + (stamps[-1] - stamps[-2]))
-    df, later = (x.astype({"unique_id": "category"}) for x in (df, later))
+    ids = pd.CategoricalDtype([*"zba"], ordered=True) if kind in ("ordered", "enum") else "category"
+    df, later = (x.astype({"unique_id": ids}) for x in (df, later))
     if kind == "periods":
         df, later = (x.assign(ds=x["ds"].dt.to_period("M")) for x in (df, later))
-    if kind == "polars":
-        df, later = (pytest.importorskip("polars").from_pandas(x) for x in (df, later))
+    if kind in ("polars", "enum"):
+        pl = pytest.importorskip("polars")
+        own = pl.Enum([*"zba"]) if kind == "enum" else pl.Categorical
+        df, later = (pl.from_pandas(x).with_columns(pl.col("unique_id").cast(own)) for x in (df, later))
     if kind == "one":
         df, later = (x[x["unique_id"] == "a"].drop(columns="unique_id") for x in (df, later))
     forecaster = Forecaster()
     expected = forecaster.forecast(df, 3, level=[80])
     forecaster.save(tmp_path / "f")
     loaded = Forecaster.load(tmp_path / "f")
-    same = pd.testing.assert_frame_equal if kind != "polars" else lambda a, b: a.equals(b) or pytest.fail(f"{a} {b}")
+    of_pandas = kind not in ("polars", "enum")
+    same = pd.testing.assert_frame_equal if of_pandas else lambda a, b: a.equals(b) or pytest.fail(f"{a} {b}")
     same(loaded.result(), expected)
     same(loaded.history(), forecaster.history())
     same(loaded.explain(), forecaster.explain())
@@ -354,6 +358,18 @@ def test_a_bad_series_is_reported_and_the_others_are_forecast(name):
     if name != "infinite":
         with pytest.raises(ValueError, match=r"stands twice|no reading"):
             Forecaster().forecast(bad.drop(columns="unique_id"), 2)
+
+
+def test_one_cell_of_text_makes_no_text_of_the_numbers_beside_it():
+    """As pandas reads such a column: all of its cells are text."""
+    df, written = panel("ab"), panel("ab").astype({"y": str})
+    df.loc[5, "y"], written.loc[5, "y"] = np.nan, "closed"
+    forecaster = Forecaster()
+    pd.testing.assert_frame_equal(forecaster.forecast(written.astype({"y": object}), 2), Forecaster().forecast(df, 2))
+    said = "y: 'closed' in row 5, counted from 0, at 2020-06-30 is no number; it is left out"
+    assert forecaster.failed == [("a", said)]
+    assert forecaster.forecast(panel("a").assign(y=[" 1.5", *["-2e1"] * 34, "nan"]), 1, level=None) is not None
+    assert [failure.reason.split(" in ")[0] for failure in forecaster.failed] == ["y: 'nan'"]
 
 
 @pytest.mark.parametrize("values", [[3.0], [3.0, 4.0], [3.0, 4.0, 5.0], [7.0] * 20])
