@@ -222,6 +222,15 @@ def test_ctrl_c_leaves_what_is_done_and_resume_goes_on(rfa, shops, tmp_path, mon
         assert (tmp_path / "o" / name).read_text() == (tmp_path / "whole" / name).read_text()
 
 
+def test_a_block_of_single_readings_has_the_step_of_the_file(rfa, write, tmp_path, monkeypatch):
+    monkeypatch.setattr(output, "_BLOCK", 1)
+    months = pd.date_range("2020-01-31", periods=40, freq="ME").strftime("%Y-%m-%d")
+    rows = [*(("b", day, k % 7) for k, day in enumerate(months)), ("a", months[0], 3), ("c", months[1], 4)]
+    assert rfa("forecast", write(rows, "shop,day,sold"), *PANEL[:-3], "1", *PANEL[-2:])[0] == 0
+    ahead, *_, failed = tables(tmp_path / "o")
+    assert (ahead["day"].tolist(), len(failed)) == (["2020-02-29", "2023-05-31", "2020-03-31"], 0)
+
+
 def test_a_forecast_loads_neither_torch_nor_transformers(write, tmp_path):
     program = "import sys; from rfa_lab.__main__ import main\ntry: main()\nexcept SystemExit: pass\n"
     program += "print(sorted({'torch', 'transformers', 'scipy'} & {*sys.modules}))"

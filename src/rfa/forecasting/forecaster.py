@@ -1,6 +1,5 @@
 """Forecasts of one series or of a panel: tables in, tables out. The numbers are of `engine`."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 from rfa.checks import require
 from rfa.files import write_whole
 from rfa.progress import Progress
-from rfa.steps import Length, StampKind, Steps, horizon, past_windows, usual_steps, whole_number
+from rfa.steps import Length, StampKind, Steps, horizon, past_windows, steps_of_series, whole_number
 
 from . import engine
 from .frames import Ids, Names, Panel, Quantiles, future_regressors, read_panel, stamp_column
@@ -86,6 +85,8 @@ class Forecaster:
         >>> Forecaster().forecast(df, h="3M", level=[90])["ds"].dt.day.tolist()
         [31, 29, 31]
     """
+
+    _usual: Steps | None = None  # of the series of which these are some
 
     def __init__(
         self,
@@ -366,26 +367,13 @@ class Forecaster:
 
     def _steps(self, panel: Panel) -> dict[int, Steps]:
         """The step of each series that has one; short series have that of most others."""
-        known: dict[bytes, Steps | None] = {}  # many series share their stamps
-
-        def found(stamps: np.ndarray, others: Steps | None = None) -> Steps | None:
-            key = stamps.tobytes()
-            if key not in known:
-                known[key] = usual_steps(stamps, panel.kind, others)
-            return known[key]
-
         places = [place for place in range(len(panel.ids.keys)) if place not in panel.refused]
-        steps = {place: found(panel.stamps[place]) for place in places if len(panel.stamps[place]) > 2}
-        kinds = [(step.calendar, step.size, step.day) for step in steps.values() if step is not None]
-        most = kinds.index(Counter(kinds).most_common(1)[0][0]) if kinds else 0
-        others = [step for step in steps.values() if step is not None][most] if kinds else None
-        for place in places:
-            if place not in steps:
-                steps[place] = found(panel.stamps[place], others)
-            if steps[place] is None:
+        steps, _ = steps_of_series([panel.stamps[place] for place in places], panel.kind, self._usual)
+        for place, step in zip(places, steps, strict=True):
+            if step is None:
                 at = panel.kind.label(panel.stamps[place][0])
                 panel.refused[place] = f"one reading, at {at}: it does not tell the length of a step"
-        return {place: step for place in places if (step := steps[place]) is not None}
+        return {place: step for place, step in zip(places, steps, strict=True) if step is not None}
 
     def _ahead(self, panel: Panel, h: int | Length) -> tuple[dict[int, Steps], dict[int, np.ndarray]]:
         """The steps of each series, and the stamps to forecast."""

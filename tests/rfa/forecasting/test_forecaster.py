@@ -93,6 +93,9 @@ def test_stamps_go_on_as_the_series_own_do(stamps, h, expected):
         ("B", 3, (5, 0)),
         ("h", 0.1, (24, 168)),
         ("30min", 0.1, (48, 336)),
+        ("BME", 5, (12, 0)),
+        ("BMS", 5, (12, 0)),
+        ("BQE", 9, (4, 0)),
     ],
 )
 def test_the_calendar_suggests_seasons(freq, years, expected):
@@ -100,6 +103,18 @@ def test_the_calendar_suggests_seasons(freq, years, expected):
     clock = stamps.to_numpy().astype("M8[ns]").view(np.int64)
     steps = usual_steps(clock, StampKind(None, "ns"))
     assert steps.seasons(len(stamps) - 1) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("freq", "apart", "expected"), [("ME", 3, 12), ("MS", 3, 12), ("QS", 3, 4), ("MS", 20, 0)])
+def test_months_whose_stamps_come_late_have_a_year(freq, apart, expected):
+    stamps = pd.date_range("2015-01-01", periods=48, freq=freq)
+    days = np.random.default_rng(0).integers(0, apart + 1, size=48)
+    late = (stamps + pd.to_timedelta(days, "D")).to_numpy().astype("M8[ns]").view(np.int64)
+    steps = usual_steps(late, StampKind(None, "ns"))
+    assert steps.seasons(47) == (expected, 0)
+    if expected:  # on the day itself
+        after = pd.date_range(stamps[-1], periods=4, freq=freq)[1:]
+        assert steps.later(late[-1], 3).tolist() == after.to_numpy().astype("M8[ns]").view(np.int64).tolist()
 
 
 def test_irregular_times_are_kept():
