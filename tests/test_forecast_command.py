@@ -96,6 +96,8 @@ def test_what_was_assumed_is_printed(rfa, write):
         rfa("forecast", file, "--time", "t", "--horizon", "3M", "--season", "0", "--out", "p")[1].count("no season")
         == 1
     )
+    out = rfa("forecast", file, "--time", "t", "--horizon", "3M", "--season", "52", "--out", "q")[1]
+    assert ("no season: the readings span less" in out, "a season of" in out) == (True, False)
 
 
 def test_control_characters_of_names_do_not_reach_the_terminal(rfa, write):

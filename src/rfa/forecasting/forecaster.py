@@ -100,7 +100,9 @@ class Forecaster:
         names = Names(id_col, time_col, target_col)
         names.check("id_col", "time_col", "target_col")
         require(len({*names}) == 3, "id_col, time_col, target_col", tuple(names), "three names")
-        require(season_length is None or season_length >= 0, "season_length", season_length, "a number of steps, or 0")
+        good = isinstance(season_length, int | float | np.number) and not isinstance(season_length, bool)
+        good = season_length is None or (good and 0 <= season_length < np.inf)
+        require(bool(good), "season_length", season_length, "a number of steps, or 0")
         self.robust = bool(robust)
         self.workers = whole_number("workers", workers)
         self.season_length = season_length

@@ -139,7 +139,6 @@ def read_table(
 
 @dataclass
 class _Reader(TimeReader):
-    problems: dict[str, str] = field(default_factory=dict)
     doubled: list[str] = field(default_factory=list)  # columns of which the header has two
 
     def series(self, times: list[str], values: Sequence[str] | None, id_col: str | None) -> SeriesFile:
@@ -152,6 +151,11 @@ class _Reader(TimeReader):
             require(name in cells, argument, name, f"a column of {self.path.name}: {', '.join(cells):.200}")
             once = name not in self.doubled
             require(once, argument, f"{name}, of which there are two", "another column, or --no-header numbers them")
+        if id_col is not None and values is None:  # the one with numbers
+            numeric = [
+                name for name in columns if pd.to_numeric(cells[name].str.replace(",", "."), "coerce").notna().any()
+            ]
+            columns = numeric if len(numeric) == 1 else columns
         free = columns and not {*times, id_col} & {*columns} and len({*columns}) == len(columns)
         require(bool(free), "values", columns, "columns other than those of times and ids, each once")
         require(id_col is None or len(columns) == 1, "values", columns, "one column with --id")
@@ -161,6 +165,7 @@ class _Reader(TimeReader):
         one, total = id_col is None and len(columns) == 1, len(cells)
         if id_col is not None:
             cells = self.good(cells, cells[id_col] != "", cells[id_col], "id", "a name in each row")
+            self.ids = cells[id_col]
         stamps = self.read_times(self.joined_times(cells, times))
         ids = None if id_col is None else cells.loc[stamps.index, id_col]
         stamps = self.on_clock(stamps, ids)
@@ -172,10 +177,9 @@ class _Reader(TimeReader):
             if values is None and not one and numbers.isna().all():
                 self.notes.append(f"values: {name!r} left out, without a number")
                 continue
-            self.refuse(wrong, numbers, cells[name], one)
-            for row in wrong.index[wrong & (not self.form.skip_bad_rows)][::-1]:
-                said = f"{name}: {cells[name][row]!r:.40} in row {row} is no number; it is left out"
-                self.problems[ids[row]] = said
+            self.refuse(wrong, numbers, cells[name], one, id_col is not None)
+            if not self.form.skip_bad_rows:
+                self.leave_out(cells[name][wrong], ids, "is no number; it is left out")
             part = pd.DataFrame({names.id: ids, names.time: stamps, names.target: numbers})
             parts.append(part[~wrong] if self.form.skip_bad_rows else part)
         require(bool(parts), "values", columns, f"columns of {self.path.name} that have numbers")
@@ -293,10 +297,12 @@ class _Reader(TimeReader):
         wrong = ~missing & ~(numbers.abs() <= _LARGEST)
         return numbers.mask(missing | wrong), wrong
 
-    def refuse(self, wrong: Column, numbers: Column, cells: Column, one: bool) -> None:
+    def refuse(self, wrong: Column, numbers: Column, cells: Column, one: bool, long: bool) -> None:
         """Raise `ValueError` unless the wrong cells may be left out: text among many series, or some bad rows."""
         signs = wrong & cells.str.fullmatch(rf"[+-]?\d*([{_SIGNS}]\d+)+")  # numbers as others write them
-        few = self.form.skip_bad_rows and wrong.sum() <= numbers.notna().sum()
+        if long:  # 1,5 or 1.500.000,5; others are wrong in their own series only
+            signs &= cells.str.fullmatch(rf"[+-]?(\d*,\d+|\d{{1,3}}([{_SIGNS}]\d{{2,3}})*[{_SIGNS}]\d{{3}}([.,]\d*)?)")
+        few = (long or self.form.skip_bad_rows) and wrong.sum() <= numbers.notna().sum()
         refused = signs if few else wrong if one or self.form.skip_bad_rows else wrong & cells.str.contains(r"\d")
         if refused.any():
             row = (signs if signs.any() else refused).idxmax()

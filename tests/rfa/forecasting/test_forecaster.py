@@ -445,6 +445,7 @@ def test_numbers_outgrow_a_narrow_type():
         ({"time_col": "note"}, "^time_col: got 'note'"),
         ({"time_col": "rfa-lo-90"}, "^time_col: got 'rfa-lo-90'"),
         ({"id_col": "y"}, "expected three names"),
+        *(({"season_length": bad}, "^season_length: got") for bad in ("12", -1, np.nan, True, [12])),
     ],
 )
 def test_bad_options_are_named(arguments, says):
