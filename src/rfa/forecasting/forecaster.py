@@ -69,7 +69,7 @@ class Forecaster:
         robust: whether wrong readings get a small weight. False: all readings count alike.
         id_col: the column of ids, of any type. A table without it is one series.
         time_col: the column of times: dates, with or without a zone, or numbers.
-        target_col: the column of readings. Each other column is a regressor.
+        target_col: the column of readings. Each other column is a regressor. Numbers may be written as text.
         workers: threads.
         season_length: the length of the season in steps, 0 for none. None: a year of months, quarters or weeks, a week
             of days (from two years on a year too), a day and a week of shorter steps; the readings decide on its use.

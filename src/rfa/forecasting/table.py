@@ -122,15 +122,17 @@ def read_table(
     Args:
         path: of the file, which may be compressed.
         time: the column of times; or several: date and clock time, or year, month, day, hour, minute, second.
-        values: the columns of readings: one with `id_col`. Without it each is a series, by default each other column
-            that has numbers; the table names them in "series", and their readings "reading".
+        values: the columns of readings: one with `id_col`, by default the only one that has numbers. Without it each is
+            a series, by default each other column that has numbers; the table names them in "series", and their
+            readings "reading".
         id_col: the column that names the series of each row. None: each column is a series.
         written: how the file is written.
 
     Raises:
         ValueError: with the row of the file, the column and the cell: for a file that cannot be read, an unknown
             column, times that are missing or unclear, cells with digits that are no numbers. Cells of text are left
-            out, and are in `problems`, unless there is one series.
+            out, and are in `problems`, unless there is one series. With `id_col` so are all cells that are no numbers,
+            and rows without a time, where most are good.
     """
     times = [name.strip() for name in ([time] if isinstance(time, str) else time)]
     require(0 < len(times) == len({*times}), "time", times, "one column of times, or several, each once")
@@ -155,7 +157,7 @@ class _Reader(TimeReader):
             numeric = [
                 name for name in columns if pd.to_numeric(cells[name].str.replace(",", "."), "coerce").notna().any()
             ]
-            columns = numeric if len(numeric) == 1 else columns
+            columns = numeric or columns
         free = columns and not {*times, id_col} & {*columns} and len({*columns}) == len(columns)
         require(bool(free), "values", columns, "columns other than those of times and ids, each once")
         require(id_col is None or len(columns) == 1, "values", columns, "one column with --id")
