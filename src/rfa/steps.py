@@ -16,7 +16,7 @@ _DAY, _YEAR = 86400, 31556952  # seconds
 _LAST = 253402300800 * 10**6  # the end of the year 9999, in microseconds
 _SHARE = 0.75  # of the stamps that lie on a series' grid; the others are kept beside it
 _ROUNDING = 1e-6  # of a step
-_LATE = 0.15  # of a month: stamps may come so much after their day
+_LATE = 0.15  # of a month: stamps may come so much after their day, or before it
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": _DAY, "w": 7 * _DAY}
 _WORDS = (("day", _DAY), ("hour", 3600), ("minute", 60), ("second", 1))
 _MONTHS = {"M": 1, "Q": 3, "Y": 12}
@@ -187,7 +187,7 @@ class Steps:
         Raises:
             ValueError: for stamps beyond what their unit holds.
         """
-        start = self.positions(np.array([last]))[0]
+        start = self.positions(np.array([last]))[0] + (_LATE / self.size if self.calendar == "months" else 0)
         clock = _local(np.array([last]), self.kind)[0] if self.local else last
         longest = (
             {"months": 31 * self.size, "weekdays": 3}.get(self.calendar, 366) * self._day
@@ -351,16 +351,17 @@ def _calendar(clock: np.ndarray, kind: StampKind, gap: int) -> Steps | None:
 
 
 def _late_months(clock: np.ndarray, kind: StampKind, ticks: int) -> Steps | None:
-    """Steps of months whose stamps come some days after the same day. None: there are none."""
-    date = (clock // ticks).astype("M8[D]")
+    """Steps of months whose stamps come some days after the same day, or before it. None: there are none."""
+    date, times = (clock // ticks).astype("M8[D]"), clock % ticks
     days = (date - date.astype("M8[M]")).astype(int) + 1
-    for day in np.unique(days)[::-1]:
-        origin = clock[days == day][0] // ticks * ticks + (clock % ticks).min()
-        steps = Steps(kind._replace(zone=None), 1, origin, "months", day=int(day))
-        found = steps.positions(clock)
-        months = np.diff(np.floor(found).astype(int))
-        if (found % 1).max() <= _LATE and months.min() > 0:
-            return replace(steps, kind=kind, size=int(np.gcd.reduce(months)))
+    for sign, time in ((1, times.min()), (-1, times.max())):
+        for day in np.unique(days)[::-1]:
+            origin = clock[days == day][0] // ticks * ticks + time
+            steps = Steps(kind._replace(zone=None), 1, origin, "months", day=int(day))
+            found = steps.positions(clock)
+            months = np.diff(np.round(found).astype(int))
+            if (sign * found % 1).max() <= _LATE and months.min() > 0:
+                return replace(steps, kind=kind, size=int(np.gcd.reduce(months)))
     return None
 
 

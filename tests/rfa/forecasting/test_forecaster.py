@@ -105,10 +105,12 @@ def test_the_calendar_suggests_seasons(freq, years, expected):
     assert steps.seasons(len(stamps) - 1) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(("freq", "apart", "expected"), [("ME", 3, 12), ("MS", 3, 12), ("QS", 3, 4), ("MS", 20, 0)])
-def test_months_whose_stamps_come_late_have_a_year(freq, apart, expected):
+@pytest.mark.parametrize(
+    ("freq", "apart", "expected"), [("ME", 3, 12), ("ME", -3, 12), ("MS", 3, 12), ("QS", 3, 4), ("MS", 20, 0)]
+)
+def test_months_whose_stamps_come_late_or_early_have_a_year(freq, apart, expected):
     stamps = pd.date_range("2015-01-01", periods=48, freq=freq)
-    days = np.random.default_rng(0).integers(0, apart + 1, size=48)
+    days = np.sign(apart) * np.random.default_rng(0).integers(0, abs(apart) + 1, size=48)
     late = (stamps + pd.to_timedelta(days, "D")).to_numpy().astype("M8[ns]").view(np.int64)
     steps = usual_steps(late, StampKind(None, "ns"))
     assert steps.seasons(47) == (expected, 0)
