@@ -95,6 +95,8 @@ def test_what_was_assumed_is_printed(rfa, write):
         rfa("forecast", file, "--time", "t", "--horizon", "3M", "--season", "0", "--out", "p")[1].count("no season")
         == 1
     )
+    out = rfa("forecast", file, "--time", "t", "--horizon", "3M", "--season", "52", "--out", "q")[1]
+    assert ("no season: the readings span less" in out, "a season of" in out) == (True, False)
 
 
 def test_control_characters_of_names_do_not_reach_the_terminal(rfa, write):
@@ -171,6 +173,15 @@ def test_ctrl_c_leaves_what_is_done_and_resume_goes_on(rfa, shops, tmp_path, mon
     assert sorted(path.name for path in (tmp_path / "o").iterdir()) == FILES
     for name in FILES[:2] + FILES[3:4] + FILES[5:]:
         assert (tmp_path / "o" / name).read_text() == (tmp_path / "whole" / name).read_text()
+
+
+def test_a_block_of_single_readings_has_the_step_of_the_file(rfa, write, tmp_path, monkeypatch):
+    monkeypatch.setattr(output, "_BLOCK", 1)
+    months = pd.date_range("2020-01-31", periods=40, freq="ME").strftime("%Y-%m-%d")
+    rows = [*(("b", day, k % 7) for k, day in enumerate(months)), ("a", months[0], 3), ("c", months[1], 4)]
+    assert rfa("forecast", write(rows, "shop,day,sold"), *PANEL[:-3], "1", *PANEL[-2:])[0] == 0
+    ahead, *_, failed = tables(tmp_path / "o")
+    assert (ahead["day"].tolist(), len(failed)) == (["2020-02-29", "2023-05-31", "2020-03-31"], 0)
 
 
 def test_a_forecast_loads_neither_torch_nor_transformers(write, tmp_path):

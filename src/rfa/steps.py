@@ -2,6 +2,8 @@
 
 import re
 import warnings
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ _DAY, _YEAR = 86400, 31556952  # seconds
 _LAST = 253402300800 * 10**6  # the end of the year 9999, in microseconds
 _SHARE = 0.75  # of the stamps that lie on a series' grid; the others are kept beside it
 _ROUNDING = 1e-6  # of a step
+_LATE = 0.15  # of a month: stamps may come so much after their day, or before it
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": _DAY, "w": 7 * _DAY}
 _WORDS = (("day", _DAY), ("hour", 3600), ("minute", 60), ("second", 1))
 _MONTHS = {"M": 1, "Q": 3, "Y": 12}
@@ -126,8 +129,8 @@ class Steps:
             return 12 / self.size if self.size < 12 else 0.0
         if self.calendar == "weekdays":
             return 5.0
-        if self.calendar or not self.kind.unit:
-            return 0.0
+        if self.calendar or not self.kind.unit:  # of pandas: business months, the third Friday of a month ...
+            return 12.0 if self.calendar.startswith(("BM", "WOM")) else 4.0 if self.calendar.startswith("BQ") else 0.0
         seconds = self.size / _TICKS[self.kind.unit]
         if seconds <= _DAY / 2:
             return _DAY / seconds
@@ -184,7 +187,7 @@ class Steps:
         Raises:
             ValueError: for stamps beyond what their unit holds.
         """
-        start = self.positions(np.array([last]))[0]
+        start = self.positions(np.array([last]))[0] + (_LATE / self.size if self.calendar == "months" else 0)
         clock = _local(np.array([last]), self.kind)[0] if self.local else last
         longest = (
             {"months": 31 * self.size, "weekdays": 3}.get(self.calendar, 366) * self._day
@@ -285,6 +288,24 @@ def usual_steps(stamps: np.ndarray, kind: StampKind, others: Steps | None = None
     return _equal_steps(clock if gap % ticks == 0 else stamps, kind)
 
 
+def steps_of_series(
+    series: Sequence[np.ndarray], kind: StampKind, others: Steps | None = None
+) -> tuple[list[Steps | None], Steps | None]:
+    """The step of each series, and that of most, which short ones have. `others`: of more series than these."""
+    known: dict[bytes, Steps | None] = {}  # many series share their stamps
+
+    def found(stamps: np.ndarray, others: Steps | None = None) -> Steps | None:
+        key = stamps.tobytes()
+        if key not in known:
+            known[key] = usual_steps(stamps, kind, others)
+        return known[key]
+
+    steps = [step for stamps in series if len(stamps) > 2 and (step := found(stamps))]
+    kinds = [(step.calendar, step.size, step.day) for step in steps]
+    others = others or (steps[kinds.index(Counter(kinds).most_common(1)[0][0])] if kinds else None)
+    return [found(stamps, others) for stamps in series], others
+
+
 def _lower_median(gaps: np.ndarray) -> Any:
     return np.sort(gaps)[(len(gaps) - 1) // 2]
 
@@ -324,7 +345,24 @@ def _calendar(clock: np.ndarray, kind: StampKind, gap: int) -> Steps | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # pandas 4 gives an offset in the place of its name
         name = pd.infer_freq(pd.DatetimeIndex(clock.view(f"M8[{kind.unit}]")))
-    return None if name is None else Steps(kind, 1, clock[0], getattr(name, "freqstr", name))
+    if name is not None:
+        return Steps(kind, 1, clock[0], getattr(name, "freqstr", name))
+    return _late_months(clock, kind, ticks) if gap >= 28 * ticks and len(clock) > 5 else None
+
+
+def _late_months(clock: np.ndarray, kind: StampKind, ticks: int) -> Steps | None:
+    """Steps of months whose stamps come some days after the same day, or before it. None: there are none."""
+    date, times = (clock // ticks).astype("M8[D]"), clock % ticks
+    days = (date - date.astype("M8[M]")).astype(int) + 1
+    for sign, time in ((1, times.min()), (-1, times.max())):
+        for day in np.unique(days)[::-1]:
+            origin = clock[days == day][0] // ticks * ticks + time
+            steps = Steps(kind._replace(zone=None), 1, origin, "months", day=int(day))
+            found = steps.positions(clock)
+            months = np.diff(np.round(found).astype(int))
+            if (sign * found % 1).max() <= _LATE and months.min() > 0:
+                return replace(steps, kind=kind, size=int(np.gcd.reduce(months)))
+    return None
 
 
 def past_windows(steps: Steps, stamps: np.ndarray, h: int | Length, count: int, apart: int) -> list[tuple[int, int]]:

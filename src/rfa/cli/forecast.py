@@ -113,11 +113,9 @@ def _print_forecast(found: Any) -> None:
         best = rows.sort_values("weight", ascending=False)
         said = ", ".join(f"{m} {w:.0%}" for m, w in zip(best["member"][:_MEMBERS], best["weight"], strict=False))
         more = f" and {len(best) - _MEMBERS} more" if len(best) > _MEMBERS else ""
+        note = f"; {first['note']}" if first["note"] == first["note"] and first["note"] else ""
         season = f"; a season of {first['season']:.6g} steps" if first["season"] else "; no season"
-        _say(
-            f"  members: {said}{more}{season}"
-            + (f"; {first['note']}" if first["note"] == first["note"] and first["note"] else "")
-        )
+        _say(f"  members: {said}{more}{'' if 'no season' in note else season}{note}")
         wrong = own[own["outlier"].astype(bool)]
         for _, row in wrong.tail(_LISTED).iterrows():
             at = f"{row[target_col]:.6g} at {row[time_col]}, expected {row['rfa']:.6g}, weight {row['weight']:.2g}"

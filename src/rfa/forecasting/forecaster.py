@@ -1,6 +1,5 @@
 """Forecasts of one series or of a panel: tables in, tables out. The numbers are of `engine`."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 from rfa.checks import require
 from rfa.files import write_whole
 from rfa.progress import Progress
-from rfa.steps import Length, StampKind, Steps, horizon, past_windows, usual_steps, whole_number
+from rfa.steps import Length, StampKind, Steps, horizon, past_windows, steps_of_series, whole_number
 
 from . import engine
 from .frames import Ids, Names, Panel, Quantiles, future_regressors, read_panel, stamp_column
@@ -70,7 +69,7 @@ class Forecaster:
         robust: whether wrong readings get a small weight. False: all readings count alike.
         id_col: the column of ids, of any type. A table without it is one series.
         time_col: the column of times: dates, with or without a zone, or numbers.
-        target_col: the column of readings. Each other column is a regressor.
+        target_col: the column of readings. Each other column is a regressor. Numbers may be written as text.
         workers: threads.
         season_length: the length of the season in steps, 0 for none. None: a year of months, quarters or weeks, a week
             of days (from two years on a year too), a day and a week of shorter steps; the readings decide on its use.
@@ -87,6 +86,8 @@ class Forecaster:
         [31, 29, 31]
     """
 
+    _usual: Steps | None = None  # of the series of which these are some
+
     def __init__(
         self,
         robust: bool = True,
@@ -97,9 +98,11 @@ class Forecaster:
         season_length: float | None = None,
     ):
         names = Names(id_col, time_col, target_col)
-        good = len({*names, "rfa", "cutoff"}) == 5
-        require(good, "id_col, time_col, target_col", tuple(names), "three names, none of them 'rfa' or 'cutoff'")
-        require(season_length is None or season_length >= 0, "season_length", season_length, "a number of steps, or 0")
+        names.check("id_col", "time_col", "target_col")
+        require(len({*names}) == 3, "id_col, time_col, target_col", tuple(names), "three names")
+        good = isinstance(season_length, int | float | np.number) and not isinstance(season_length, bool)
+        good = season_length is None or (good and 0 <= season_length < np.inf)
+        require(bool(good), "season_length", season_length, "a number of steps, or 0")
         self.robust = bool(robust)
         self.workers = whole_number("workers", workers)
         self.season_length = season_length
@@ -366,26 +369,13 @@ class Forecaster:
 
     def _steps(self, panel: Panel) -> dict[int, Steps]:
         """The step of each series that has one; short series have that of most others."""
-        known: dict[bytes, Steps | None] = {}  # many series share their stamps
-
-        def found(stamps: np.ndarray, others: Steps | None = None) -> Steps | None:
-            key = stamps.tobytes()
-            if key not in known:
-                known[key] = usual_steps(stamps, panel.kind, others)
-            return known[key]
-
         places = [place for place in range(len(panel.ids.keys)) if place not in panel.refused]
-        steps = {place: found(panel.stamps[place]) for place in places if len(panel.stamps[place]) > 2}
-        kinds = [(step.calendar, step.size, step.day) for step in steps.values() if step is not None]
-        most = kinds.index(Counter(kinds).most_common(1)[0][0]) if kinds else 0
-        others = [step for step in steps.values() if step is not None][most] if kinds else None
-        for place in places:
-            if place not in steps:
-                steps[place] = found(panel.stamps[place], others)
-            if steps[place] is None:
+        steps, _ = steps_of_series([panel.stamps[place] for place in places], panel.kind, self._usual)
+        for place, step in zip(places, steps, strict=True):
+            if step is None:
                 at = panel.kind.label(panel.stamps[place][0])
                 panel.refused[place] = f"one reading, at {at}: it does not tell the length of a step"
-        return {place: step for place in places if (step := steps[place]) is not None}
+        return {place: step for place, step in zip(places, steps, strict=True) if step is not None}
 
     def _ahead(self, panel: Panel, h: int | Length) -> tuple[dict[int, Steps], dict[int, np.ndarray]]:
         """The steps of each series, and the stamps to forecast."""

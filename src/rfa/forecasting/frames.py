@@ -1,5 +1,6 @@
 """Tables in and out of a forecaster, through narwhals: ids, times with their zone, readings and regressors."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -11,6 +12,9 @@ import pandas as pd
 
 from rfa.checks import require
 from rfa.steps import StampKind
+
+_OF_RESULTS = ("rfa", "cutoff", "weight", "outlier", "cleaned", "member", "error", "note", "step", "season")
+_PLAIN_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 @dataclass
@@ -74,6 +78,12 @@ class Names(NamedTuple):
     id: str
     time: str
     target: str
+
+    def check(self, *arguments: str) -> None:
+        """Raise `ValueError`, by the names of the arguments, for a name that a column of the results has."""
+        for argument, name in zip(arguments, self, strict=True):
+            good = isinstance(name, str) and name not in _OF_RESULTS and not name.startswith("rfa-")
+            require(good, argument, name, f"a column with another name than those of results: {', '.join(_OF_RESULTS)}")
 
 
 class Quantiles(NamedTuple):
@@ -225,9 +235,10 @@ def read_numbers(column: Any) -> tuple[np.ndarray, dict[int, Any]]:
 
 
 def _number(cell: Any) -> float:
-    """A cell as a number; infinite where it is none."""
+    """A cell as a number, which may be written as text; infinite where it is none."""
     try:
-        return float("inf") if isinstance(cell, str | bytes) else float(cell)
+        none = isinstance(cell, bytes) or (isinstance(cell, str) and not _PLAIN_NUMBER.fullmatch(cell.strip()))
+        return float("inf") if none else float(cell)
     except (TypeError, ValueError):
         return float("inf")
 

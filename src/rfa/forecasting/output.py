@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import narwhals as nw
 import numpy as np
 import pandas as pd
 
@@ -19,10 +20,11 @@ from rfa import version
 from rfa.checks import require
 from rfa.files import sha256, whole_name, write_text_whole, write_whole
 from rfa.progress import Progress
+from rfa.steps import Steps, steps_of_series
 from rfa.steps import horizon as ahead
 
 from .forecaster import Forecaster
-from .frames import Names
+from .frames import Names, read_stamps
 from .table import TableFormat, read_table
 
 TABLES = ("forecast.csv", "cleaned.csv", "members.csv", "failed.csv")
@@ -94,6 +96,7 @@ def forecast_file(
     names, shown = found.names, list[pd.DataFrame]()
     columns: dict[str, Any] = {"id_col": names.id, "time_col": names.time, "target_col": names.target}
     total, done, stopped, problems = found.table[names.id].nunique(), 0, None, dict(found.problems)
+    usual = _usual_step(found.table, names)
     counts = dict.fromkeys(("series", "readings", "refused"), 0)
     try:
         for place, (count, rows) in enumerate(_blocks(found.table, names.id)):
@@ -102,6 +105,7 @@ def forecast_file(
                 tables = _read_tables(part, rows.dtypes)
             else:
                 forecaster = Forecaster(**settings, workers=workers, **columns)
+                forecaster._usual = usual
                 tables = _forecast(forecaster, rows, horizon, _from(done, total, progress))
                 write_whole(part, partial(_write_tables, tables))
             done += count
@@ -176,6 +180,14 @@ def _blocks(table: pd.DataFrame, id_col: str) -> Iterator[tuple[int, pd.DataFram
     of_row = pd.Series(block, sizes.index)[table[id_col]].to_numpy()
     for each in np.unique(block):
         yield int((block == each).sum()), table[of_row == each]
+
+
+def _usual_step(table: pd.DataFrame, names: Names) -> Steps | None:
+    """The step of most series of a whole file."""
+    stamps, kind = read_stamps(nw.from_native(table[names.time], series_only=True))
+    codes = pd.factorize(table[names.id])[0]
+    order = np.lexsort((stamps, codes))
+    return steps_of_series(np.split(stamps[order], np.cumsum(np.bincount(codes))[:-1]), kind)[1]
 
 
 def _forecast(

@@ -37,7 +37,8 @@ def packed(value: Any, types: tuple[type, ...]) -> bytes:
         if isinstance(each, np.generic):
             return each.item()
         if isinstance(each, nw.dtypes.DType) or (isinstance(each, type) and issubclass(each, nw.dtypes.DType)):
-            return {"dtype": [str(each).partition("(")[0].rpartition(".")[2].rstrip("'>"), *_details(each)]}
+            details = [list(each.categories)] if isinstance(each, nw.Enum) else _details(each)
+            return {"dtype": [str(each).partition("(")[0].rpartition(".")[2].rstrip("'>"), *details]}
         if isinstance(each, nw.Series):
             return {"series": [each.name, each.implementation.value, tree(each.dtype), tree(each.to_list())]}
         require(isinstance(each, _PLAIN), "saved", each, "text, numbers, flags and dates")
@@ -85,7 +86,7 @@ def unpacked(content: bytes, types: tuple[type, ...]) -> Any:
             kind = getattr(nw, str(parts[0]), None)
             good = isinstance(kind, type) and issubclass(kind, nw.dtypes.DType)
             require(good, "dtype", parts[0], "one of narwhals")
-            return kind(*parts[1:]) if kind is nw.Datetime else kind
+            return kind(*parts[1:]) if kind in (nw.Datetime, nw.Enum) else kind
         return known[name](*map(value, parts))
 
     try:

@@ -122,15 +122,17 @@ def read_table(
     Args:
         path: of the file, which may be compressed.
         time: the column of times; or several: date and clock time, or year, month, day, hour, minute, second.
-        values: the columns of readings: one with `id_col`. Without it each is a series, by default each other column
-            that has numbers; the table names them in "series", and their readings "reading".
+        values: the columns of readings: one with `id_col`, by default the only one that has numbers. Without it each is
+            a series, by default each other column that has numbers; the table names them in "series", and their
+            readings "reading".
         id_col: the column that names the series of each row. None: each column is a series.
         written: how the file is written.
 
     Raises:
         ValueError: with the row of the file, the column and the cell: for a file that cannot be read, an unknown
             column, times that are missing or unclear, cells with digits that are no numbers. Cells of text are left
-            out, and are in `problems`, unless there is one series.
+            out, and are in `problems`, unless there is one series. With `id_col` so are all cells that are no numbers,
+            and rows without a time, where most are good.
     """
     times = [name.strip() for name in ([time] if isinstance(time, str) else time)]
     require(0 < len(times) == len({*times}), "time", times, "one column of times, or several, each once")
@@ -139,7 +141,6 @@ def read_table(
 
 @dataclass
 class _Reader(TimeReader):
-    problems: dict[str, str] = field(default_factory=dict)
     doubled: list[str] = field(default_factory=list)  # columns of which the header has two
 
     def series(self, times: list[str], values: Sequence[str] | None, id_col: str | None) -> SeriesFile:
@@ -152,14 +153,21 @@ class _Reader(TimeReader):
             require(name in cells, argument, name, f"a column of {self.path.name}: {', '.join(cells):.200}")
             once = name not in self.doubled
             require(once, argument, f"{name}, of which there are two", "another column, or --no-header numbers them")
+        if id_col is not None and values is None:  # the one with numbers
+            numeric = [
+                name for name in columns if pd.to_numeric(cells[name].str.replace(",", "."), "coerce").notna().any()
+            ]
+            columns = numeric or columns
         free = columns and not {*times, id_col} & {*columns} and len({*columns}) == len(columns)
         require(bool(free), "values", columns, "columns other than those of times and ids, each once")
         require(id_col is None or len(columns) == 1, "values", columns, "one column with --id")
         names = Names("series", times[0], "reading") if id_col is None else Names(id_col, times[0], columns[0])
         require(len({*names}) == 3, "time", times[0], "another name than 'series' and 'reading'; or --id")
+        names.check("id", "time", "values")
         one, total = id_col is None and len(columns) == 1, len(cells)
         if id_col is not None:
             cells = self.good(cells, cells[id_col] != "", cells[id_col], "id", "a name in each row")
+            self.ids = cells[id_col]
         stamps = self.read_times(self.joined_times(cells, times))
         ids = None if id_col is None else cells.loc[stamps.index, id_col]
         stamps = self.on_clock(stamps, ids)
@@ -171,10 +179,9 @@ class _Reader(TimeReader):
             if values is None and not one and numbers.isna().all():
                 self.notes.append(f"values: {name!r} left out, without a number")
                 continue
-            self.refuse(wrong, numbers, cells[name], one)
-            for row in wrong.index[wrong & (not self.form.skip_bad_rows)][::-1]:
-                said = f"{name}: {cells[name][row]!r:.40} in row {row} is no number; it is left out"
-                self.problems[ids[row]] = said
+            self.refuse(wrong, numbers, cells[name], one, id_col is not None)
+            if not self.form.skip_bad_rows:
+                self.leave_out(cells[name][wrong], ids, "is no number; it is left out")
             part = pd.DataFrame({names.id: ids, names.time: stamps, names.target: numbers})
             parts.append(part[~wrong] if self.form.skip_bad_rows else part)
         require(bool(parts), "values", columns, f"columns of {self.path.name} that have numbers")
@@ -292,10 +299,12 @@ class _Reader(TimeReader):
         wrong = ~missing & ~(numbers.abs() <= _LARGEST)
         return numbers.mask(missing | wrong), wrong
 
-    def refuse(self, wrong: Column, numbers: Column, cells: Column, one: bool) -> None:
+    def refuse(self, wrong: Column, numbers: Column, cells: Column, one: bool, long: bool) -> None:
         """Raise `ValueError` unless the wrong cells may be left out: text among many series, or some bad rows."""
         signs = wrong & cells.str.fullmatch(rf"[+-]?\d*([{_SIGNS}]\d+)+")  # numbers as others write them
-        few = self.form.skip_bad_rows and wrong.sum() <= numbers.notna().sum()
+        if long:  # 1,5 or 1.500.000,5; others are wrong in their own series only
+            signs &= cells.str.fullmatch(rf"[+-]?(\d*,\d+|\d{{1,3}}([{_SIGNS}]\d{{2,3}})*[{_SIGNS}]\d{{3}}([.,]\d*)?)")
+        few = (long or self.form.skip_bad_rows) and wrong.sum() <= numbers.notna().sum()
         refused = signs if few else wrong if one or self.form.skip_bad_rows else wrong & cells.str.contains(r"\d")
         if refused.any():
             row = (signs if signs.any() else refused).idxmax()

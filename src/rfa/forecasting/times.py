@@ -37,14 +37,25 @@ class TimeReader:
     path: Path
     form: Any
     notes: list[str] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)  # series of which a cell was left out
+    ids: Column | None = None  # of a long file: its bad rows are told of their series
 
     def good(self, rows: Any, good: Column, cells: Column, argument: str, expected: str) -> Any:
         """The rows with a condition. Unless bad ones are left out, the first of them is refused by name."""
-        if not good.all() and not self.form.skip_bad_rows:
+        if self.ids is not None and good.mean() >= 0.5 and not self.form.skip_bad_rows:
+            self.leave_out(cells[~good], self.ids, "is no time; the row is left out")
+        elif not good.all() and not self.form.skip_bad_rows:
             row = good.index[~good.to_numpy()][0]
             given = f"{cells[row]!r:.60} in row {row} of {self.path.name}, column {cells.name!r}"
             raise ValueError(f"{argument}: got {given}, expected {expected}; {SKIP_HINT}")
         return rows[good]
+
+    def leave_out(self, cells: Column, ids: Column, why: str) -> None:
+        """Say of each series with such cells which one is the first."""
+        first = cells[~ids[cells.index].duplicated()]
+        for row, cell in first.items():
+            said = f"{cells.name}: {cell!r:.40} in row {row} {why}"
+            self.problems[ids[row]] = "; ".join(filter(None, [self.problems.get(ids[row]), said]))
 
     def joined_times(self, cells: pd.DataFrame, times: list[str]) -> Column:
         """The times as one column of text: a date and its clock time, or a year, a month, a day ..."""
@@ -115,7 +126,7 @@ class TimeReader:
         once = double & ~stamps.isin(stamps[double & (again > 0)])
         if once.any():
             self.notes.append(f"times: row {once.idxmax()} shows a double hour of autumn once, taken for its first")
-        return first.where(~double | (again == 0), second)[there]
+        return first.where(~double | (again == 0), second)[there & (~double | (again < 2))]
 
 
 def plain_numbers(cells: Column, decimal: str, thousands: str | None) -> Column:

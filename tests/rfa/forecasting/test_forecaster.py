@@ -76,6 +76,9 @@ def test_stamps_go_on_as_the_series_own_do(stamps, h, expected):
         ("D", 2.1, (365.2425, 7)),
         ("B", 3, (5, 0)),
         ("h", 0.1, (24, 168)),
+        ("BME", 5, (12, 0)),
+        ("BMS", 5, (12, 0)),
+        ("BQE", 9, (4, 0)),
     ],
 )
 def test_the_calendar_suggests_seasons(freq, years, expected):
@@ -83,6 +86,20 @@ def test_the_calendar_suggests_seasons(freq, years, expected):
     clock = stamps.to_numpy().astype("M8[ns]").view(np.int64)
     steps = usual_steps(clock, StampKind(None, "ns"))
     assert steps.seasons(len(stamps) - 1) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("freq", "apart", "expected"), [("ME", 3, 12), ("ME", -3, 12), ("MS", 3, 12), ("QS", 3, 4), ("MS", 20, 0)]
+)
+def test_months_whose_stamps_come_late_or_early_have_a_year(freq, apart, expected):
+    stamps = pd.date_range("2015-01-01", periods=48, freq=freq)
+    days = np.sign(apart) * np.random.default_rng(0).integers(0, abs(apart) + 1, size=48)
+    late = (stamps + pd.to_timedelta(days, "D")).to_numpy().astype("M8[ns]").view(np.int64)
+    steps = usual_steps(late, StampKind(None, "ns"))
+    assert steps.seasons(47) == (expected, 0)
+    if expected:  # on the day itself
+        after = pd.date_range(stamps[-1], periods=4, freq=freq)[1:]
+        assert steps.later(late[-1], 3).tolist() == after.to_numpy().astype("M8[ns]").view(np.int64).tolist()
 
 
 def test_irregular_times_are_kept():
@@ -251,22 +268,26 @@ def test_history_marks_and_cleans_a_wrong_reading():
     assert kept["cleaned"].tolist() == kept["y"].tolist()
 
 
-@pytest.mark.parametrize("kind", ["polars", "periods", "zone", "one"])
+@pytest.mark.parametrize("kind", ["polars", "ordered", "enum", "periods", "zone", "one"])
 def test_a_saved_forecaster_goes_on(kind, tmp_path):
     stamps = pd.date_range("2024-03-01", periods=36, tz="Europe/Berlin") if kind == "zone" else MONTHS
     df, later = panel(pd.Categorical(["b", "a"]), stamps), panel("ab", stamps[-1:] + (stamps[-1] - stamps[-2]))
-    df, later = (x.astype({"unique_id": "category"}) for x in (df, later))
+    ids = pd.CategoricalDtype([*"zba"], ordered=True) if kind in ("ordered", "enum") else "category"
+    df, later = (x.astype({"unique_id": ids}) for x in (df, later))
     if kind == "periods":
         df, later = (x.assign(ds=x["ds"].dt.to_period("M")) for x in (df, later))
-    if kind == "polars":
-        df, later = (pytest.importorskip("polars").from_pandas(x) for x in (df, later))
+    if kind in ("polars", "enum"):
+        pl = pytest.importorskip("polars")
+        own = pl.Enum([*"zba"]) if kind == "enum" else pl.Categorical
+        df, later = (pl.from_pandas(x).with_columns(pl.col("unique_id").cast(own)) for x in (df, later))
     if kind == "one":
         df, later = (x[x["unique_id"] == "a"].drop(columns="unique_id") for x in (df, later))
     forecaster = Forecaster()
     expected = forecaster.forecast(df, 3, level=[80])
     forecaster.save(tmp_path / "f")
     loaded = Forecaster.load(tmp_path / "f")
-    same = pd.testing.assert_frame_equal if kind != "polars" else lambda a, b: a.equals(b) or pytest.fail(f"{a} {b}")
+    of_pandas = kind not in ("polars", "enum")
+    same = pd.testing.assert_frame_equal if of_pandas else lambda a, b: a.equals(b) or pytest.fail(f"{a} {b}")
     same(loaded.result(), expected)
     same(loaded.history(), forecaster.history())
     same(loaded.explain(), forecaster.explain())
@@ -315,6 +336,18 @@ def test_a_bad_series_is_reported_and_the_others_are_forecast(name):
             Forecaster().forecast(bad.drop(columns="unique_id"), 2)
 
 
+def test_one_cell_of_text_makes_no_text_of_the_numbers_beside_it():
+    """As pandas reads such a column: all of its cells are text."""
+    df, written = panel("ab"), panel("ab").astype({"y": str})
+    df.loc[5, "y"], written.loc[5, "y"] = np.nan, "closed"
+    forecaster = Forecaster()
+    pd.testing.assert_frame_equal(forecaster.forecast(written.astype({"y": object}), 2), Forecaster().forecast(df, 2))
+    said = "y: 'closed' in row 5, counted from 0, at 2020-06-30 is no number; it is left out"
+    assert forecaster.failed == [("a", said)]
+    assert forecaster.forecast(panel("a").assign(y=[" 1.5", *["-2e1"] * 34, "nan"]), 1, level=None) is not None
+    assert [failure.reason.split(" in ")[0] for failure in forecaster.failed] == ["y: 'nan'"]
+
+
 def test_one_reading_has_steps_among_other_series_or_numbers():
     short = pd.DataFrame({"unique_id": "s", "ds": MONTHS[:1], "y": [3.0]})
     forecaster = Forecaster()
@@ -358,8 +391,23 @@ def test_numbers_outgrow_a_narrow_type():
     times = np.arange(250, 255, dtype=np.uint8)
     assert Forecaster().forecast(one(times), 1)["ds"].tolist() == [255]
     assert Forecaster().forecast(one(times), 2)["ds"].tolist() == [255, 256]
-    with pytest.raises(ValueError, match="none of them 'rfa'"):
-        Forecaster(target_col="rfa")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"target_col": "rfa"}, "^target_col: got 'rfa', expected a column with another name than those of results"),
+        ({"target_col": "weight"}, "^target_col: got 'weight'"),
+        ({"id_col": "member"}, "^id_col: got 'member'"),
+        ({"time_col": "note"}, "^time_col: got 'note'"),
+        ({"time_col": "rfa-lo-90"}, "^time_col: got 'rfa-lo-90'"),
+        ({"id_col": "y"}, "expected three names"),
+        *(({"season_length": bad}, "^season_length: got") for bad in ("12", -1, np.nan, True, [12])),
+    ],
+)
+def test_bad_options_are_named(arguments, says):
+    with pytest.raises(ValueError, match=says):
+        Forecaster(**arguments)
 
 
 def test_methods_before_a_forecast_say_so():

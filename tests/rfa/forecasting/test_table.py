@@ -62,6 +62,8 @@ def test_a_long_file_names_its_series(read):
         (GOOD, {"time": "when"}, r"^time: got 'when', expected a column of .*: time, a, b \(--separator, --skip-rows"),
         (GOOD, {"values": ["time"]}, r"^values: got \['time'\], expected columns other than those of times"),
         (GOOD, {"values": ["c"]}, r"^values: got 'c', expected a column of series.csv: time, a, b"),
+        ("note,a\n0,1\n", {}, r"^time: got 'note', expected a column with another name"),
+        ("s,t,weight\n0,1,2\n", {"time": "t", "id_col": "s"}, r"^values: got 'weight', expected a column with another"),
         (GOOD, {"id_col": "s", "values": ["a"]}, r"^id: got 's', expected a column of"),
         (GOOD, {"id_col": "b"}, r"^id: got '' in row 2 of series.csv, column 'b', expected a name in each row"),
         ("t,a,b,s\n0,1,2,x\n", {"id_col": "s"}, r"^values: got \['a', 'b'\], expected one column with --id"),
@@ -72,7 +74,9 @@ def test_a_long_file_names_its_series(read):
         ("t,a\n0,1\n1,cold\n", {}, r"^values: got 'cold' in row 3 of series.csv, column 'a', expected a number up to"),
         ("t,a\n0,1\n1,inf\n", {}, r"^values: got 'inf' in row 3"),
         ("t,a,b\n0,1,1\n1,5 kWh,2\n", {}, r"^values: got '5 kWh' in row 3 .* --missing names other marks"),
-        ("s,t,a\nx,1,1\ny,1,2.0.1\n", {"time": "t", **LONG}, r"^values: got '2.0.1' in row 3"),
+        ("s,t,a\nx,1,1\nx,2,2\ny,1,2'000.1\n", {"time": "t", **LONG}, r"^values: got \"2'000.1\" in row 4"),
+        ("s,t,a\nx,1,1\ny,1,2 kW\ny,2,2 kW\n", {"time": "t", **LONG}, r"^values: got '2 kW' in row 3"),
+        ("s,t,a\nx,1,1\ny,soon,2\ny,late,2\n", {"time": "t", **LONG}, r"^time: got 'soon' in row 3"),
         ("t,a\n1.5,1\n99e99,1\n", {"time_unit": "s"}, r"^time: got '99e99' in row 3"),
         ('t,a,b\n0,1,"x\ny"\n1,cold,\n', {"values": ["a"]}, r"^values: got 'cold' in row 4"),
         ("\n t ,a\n\n0,1\n1,cold\n", {"time": " t "}, r"^values: got 'cold' in row 5"),
@@ -132,6 +136,21 @@ def test_text_among_many_series_is_left_out_and_named(read):
         "z": "t: 1 twice with different values, in rows 6 and 7 of series.csv",
     }
     assert found.table["s"].tolist() == ["x", "x", "y", "y"]
+
+
+def test_a_bad_cell_or_time_of_a_long_file_is_left_out_and_named(read):
+    text = (
+        "s,t,a,note\nx,2024-01-01,1e300,p\nx,2024-01-02,2,q\ny,2024-01-32,3,\ny,2024-01-02,1.2.3,\ny,2024-01-03,6,r\n"
+    )
+    found = read(text, "t", id_col="s")  # of the columns one has numbers
+    assert found.problems == {
+        "x": "a: '1e300' in row 2 is no number; it is left out",
+        "y": "t: '2024-01-32' in row 4 is no time; the row is left out; "
+        "a: '1.2.3' in row 5 is no number; it is left out",
+    }
+    assert rows(found, "y")[0] == [pd.Timestamp("2024-01-02"), pd.Timestamp("2024-01-03")]
+    np.testing.assert_array_equal(found.table["a"], [np.nan, 2, np.nan, 6])
+    assert "rows: 1 of 5 left out as bad ones" in found.notes
 
 
 MIDNIGHT = "2024-01-01T00:00:00"
