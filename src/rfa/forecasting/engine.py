@@ -1,6 +1,6 @@
 """Forecasts of many series by compiled code: arrays of series in, forecasts with bands out.
 
-Each series is forecast by up to some twenty members: a level, a drift, a damped trend, an autoregression and a cycle
+Each series is forecast by up to 28 members: a level, a drift, a damped trend, an autoregression and a cycle
 about a drift, on the linear and on the logarithmic scale. Each of them is a robust Kalman filter in continuous time.
 Its parameters maximise a penalised likelihood. On whole steps autoregressions of several lags join, of values and of
 their changes; for long seasons, members whose season is free: a value for each phase of one or two periods. Weights

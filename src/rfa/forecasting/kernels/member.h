@@ -1,5 +1,5 @@
 // One member: a family of models on one scale. A lattice of parameters is climbed by penalised likelihood, and the
-// models on the way are averaged by it. Every origin weighs them by the readings before it.
+// best point is kept.
 #pragma once
 #include "lags.h"
 #include "profile.h"
