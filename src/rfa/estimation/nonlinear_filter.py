@@ -114,7 +114,7 @@ class ReadingStep(NamedTuple):
         return self.before if self.posterior is None else self.posterior.candidate
 
 
-def _tried(step: Callable[..., Any], *given: Any) -> Any:
+def _result_or_none(step: Callable[..., Any], *given: Any) -> Any:
     """The result of a step. None where f or h fails for a challenger: it ends then."""
     try:
         return step(*given)
@@ -252,10 +252,10 @@ class NonlinearKernel:
     def used(self, state: FilterState, row: Reading) -> tuple[FilterState, ReadingStep]:
         """After one more reading."""
         before, m = self.predicted(state.filter, state.time, row), int(row.seen.sum())
-        rival: Any = state.challenger and _tried(self.predicted, state.challenger, state.time, row)
+        rival: Any = state.challenger and _result_or_none(self.predicted, state.challenger, state.time, row)
         if not m:
             return state._replace(time=row.time, filter=before, challenger=rival), ReadingStep(row, before, None)
-        own, other = self.posterior(before, row), rival and _tried(self.posterior, rival, row)
+        own, other = self.posterior(before, row), rival and _result_or_none(self.posterior, rival, row)
         log_odds, trusted, ended, same = state.log_odds, max(state.trusted - 1, 0), True, False
         if other is not None:
             if state.trusted and other.weights.min() < REJECTED:  # it keeps what it says of the scale
@@ -269,7 +269,7 @@ class NonlinearKernel:
             ended = not ABANDONED_LOG_ODDS < log_odds <= 0
         if (ended or same) and own.weights.min() < REJECTED and own.distance < NO_DIGITS:
             wide = before._replace(covariance=before.covariance * max(own.distance / m, 1.0))
-            other = _tried(self.posterior, wide, row, np.ones(m))
+            other = _result_or_none(self.posterior, wide, row, np.ones(m))
             log_odds, trusted = PRIOR_LOG_ODDS, 2 * (-(-len(before.mean) // m) - 1)
         elif ended:
             other = None
@@ -294,7 +294,9 @@ class NonlinearKernel:
             bound = LARGEST_VALUE * np.sqrt(noise.diagonal())  # squares of larger ones overflow
             left = sensor.difference(reading, linear.value)[seen].clip(-bound, bound)
             innovation = left - slope @ (mean - point)
-            weighted = self._weighted(prior, row.sensor, np.flatnonzero(seen), innovation, slope, extra, noise, weights)
+            weighted = self._weights_of(
+                prior, row.sensor, np.flatnonzero(seen), innovation, slope, extra, noise, weights
+            )
             rooted = weighted.weights**-0.5
             error = extra + rooted[:, None] * noise * rooted
             cost = dual @ covariance @ dual + left @ np.linalg.solve(error, left)
@@ -321,7 +323,7 @@ class NonlinearKernel:
         assert found is not None
         return found
 
-    def _weighted(
+    def _weights_of(
         self, prior: Candidate, name: str, seen: ndarray, innovation: ndarray, slope: ndarray, extra: ndarray,
         noise: ndarray, weights: ndarray | None,
     ) -> Weighted:  # fmt: skip

@@ -131,7 +131,7 @@ class Linearised:
     def step(self, mean: ndarray, covariance: ndarray, *given: Any) -> tuple[Linear, ndarray]:
         """f over a step `dt` or `dt, u`, linearised, and the covariance that the step adds."""
         functions = self.model.transition, self.model.transition_jacobian
-        linear = self._linearised("transition", functions, mean, covariance, np.subtract, *given)
+        linear = self._linearisation("transition", functions, mean, covariance, np.subtract, *given)
         require(len(linear.value) == len(mean), "transition", f"{len(linear.value)} states", f"{len(mean)}, as x has")
         noise = self.model.process_noise
         noise = np.asarray(noise(given[0]) if callable(noise) else noise, dtype=float)
@@ -144,12 +144,12 @@ class Linearised:
         """h of a sensor, linearised."""
         argument, size = f"observation{of_sensor(name)}", len(sensor.observation_noise)
         functions = sensor.observation, sensor.jacobian
-        found = self._linearised(argument, functions, mean, covariance, sensor.difference)
+        found = self._linearisation(argument, functions, mean, covariance, sensor.difference)
         expected = f"{size}, as observation_noise has"
         require(len(found.value) == size, argument, f"{len(found.value)} components", expected)
         return found
 
-    def _linearised(
+    def _linearisation(
         self, name: str, functions: Any, mean: ndarray, covariance: ndarray, difference: Any, *given: Any
     ) -> Linear:
         function, jacobian = functions
@@ -159,7 +159,7 @@ class Linearised:
             offsets = math.sqrt(spread) * np.concatenate([np.zeros((1, n)), root.T, -root.T])
             weights = np.full(2 * n + 1, 0.5 / spread)
             weights[0] = 1 - n / spread
-            values = [self._called(name, function, mean + offset, *given) for offset in offsets]
+            values = [self._value_of(name, function, mean + offset, *given) for offset in offsets]
             moved = np.stack([difference(value, values[0]) for value in values])
             average = weights @ moved
             weights[0] += 1 - self.model.alpha**2 + self.model.beta
@@ -169,8 +169,8 @@ class Linearised:
             extra = (weights[:, None] * moved).T @ moved - slope @ across
             return Linear(values[0] + average, slope, (extra + extra.T) / 2)
         if jacobian is not None:
-            value = self._called(name, function, mean, *given)
-            slope = self._called(f"{name}, jacobian", jacobian, mean, *given)
+            value = self._value_of(name, function, mean, *given)
+            slope = self._value_of(f"{name}, jacobian", jacobian, mean, *given)
         else:
             try:
                 value_and_slope = torch.func.jacfwd(lambda x: (y := function(x, *given), y), has_aux=True)
@@ -184,7 +184,7 @@ class Linearised:
         require(slope.shape == expected, f"{name}, jacobian", f"shape {slope.shape}", f"{expected}")
         return Linear(value, slope, np.zeros((len(value), len(value))))
 
-    def _called(self, name: str, function: Callable[..., Any], x: ndarray, *given: Any) -> ndarray:
+    def _value_of(self, name: str, function: Callable[..., Any], x: ndarray, *given: Any) -> ndarray:
         """The value of a function of NumPy or of PyTorch: one that refuses an array gets a tensor from then on."""
         if name not in self._takes_tensors:
             try:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,17 @@ from .time_axis import TimeAxis, as_numbers, drawable
 OUTLIER_GAIN = 0.2  # gain of a reading over its Kalman gain, below which it is an outlier
 
 _NO_PREDICTION = 1e4  # variance over that of the series: such a reading is not predicted, the states are unknown yet
+
+
+def normal_interval(mean: Any, variance: Any, probability: float) -> tuple[Any, Any]:
+    """The ends `mean -+ q sqrt(variance)` of the interval of a normal distribution that has this probability.
+
+    Raises:
+        ValueError: unless the probability is between 0 and 1.
+    """
+    require(0 < probability < 1, "probability", probability, "a number between 0 and 1")
+    half = NormalDist().inv_cdf((1 + probability) / 2) * variance**0.5
+    return mean - half, mean + half
 
 
 @dataclass(frozen=True)
@@ -107,10 +119,7 @@ class SeriesEstimate:
         Raises:
             ValueError: unless the probability is between 0 and 1.
         """
-        require(0 < probability < 1, "probability", probability, "a number between 0 and 1")
-        q = float(torch.special.ndtri(torch.tensor((1 + probability) / 2, dtype=torch.float64)))
-        half = q * self.variance**0.5
-        return self.mean - half, self.mean + half
+        return normal_interval(self.mean, self.variance, probability)
 
     def to_pandas(self, probability: float = 0.9) -> Any:
         """A pandas DataFrame with a row for each time.

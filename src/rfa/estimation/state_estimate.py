@@ -16,7 +16,7 @@ from .linear_sde import DiscreteModel, LinearSDE, check_covariance
 from .nonlinear_filter import NonlinearKernel
 from .nonlinear_model import NonlinearModel
 from .series import column_names, index_of
-from .series_estimate import OUTLIER_GAIN
+from .series_estimate import OUTLIER_GAIN, normal_interval
 from .time_axis import TimeAxis, as_numbers
 
 
@@ -147,9 +147,7 @@ class StateEstimate:
         Raises:
             ValueError: unless the probability is between 0 and 1.
         """
-        require(0 < probability < 1, "probability", probability, "a number between 0 and 1")
-        half = float(torch.special.ndtri(torch.tensor((1 + probability) / 2))) * self.variance**0.5
-        return self.mean - half, self.mean + half
+        return normal_interval(self.mean, self.variance, probability)
 
     def _read(self) -> Any:
         return self.found and self._readings
@@ -178,7 +176,7 @@ def read_rows(
         times, readings = times.index, times
     labels, sizes = None if sensor is None else sensor_numbers(kernel, sensor), kernel.sizes
     if labels is not None and isinstance(readings, list | tuple) and len({np.size(row) for row in readings}) > 1:
-        readings = _padded(name, readings, np.resize(sizes[labels], len(readings)).tolist())
+        readings = _rows_by_sensor(name, readings, np.resize(sizes[labels], len(readings)).tolist())
     given = as_numbers(name, readings)
     width, own = (int(x.sum() if labels is None else x.max()) for x in (sizes, sizes[labels]))
     own = width if labels is None else own  # columns that the rows need
@@ -219,7 +217,7 @@ def read_rows(
     return axis, rows, Shape(kind, tracks, single, table.shape[-1], index, column_names(readings))
 
 
-def _padded(name: str, readings: Any, sizes: list[int]) -> np.ndarray:
+def _rows_by_sensor(name: str, readings: Any, sizes: list[int]) -> np.ndarray:
     """Rows of sensors with different numbers of components, NaN after the last one."""
     table = np.full((len(sizes), max(sizes)), np.nan)
     for k, (row, size) in enumerate(zip(readings, sizes, strict=True)):

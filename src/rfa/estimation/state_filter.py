@@ -335,11 +335,11 @@ class StateFilter(RobustFilter):
             self._steps[label] = self._kernel.bound_step(self._state[0], number)
         return self._estimate_rows(rows, found, replace(shape, single=False), one=True)
 
-    def _refused(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise ValueError("model: got a linear or nonlinear model, expected a sum of components for this method")
 
-    export = diagnostics = rolling_forecast = _refused  # type: ignore[assignment]
-    standard_errors = sde = property(_refused)  # type: ignore[assignment]
+    export = diagnostics = rolling_forecast = _refuse  # type: ignore[assignment]
+    standard_errors = sde = property(_refuse)  # type: ignore[assignment]
 
     def _query(self, query_times: Any, sensor: Any, control: Any, in_order: bool = True) -> tuple[Rows, Shape]:
         """Rows without readings at times that are asked for."""

@@ -157,7 +157,7 @@ def next_times(axis: TimeAxis, times: np.ndarray, count: int) -> Any:
         raise ValueError(f"query_times: got {count} steps, expected dates until 2262, as nanoseconds hold") from None
     if found is not None:
         return found
-    grid = time_grid(times, loosest=1e-6)  # dates as numbers are rounded
+    grid = time_grid(times)
     if (
         grid is None
         or grid.steps[-1] >= len(times)

@@ -6,6 +6,7 @@ import numpy as np
 
 _ON_GRID = 0.9  # share of the times that equal steps must fit
 PATTERN, _FEW_MISSING, _MANY_MISSING = 8, 0.08, 0.35  # gaps of two ticks that rounding makes, and their share
+_ROUNDED_DATES = 1e-6  # share of the usual gap by which dates as numbers may differ from their steps
 _START = 32  # times whose steps are counted by the usual gap
 
 
@@ -15,27 +16,24 @@ class TimeGrid(NamedTuple):
     Fields:
         last: where the last time lies on them.
         step: the simplest number, or the inverse of one, that all times agree with.
-        least: the shortest step that they agree with.
         rounding: of the times; 0 where they are exact.
         steps: of each time from the first, `(T,)`.
     """
 
     last: float
     step: float
-    least: float
     rounding: float
     steps: np.ndarray
 
 
-def time_grid(times: np.ndarray, loosest: float = 0.1) -> TimeGrid | None:
-    """The equal steps of increasing times, some of which may be missing, rounded, or (up to a tenth) elsewhere.
+def time_grid(times: np.ndarray) -> TimeGrid | None:
+    """The equal steps of increasing times, some of which may be missing, or rounded.
 
     The step comes from a robust line through the times: gaps of rounded times are wrong by the rounding, the line by
     that over the number of times.
 
     Args:
         times: `(T,)`.
-        loosest: share of the usual gap by which times may differ from their steps beside the rounding.
 
     Returns:
         None where no steps fit.
@@ -55,7 +53,8 @@ def time_grid(times: np.ndarray, loosest: float = 0.1) -> TimeGrid | None:
         if odd > single:  # mostly more: few readings alone are near their neighbour
             odd, share = single, 0.0
         widths = [tick, exact] if odd >= max(PATTERN, share * len(gaps)) else [exact]
-    widths += [share * usual for share in (1e-6, 1e-3, 1e-2, 1e-1) if max(widths) < share * usual <= loosest * usual]
+    if max(widths) < _ROUNDED_DATES * usual:
+        widths.append(_ROUNDED_DATES * usual)
     found = (_grid_within(times, width, exact) for width in widths)
     return next((grid for grid in found if grid is not None), None)
 
@@ -83,10 +82,10 @@ def _grid_within(times: np.ndarray, width: float, exact: float) -> TimeGrid | No
     step = _simplest(least, -most)
     offset = times[kept] - step * at
     if width <= exact:
-        return TimeGrid(float(times[-1]), step, least, 0.0, steps)
+        return TimeGrid(float(times[-1]), step, 0.0, steps)
     low, high = offset.max() - width / 2, offset.min() + width / 2
     first = next((x for d in range(16) if low <= (x := round((low + high) / 2, d)) <= high), (low + high) / 2)
-    return TimeGrid(float(first + step * steps[-1]), step, least, width, steps)
+    return TimeGrid(float(first + step * steps[-1]), step, width, steps)
 
 
 def _counted_steps(times: np.ndarray, step: float, width: float) -> tuple[np.ndarray, float] | None:
