@@ -23,9 +23,9 @@ struct LinearModel {
 // Rows of some series. Without sensors a row has the M components of all, else those of one, in the first places.
 struct LinearRows {
   int64_t series, length, width, parts, threads, smooth;
-  int64_t time_stride, sensor_stride, input_stride;  // 0 where all series have the same
+  int64_t time_stride, input_stride;  // 0 where all series have the same
   const double *times, *readings, *input;            // (length,), (series, length, width), (length, inputs)
-  const int64_t* sensor;                             // (length,) or none
+  const int64_t* sensor;                             // (length,) or none: of all series
   double* state;                                     // (series, state_size): before the first row, then after the last
   double *mean, *covariance;                         // (series, length, n), (series, length, n, n)
   double *weight, *spread;                           // (series, length, parts)
@@ -121,13 +121,20 @@ struct LinearOutput {
 
 struct LinearBase {
   virtual ~LinearBase() = default;
+  virtual int64_t states() const = 0;
   virtual int64_t state_size() const = 0;
   virtual void start(const double* mean, const double* covariance, const double* units, double* state) = 0;
   virtual Fault use(double* state, double time, const double* reading, int64_t sensor, const double* input,
                     const LinearOutput& out) = 0;
-  virtual void run(const LinearRows& rows, int64_t series) = 0;
+  virtual void run(const LinearRows& rows, int64_t first, int64_t series) = 0;  // at most LANES
   virtual std::unique_ptr<LinearBase> another() const = 0;
 };
+
+}  // namespace rfa
+
+#include "lanes.h"
+
+namespace rfa {
 
 template <int N> struct LinearFilter : LinearBase {
   const LinearModel& model;
@@ -142,6 +149,7 @@ template <int N> struct LinearFilter : LinearBase {
   RobustFilter<N> filter;
   Gaps<N> gaps;
   double time = NO_NUMBER, log_units = 0;
+  std::unique_ptr<LaneFilter<LinearFilter>> lanes;
 
   LinearFilter(const LinearModel& given, Matrices<N> states)
       : model(given), n(given.states), m(largest(given)), of(states), rows(size_t(m * n)), values(size_t(m)),
@@ -229,6 +237,7 @@ template <int N> struct LinearFilter : LinearBase {
   }
 
   // The numbers of a series: what RobustFilter carries, diffuse directions of filter and challenger, then two more.
+  int64_t states() const override { return n; }
   int64_t state_size() const override { return filter.carried_size() + 2 * (2 * n * n + 1) + 2; }
 
   void load(const double* from) {
@@ -257,7 +266,7 @@ template <int N> struct LinearFilter : LinearBase {
   void start(const double* mean, const double* covariance, const double* units, double* state) override {
     auto& one = filter.filter;
     one.mean.assign(mean, mean + n), one.state = Covariance<N>(of, covariance);
-    one.scales.assign(one.scales.size(), NoiseScale(filter.constants));
+    one.scales.assign(one.scales.size(), NoiseScale<double>(filter.constants));
     log_units = 0, time = NO_NUMBER;
     if (units) one.state.set_diffuse({units, units + n});
     for (int64_t i = 0; units && i < n; i++) log_units += std::log(units[i]);
@@ -357,33 +366,30 @@ template <int N> struct LinearFilter : LinearBase {
     return NO_FAULT;
   }
 
-  int64_t sensor_of(const LinearRows& r, int64_t series, int64_t k) const {
-    return r.sensor ? r.sensor[series * r.sensor_stride + k] : -1;
-  }
+  int64_t sensor_of(const LinearRows& r, int64_t k) const { return r.sensor ? r.sensor[k] : -1; }
   const double* input_of(const LinearRows& r, int64_t series, int64_t k) const {
     return r.input ? r.input + series * r.input_stride + k * model.inputs : nullptr;
   }
 
-  void run(const LinearRows& r, int64_t series) override {
-    double* state = r.state + series * state_size();
-    load(state);
-    if (r.smooth) return smooth(r, series);
-    for (int64_t k = 0; k < r.length; k++) {
-      const int64_t at = series * r.length + k;
-      const LinearOutput out{r.mean + at * n, r.covariance + at * n * n, r.weight + at * r.parts, r.spread + at * r.parts,
-                             r.predicted + at * r.width, r.variance + at * r.width, r.log_density + at};
-      if (r.sensor) {  // a sensor may have fewer components than the row
-        for (double* one : {out.weight, out.spread}) std::fill(one, one + r.parts, NO_NUMBER);
-        for (double* one : {out.predicted, out.variance}) std::fill(one, one + r.width, NO_NUMBER);
-      }
-      const Fault fault = row(r.times[series * r.time_stride + k], r.readings + at * r.width, sensor_of(r, series, k),
-                              input_of(r, series, k), out);
-      if (fault) {
-        r.fault[2 * series] = fault, r.fault[2 * series + 1] = k;
-        return;
-      }
-    }
-    save(state);
+  // Where what is found in a row goes: all NaN where a sensor may have fewer components than the row.
+  LinearOutput output(const LinearRows& r, int64_t at) const {
+    const LinearOutput out{r.mean + at * n, r.covariance + at * n * n, r.weight + at * r.parts, r.spread + at * r.parts,
+                           r.predicted + at * r.width, r.variance + at * r.width, r.log_density + at};
+    for (double* one : {out.weight, out.spread}) std::fill(one, one + r.parts * !!r.sensor, NO_NUMBER);
+    for (double* one : {out.predicted, out.variance}) std::fill(one, one + r.width * !!r.sensor, NO_NUMBER);
+    return out;
+  }
+
+  // Whether a state has no diffuse direction and no challenger.
+  bool ordinary(const double* state) const {
+    const int64_t carried = filter.carried_size();
+    return !(state[carried - 1] > NONE) && state[carried + 2 * n * n] == 0 && state[state_size() - 2] == 0;
+  }
+
+  void run(const LinearRows& r, int64_t first, int64_t series) override {
+    if (!lanes) lanes = std::make_unique<LaneFilter<LinearFilter>>(*this);
+    if (!r.smooth) return lanes->run(r, first, series);
+    for (int64_t each = first; each < first + series; each++) load(r.state + each * state_size()), smooth(r, each);
   }
 
   // Mean, covariance and weight of each row by all rows, from a start. Inputs move the states along a known path, which
@@ -413,7 +419,7 @@ template <int N> struct LinearFilter : LinearBase {
       }
       std::copy(path.begin(), path.end(), &paths[k * n]);
       const double* z = r.readings + (series * r.length + k) * r.width;
-      const int64_t sensor = sensor_of(r, series, k);
+      const int64_t sensor = sensor_of(r, k);
       const int64_t begin_sensor = std::max<int64_t>(sensor, 0), end = sensor < 0 ? model.sensors : sensor + 1;
       int64_t part = k * parts;
       const auto keep = [&](int64_t which) {
@@ -487,8 +493,13 @@ void rfa_linear_free(void* bound) { delete static_cast<rfa::BoundFilter*>(bound)
 
 int64_t rfa_linear_state_size(void* bound) { return static_cast<rfa::BoundFilter*>(bound)->filter->state_size(); }
 
-void rfa_linear_start(void* bound, const double* mean, const double* covariance, const double* units, double* state) {
-  static_cast<rfa::BoundFilter*>(bound)->filter->start(mean, covariance, units, state);
+// Of `count` series, one after another.
+void rfa_linear_start(void* bound, int64_t count, const double* mean, const double* covariance, const double* units,
+                      double* state) {
+  auto& filter = *static_cast<rfa::BoundFilter*>(bound)->filter;
+  const int64_t n = filter.states();
+  for (int64_t k = 0; k < count; k++)
+    filter.start(mean + k * n, covariance + k * n * n, units, state + k * filter.state_size());
 }
 
 // The buffers that rfa_linear_step reads and writes. `out`: mean, covariance, weight and spread of each part, what was
@@ -515,9 +526,9 @@ int rfa_linear_run(void* of, const rfa::LinearRows* rows) {
   {
     std::unique_ptr<rfa::LinearBase> own;
 #pragma omp for schedule(dynamic)
-    for (int64_t series = 0; series < rows->series; series++) try {
+    for (int64_t first = 0; first < rows->series; first += rfa::LANES) try {
         if (!own) own = filter.another();
-        own->run(*rows, series);
+        own->run(*rows, first, std::min<int64_t>(rfa::LANES, rows->series - first));
       } catch (const std::exception&) {
 #pragma omp atomic write
         failed = 1;

@@ -13,8 +13,8 @@ constexpr double NONE = -std::numeric_limits<double>::infinity();  // odds where
 template <int N> struct Candidate {
   Covariance<N> state;
   std::vector<double> mean;
-  std::vector<NoiseScale> scales;  // of each channel
-  RowScale row;
+  std::vector<NoiseScale<double>> scales;  // of each channel
+  RowScale<double> row;
 };
 
 // Which rows share a scale of their noise: those of one sensor, or of one component of it. By default all do.
@@ -33,7 +33,7 @@ template <int N> struct RobustFilter {
   Group<N> group;  // its accessors and working memory
   Steps<N>& steps;
   Candidate<N> filter, challenger;
-  ScaleInference inference;
+  ScaleInference<double> inference;
   double log_odds = NONE;
   double log_density = 0;  // of the last row, in units of its noise, by what was known before it
   int64_t trusted = 0;  // how many rows the challenger will still use with weight 1
@@ -45,7 +45,8 @@ template <int N> struct RobustFilter {
       : p(problem), constants(*static_cast<const RobustConstants*>(p.constants)), channels(given), kalman(weightless),
         index(series), model(p.models == 1 ? 0 : series), n(p.states), m(p.components), group(problem, of, series),
         steps(group.steps), filter{group.state, group.means,
-                                   std::vector<NoiseScale>(size_t(given.count), NoiseScale(constants)), RowScale(m)},
+                                   std::vector<NoiseScale<double>>(size_t(given.count), NoiseScale<double>(constants)),
+                                   RowScale<double>(m)},
         challenger(filter),
         inference(m, constants), x(n), innovation(m), variance(size_t(m * m)), across(size_t(m * n)),
         scaled(n), present(new bool[size_t(m)]) {
@@ -83,7 +84,7 @@ template <int N> struct RobustFilter {
       to = std::copy(one->mean.begin(), one->mean.end(), to);
       to = std::copy(one->state.p.begin(), one->state.p.end(), to);
       if (!whole && kalman) return;
-      for (const NoiseScale& scale : one->scales) {
+      for (const auto& scale : one->scales) {
         to = std::copy(scale.counts.begin(), scale.counts.end(), to);
         to = std::copy(scale.last.begin(), scale.last.end(), to);
       }
@@ -145,7 +146,7 @@ template <int N> struct RobustFilter {
       }
       infer(both, k, seen);
       const bool past_wins = !both.row.valid || past.row.log_evidence > both.row.log_evidence;
-      const RowScale& row = past.row.valid && past_wins ? past.row : both.row;
+      const auto& row = past.row.valid && past_wins ? past.row : both.row;
       if (row.valid) past.scales[channels.at(k)].last = row.probability;
       p.weight[index * p.length + k] = row.weight;
       if (k) future.back(k, row.weight);
@@ -261,7 +262,7 @@ template <int N> struct RobustFilter {
   double update(Candidate<N>& one, int64_t k, bool seen) {
     if (!seen) return 0;
     if (one.row.valid) {
-      NoiseScale& scale = one.scales[channels.at(k)];
+      auto& scale = one.scales[channels.at(k)];
       for (int i = 0; i < SCALES; i++) scale.counts[i] += one.row.probability[i];
       scale.last = one.row.probability;
       expect(one, k);
