@@ -30,9 +30,9 @@ template <class T> struct NoiseScale {
   }
 
   ScalesOf<T> expected(double persistence) const {
-    T sum{};
-    for (T count : counts) sum += count;
-    const T learned = (1 - persistence) / sum;
+    T even{}, odd{};  // two sums, side by side
+    for (int i = 0; i < SCALES; i += 2) even += counts[i], odd += counts[i + 1];
+    const T learned = (1 - persistence) / (even + odd);
     ScalesOf<T> found;
     for (int i = 0; i < SCALES; i++) found[i] = learned * counts[i] + persistence * last[i];
     return found;
@@ -150,16 +150,19 @@ template <class T> struct ScaleInference {
     ScalesOf<T> ratio;
     T most{};  // the log density of the largest scale, but for the determinant
     for (int k = 0; k < D; k++) most -= e[k] * e[k] / (2 * (variance[k] + scales[SCALES - 1]));
-    for (int i = 0; i < SCALES; i++) {  // one division for all
+    for (int i = 0; i < SCALES; i++) {  // in several loops: their steps overlap
       const T first = variance[0] + scales[i], second = D > 1 ? variance[D - 1] + scales[i] : all<T>(1);
       const T product = first * second, other = bounded + scales[i], inverse = 1 / (product * other);
       const T precision = inverse * other;
+      ratio[i] = inverse * product;
       correction[0][i] = e[0] * (second * precision);
       if (D > 1) correction[D - 1][i] = e[D - 1] * (first * precision);
+      density[i] = expected[i] * root(precision);
+    }
+    for (int i = 0; i < SCALES; i++) {
       T distance = e[0] * correction[0][i];
       if (D > 1) distance += e[D - 1] * correction[D - 1][i];
-      density[i] = expected[i] * root(precision) * exponential<T>(-distance / 2 - most);
-      ratio[i] = inverse * product;
+      density[i] *= exponential<T>(-distance / 2 - most);
     }
     T sum{}, above{}, below{};
     std::array<T, D> mean{};
