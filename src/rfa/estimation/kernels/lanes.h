@@ -5,7 +5,7 @@
 
 namespace rfa {
 
-template <class Alone> struct LaneFilter {
+template <int N> struct LaneFilter {
   // What has a weight of its own in a row, a sensor or a component of it: L^-1 C, L, and the diagonal of R.
   struct Part {
     int64_t channel, size, stride;  // stride: between rows of L and R
@@ -17,8 +17,8 @@ template <class Alone> struct LaneFilter {
   };
   using Numbers = std::vector<Lanes>;
 
-  Alone& alone;
-  const decltype(Alone::of) of;
+  LinearBase& alone;
+  const Matrices<N> of;
   const bool robust;
   std::vector<Part> parts;
   std::vector<int64_t> first_part;  // of each sensor
@@ -32,22 +32,23 @@ template <class Alone> struct LaneFilter {
   double time[LANES], next[LANES], gap[LANES];
   bool together[LANES], ended[LANES];
 
-  explicit LaneFilter(Alone& filter)
-      : alone(filter), of(filter.of), robust(filter.model.robust),
-        scales(size_t(robust ? filter.filter.channels.count : 0), NoiseScale<Lanes>(filter.filter.constants)) {
-    const auto& model = filter.model;
+  explicit LaneFilter(LinearBase& filter) : alone(filter), of(filter.n), robust(filter.model.robust) {}
+
+  void prepare() {
+    const auto& model = alone.model;
     int64_t most = 1;
     for (int64_t s = 0; s < model.sensors; s++) {
       const int64_t size = model.sizes[s], each = model.by_component ? 1 : size;
       most = std::max(most, each), first_part.push_back(int64_t(parts.size()));
       for (int64_t i = 0; i < size; i += each) {
-        const double* factor = &filter.factors[s][i * (size + 1)];
-        parts.push_back({model.by_component ? filter.begin[s] + i : s, each, size, &filter.full[s][i * of.n()], factor,
-                         filter.noise(s) + i * (size + 1), model.by_component ? std::log(*factor) : filter.full_logs[s],
-                         RowScale<Lanes>(each), ScaleInference<Lanes>(each, filter.filter.constants)});
+        const double* factor = &alone.factors[s][i * (size + 1)];
+        parts.push_back({model.by_component ? alone.begin[s] + i : s, each, size, &alone.full[s][i * of.n()], factor,
+                         alone.noise(s) + i * (size + 1), model.by_component ? std::log(*factor) : alone.full_logs[s],
+                         RowScale<Lanes>(each), ScaleInference<Lanes>(each, alone.constants)});
       }
     }
     first_part.push_back(int64_t(parts.size()));
+    scales.resize(size_t(robust ? alone.channels() : 0), NoiseScale<Lanes>(alone.constants));
     for (auto* one : {&mean, &old_mean, &gain, &spread, &row, &residual}) one->resize(size_t(of.n()));
     for (auto* one : {&p, &old_p, &transition, &added}) one->resize(size_t(of.nn()));
     for (auto* one : {&values, &predicted, &innovation, &expected_variance}) one->resize(size_t(most));
@@ -58,6 +59,7 @@ template <class Alone> struct LaneFilter {
 
   // Rows of some series, at most LANES.
   void run(const LinearRows& r, int64_t first, int64_t series) {
+    if (parts.empty()) prepare();
     count = int(series);
     for (int l = 0; l < LANES; l++) {
       together[l] = false, ended[l] = l >= count, gap[l] = NO_NUMBER;
@@ -179,7 +181,7 @@ template <class Alone> struct LaneFilter {
     }
     for (int l = 0; l < LANES; l++) {
       if (gaps[l] == gap[l]) continue;
-      const auto* entry = gaps[l] > 0 ? alone.gaps.at(gaps[l]) : nullptr;
+      const auto* entry = gaps[l] > 0 ? alone.at(gaps[l]) : nullptr;
       if (!entry && gaps[l] > 0) fine[l] = 0;
       gap[l] = gaps[l];
       for (int64_t i = 0; i < n * n; i++) transition[i][l] = entry ? entry->transition[i] : i % (n + 1) == 0;

@@ -2,6 +2,7 @@
 // smoothed. What it knows of a series is one array of numbers, the same in all three.
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <unordered_map>
 
 #include "robust.h"
@@ -41,11 +42,12 @@ constexpr int REMEMBERED = 64;       // gaps whose transitions are kept
 inline std::vector<double> numbers(int64_t count, double value = 0) { return std::vector<double>(size_t(count), value); }
 
 // Phi and V of a gap, and what an input adds over it: of [x, u] with A = [[A, B], [0, 0]].
+struct Gap {
+  double gap = NO_NUMBER;
+  std::vector<double> transition, variance, input;
+};
+
 template <int N> struct Gaps {
-  struct Entry {
-    double gap = NO_NUMBER;
-    std::vector<double> transition, variance, input;
-  };
   const LinearModel& model;
   const Matrices<N> of;
   const int64_t n, size;
@@ -53,7 +55,7 @@ template <int N> struct Gaps {
   Lags lags;
   std::unique_ptr<Discretization<N>> small;
   std::unique_ptr<Discretization<0>> joint;
-  std::vector<Entry> entries;
+  std::vector<Gap> entries;
 
   Gaps(const LinearModel& given, Matrices<N> states)
       : model(given), of(states), n(given.states), size(n + given.inputs), dynamics(size_t(size * size)),
@@ -71,7 +73,7 @@ template <int N> struct Gaps {
   }
 
   // None where a gap is no whole number of steps.
-  const Entry* at(double gap) {
+  const Gap* at(double gap) {
     if (model.discrete) {
       const double count = std::round(gap / model.step);
       if (!(std::abs(gap / model.step - count) < ROUGH_STEP)) return nullptr;
@@ -79,7 +81,7 @@ template <int N> struct Gaps {
     }
     uint64_t bits;
     std::memcpy(&bits, &gap, 8);
-    Entry& entry = entries[bits * 0x9E3779B97F4A7C15u >> 58];
+    Gap& entry = entries[bits * 0x9E3779B97F4A7C15u >> 58];
     if (entry.gap == gap) return &entry;
     std::vector<double> phi(dynamics.size()), v(dynamics.size());
     if (model.discrete) power(gap, phi, v);
@@ -120,14 +122,52 @@ struct LinearOutput {
 };
 
 struct LinearBase {
+  const LinearModel& model;
+  const int64_t n;
+  const RobustConstants& constants;
+  std::vector<int64_t> begin, noise_begin;   // of each sensor in C, and in R
+  std::vector<std::vector<double>> full;     // L^-1 C of each sensor, all components there
+  std::vector<std::vector<double>> factors;  // L
+  std::vector<double> full_logs;             // log |L|
+
+  explicit LinearBase(const LinearModel& given)
+      : model(given), n(given.states), constants(*static_cast<const RobustConstants*>(given.constants)) {}
   virtual ~LinearBase() = default;
-  virtual int64_t states() const = 0;
-  virtual int64_t state_size() const = 0;
   virtual void start(const double* mean, const double* covariance, const double* units, double* state) = 0;
   virtual Fault use(double* state, double time, const double* reading, int64_t sensor, const double* input,
                     const LinearOutput& out) = 0;
+  virtual const Gap* at(double gap) = 0;
   virtual void run(const LinearRows& rows, int64_t first, int64_t series) = 0;  // at most LANES
   virtual std::unique_ptr<LinearBase> another() const = 0;
+
+  const double* observation(int64_t s) const { return model.observation + begin[s] * n; }
+  const double* noise(int64_t s) const { return model.noise + noise_begin[s]; }
+  int64_t channels() const {
+    return model.by_component ? std::accumulate(model.sizes, model.sizes + model.sensors, int64_t(0)) : model.sensors;
+  }
+  // The numbers of a series: what RobustFilter carries, diffuse directions of filter and challenger, then two more.
+  int64_t carried_size() const { return rfa::carried_size(n, channels()); }
+  int64_t state_size() const { return carried_size() + 2 * (2 * n * n + 1) + 2; }
+
+  // Whether a state has no diffuse direction and no challenger.
+  bool ordinary(const double* state) const {
+    const int64_t carried = carried_size();
+    return !(state[carried - 1] > NONE) && state[carried + 2 * n * n] == 0 && state[state_size() - 2] == 0;
+  }
+
+  int64_t sensor_of(const LinearRows& r, int64_t k) const { return r.sensor ? r.sensor[k] : -1; }
+  const double* input_of(const LinearRows& r, int64_t series, int64_t k) const {
+    return r.input ? r.input + series * r.input_stride + k * model.inputs : nullptr;
+  }
+
+  // Where what is found in a row goes: all NaN where a sensor may have fewer components than the row.
+  LinearOutput output(const LinearRows& r, int64_t at) const {
+    const LinearOutput out{r.mean + at * n, r.covariance + at * n * n, r.weight + at * r.parts, r.spread + at * r.parts,
+                           r.predicted + at * r.width, r.variance + at * r.width, r.log_density + at};
+    for (double* one : {out.weight, out.spread}) std::fill(one, one + r.parts * !!r.sensor, NO_NUMBER);
+    for (double* one : {out.predicted, out.variance}) std::fill(one, one + r.width * !!r.sensor, NO_NUMBER);
+    return out;
+  }
 };
 
 }  // namespace rfa
@@ -137,24 +177,20 @@ struct LinearBase {
 namespace rfa {
 
 template <int N> struct LinearFilter : LinearBase {
-  const LinearModel& model;
-  const int64_t n, m;  // m: of the largest sensor, or 1 where each component has its own weight
+  const int64_t m;  // of the largest sensor, or 1 where each component has its own weight
   const Matrices<N> of;
-  std::vector<int64_t> begin, noise_begin;  // of each sensor in C, and in R
-  std::vector<double> rows, values, zeros, factor, scratch, whitened, full_logs;
-  std::vector<std::vector<double>> full;    // L^-1 C of each sensor, all components there
-  std::vector<std::vector<double>> factors;  // L
+  std::vector<double> rows, values, zeros, factor, scratch;
   int64_t channel = 0;
   Problem problem;
   RobustFilter<N> filter;
   Gaps<N> gaps;
   double time = NO_NUMBER, log_units = 0;
-  std::unique_ptr<LaneFilter<LinearFilter>> lanes;
+  LaneFilter<N == 4 ? 4 : 0> lanes;
 
   LinearFilter(const LinearModel& given, Matrices<N> states)
-      : model(given), n(given.states), m(largest(given)), of(states), rows(size_t(m * n)), values(size_t(m)),
-        zeros(size_t(n * n)), problem(one_row()), filter(problem, of, 0, {channels(given), &channel}, !given.robust),
-        gaps(given, states) {
+      : LinearBase(given), m(largest(given)), of(states), rows(size_t(m * n)), values(size_t(m)),
+        zeros(size_t(n * n)), problem(one_row()), filter(problem, of, 0, {channels(), &channel}, !given.robust),
+        gaps(given, states), lanes(*this) {
     int64_t at = 0, noise_at = 0, most = 0;
     for (int64_t s = 0; s < model.sensors; s++) {
       const int64_t size = model.sizes[s];
@@ -172,13 +208,6 @@ template <int N> struct LinearFilter : LinearBase {
   static int64_t largest(const LinearModel& given) {
     return given.by_component ? 1 : *std::max_element(given.sizes, given.sizes + given.sensors);
   }
-  static int64_t channels(const LinearModel& given) {
-    int64_t components = 0;
-    for (int64_t s = 0; s < given.sensors; s++) components += given.sizes[s];
-    return given.by_component ? components : given.sensors;
-  }
-  const double* observation(int64_t s) const { return model.observation + begin[s] * n; }
-  const double* noise(int64_t s) const { return model.noise + noise_begin[s]; }
 
   Problem one_row() {
     Problem p{};
@@ -236,10 +265,6 @@ template <int N> struct LinearFilter : LinearBase {
     return z == z ? std::log(deviation) : 0;
   }
 
-  // The numbers of a series: what RobustFilter carries, diffuse directions of filter and challenger, then two more.
-  int64_t states() const override { return n; }
-  int64_t state_size() const override { return filter.carried_size() + 2 * (2 * n * n + 1) + 2; }
-
   void load(const double* from) {
     filter.resume(from), from += filter.carried_size();
     for (auto* one : {&filter.filter, &filter.challenger}) {
@@ -290,7 +315,7 @@ template <int N> struct LinearFilter : LinearBase {
     return filter.steps.finite(filter.filter.state.p.data()) ? NO_FAULT : OVERFLOWS;
   }
 
-  void add(double* mean, const typename Gaps<N>::Entry& entry, const double* input) const {
+  void add(double* mean, const Gap& entry, const double* input) const {
     for (int64_t i = 0; input && i < n; i++)
       for (int64_t j = 0; j < model.inputs; j++) mean[i] += entry.input[i * model.inputs + j] * input[j];
   }
@@ -366,29 +391,10 @@ template <int N> struct LinearFilter : LinearBase {
     return NO_FAULT;
   }
 
-  int64_t sensor_of(const LinearRows& r, int64_t k) const { return r.sensor ? r.sensor[k] : -1; }
-  const double* input_of(const LinearRows& r, int64_t series, int64_t k) const {
-    return r.input ? r.input + series * r.input_stride + k * model.inputs : nullptr;
-  }
-
-  // Where what is found in a row goes: all NaN where a sensor may have fewer components than the row.
-  LinearOutput output(const LinearRows& r, int64_t at) const {
-    const LinearOutput out{r.mean + at * n, r.covariance + at * n * n, r.weight + at * r.parts, r.spread + at * r.parts,
-                           r.predicted + at * r.width, r.variance + at * r.width, r.log_density + at};
-    for (double* one : {out.weight, out.spread}) std::fill(one, one + r.parts * !!r.sensor, NO_NUMBER);
-    for (double* one : {out.predicted, out.variance}) std::fill(one, one + r.width * !!r.sensor, NO_NUMBER);
-    return out;
-  }
-
-  // Whether a state has no diffuse direction and no challenger.
-  bool ordinary(const double* state) const {
-    const int64_t carried = filter.carried_size();
-    return !(state[carried - 1] > NONE) && state[carried + 2 * n * n] == 0 && state[state_size() - 2] == 0;
-  }
+  const Gap* at(double gap) override { return gaps.at(gap); }
 
   void run(const LinearRows& r, int64_t first, int64_t series) override {
-    if (!lanes) lanes = std::make_unique<LaneFilter<LinearFilter>>(*this);
-    if (!r.smooth) return lanes->run(r, first, series);
+    if (!r.smooth) return lanes.run(r, first, series);
     for (int64_t each = first; each < first + series; each++) load(r.state + each * state_size()), smooth(r, each);
   }
 
@@ -473,6 +479,11 @@ struct BoundFilter {
   LinearOutput out;
 };
 
+// For few sizes: each takes seconds to compile.
+template <int N> std::unique_ptr<LinearBase> new_filter(const LinearModel& model) {
+  return std::make_unique<LinearFilter<N>>(model, Matrices<N>(model.states));
+}
+
 }  // namespace rfa
 
 extern "C" {
@@ -483,9 +494,9 @@ int64_t rfa_linear_rows_size() { return sizeof(rfa::LinearRows); }
 // None where there is no memory.
 void* rfa_linear_new(const rfa::LinearModel* model) try {
   auto bound = std::make_unique<rfa::BoundFilter>();
-  rfa::with_size(model->states, [&](auto of) {
-    bound->filter = std::make_unique<rfa::LinearFilter<decltype(of)::SIZE>>(*model, of);
-  });
+  if (model->states == 4) bound->filter = rfa::new_filter<4>(*model);
+  else if (model->states == 6) bound->filter = rfa::new_filter<6>(*model);
+  else bound->filter = rfa::new_filter<0>(*model);
   return bound.release();
 } catch (const std::exception&) { return nullptr; }
 
@@ -497,7 +508,7 @@ int64_t rfa_linear_state_size(void* bound) { return static_cast<rfa::BoundFilter
 void rfa_linear_start(void* bound, int64_t count, const double* mean, const double* covariance, const double* units,
                       double* state) {
   auto& filter = *static_cast<rfa::BoundFilter*>(bound)->filter;
-  const int64_t n = filter.states();
+  const int64_t n = filter.n;
   for (int64_t k = 0; k < count; k++)
     filter.start(mean + k * n, covariance + k * n * n, units, state + k * filter.state_size());
 }

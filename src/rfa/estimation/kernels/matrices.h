@@ -126,10 +126,6 @@ template <int N> struct Matrices {
 
 // Calls `run(Matrices<N>)` with the size known to the compiler where it is small.
 template <class F> void with_size(int64_t n, F run) {
-#ifdef RFA_FEW
-  if (n == 4) return run(Matrices<4>(n));
-  return run(Matrices<0>(n));
-#endif
   switch (n) {
     case 1: return run(Matrices<1>(n));
     case 2: return run(Matrices<2>(n));

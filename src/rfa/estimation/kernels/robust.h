@@ -24,6 +24,9 @@ struct Channels {
   int64_t at(int64_t k) const { return of_row ? of_row[k] : 0; }
 };
 
+// Of filter and challenger: mean, covariance, and what is known of the noise. Then `trusted` and the odds.
+inline int64_t carried_size(int64_t n, int64_t channels) { return 2 * (n + n * n + 2 * SCALES * channels) + 2; }
+
 template <int N> struct RobustFilter {
   const Problem& p;
   const RobustConstants& constants;
@@ -53,8 +56,7 @@ template <int N> struct RobustFilter {
     if (p.resumed) resume(p.resumed + index * carried_size());
   }
 
-  // Of filter and challenger: mean, covariance, and what is known of the noise. Then `trusted` and the odds.
-  int64_t carried_size() const { return 2 * (n + n * n + 2 * SCALES * channels.count) + 2; }
+  int64_t carried_size() const { return rfa::carried_size(n, channels.count); }
 
   void resume(const double* from) {
     const double* odds = from + carried_size() - 2;
