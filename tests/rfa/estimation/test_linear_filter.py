@@ -326,12 +326,17 @@ def test_side_by_side_as_one_by_one(case, count, robust):
         if case == "diffuse":  # the times of all readings give the units
             live.fit(own[:10], z[track, :10])
         for k in range(10 * (case == "diffuse"), 40):
-            sensor, push = info["sensor"][k] if case == "sensor" else None, None if control is None else control[track, k]
+            sensor, push = (
+                info["sensor"][k] if case == "sensor" else None,
+                None if control is None else control[track, k],
+            )
             row = z[track, k, :2] if sensor == "gps" else z[track, k]
             one = live.update(own[k], row, sensor, control=push).found
             for name in ("mean", "covariance", "weight", "spread", "predicted", "variance", "log_density"):
                 ours, other = (np.atleast_1d(getattr(x, name)) for x in (one, type(one)(*(y[track, k] for y in many))))
-                np.testing.assert_allclose(other[: len(ours)], ours, rtol=1e-9, atol=1e-9, err_msg=f"{name} {track} {k}")
+                np.testing.assert_allclose(
+                    other[: len(ours)], ours, rtol=1e-9, atol=1e-9, err_msg=f"{name} {track} {k}"
+                )
 
 
 def test_a_fault_of_one_track_is_said():
