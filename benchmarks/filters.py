@@ -37,7 +37,6 @@ Gaussian errors, aim 3 where R is told truly. rfa's constants were chosen on oth
 
 import argparse
 import json
-import math
 import time
 import warnings
 from collections.abc import Callable
@@ -59,7 +58,6 @@ from rfa.files import write_text_whole
 
 RESULTS = Path(__file__).parent / "results" / "filters.json"
 SEEDS, TUNING_SEEDS = 20, 10
-TIMED = 100  # readings
 RFA, EXTENDED = "rfa", "rfa, Jacobians"
 
 Corrupt = Callable[[np.random.Generator, np.ndarray, np.ndarray], np.ndarray]  # of h(x) and errors `(..., m)`: readings
@@ -85,12 +83,11 @@ class Task:
     def draw(self, seed: int, clean: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """True states `(series, T, n)`, readings `(series, T, m)` and the time before each, `(series, T)`."""
         random = np.random.default_rng(seed)
-        mean, covariance = self.start
-        state = mean if self.start_known else random.multivariate_normal(mean, covariance)
+        state = self.start[0] if self.start_known else random.multivariate_normal(*self.start)
         root = np.linalg.cholesky(self.process_noise)
         states, readings = [], []
         for _ in range(self.steps):
-            state = self.transition(state, 1.0) + root @ random.standard_normal(len(mean))
+            state = self.transition(state, 1.0) + root @ random.standard_normal(len(state))
             shown, errors = self.observation(state), np.sqrt(self.noise) * random.standard_normal(len(self.noise))
             wrong = self.corrupt(random, shown, errors)
             states.append(state)
@@ -103,12 +100,12 @@ class Task:
         return np.where(self.angle, (found + np.pi) % (2 * np.pi) - np.pi, found)
 
     def jacobian(self, function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, wrap: bool = False) -> np.ndarray:
-        """By central differences at states `(S, n)`: `(S, m, n)`."""
+        """By central differences at states `(..., n)`: `(..., m, n)`."""
         step = 1e-5 * (1 + np.abs(x))
-        moves = step[:, None] * np.eye(x.shape[1])
-        ends = [function(x[:, None] + sign * moves) for sign in (1, -1)]
+        moves = step[..., None] * np.eye(x.shape[-1])
+        ends = [function(x[..., None, :] + sign * moves) for sign in (1, -1)]
         found = self.difference(*ends) if wrap else ends[0] - ends[1]
-        return (found / (2 * step[..., None])).swapaxes(1, 2)
+        return (found / (2 * step[..., None])).swapaxes(-1, -2)
 
 
 class Tracker(Task):
@@ -132,10 +129,9 @@ def scaled(share: float, factor: float, components: bool = False, run: int = 1) 
     """A share of the readings, or of their components, begins a run of errors that are larger by a factor."""
 
     def corrupt(random: np.random.Generator, shown: np.ndarray, errors: np.ndarray) -> np.ndarray:
-        begins = random.random((*errors.shape[:-1], errors.shape[-1] if components else 1)) < share
-        wrong = begins.copy()
-        for later in range(1, run):
-            wrong[:, later:] |= begins[:, :-later]
+        wrong = random.random((*errors.shape[:-1], errors.shape[-1] if components else 1)) < share
+        for _ in range(run - 1):
+            wrong[:, 1:] |= wrong[:, :-1]
         return shown + errors * np.where(wrong, factor, 1)
 
     return corrupt
@@ -171,7 +167,6 @@ def turn(x: np.ndarray, dt: Any) -> np.ndarray:
 
 
 def ranges(x: np.ndarray) -> np.ndarray:
-    """To four stations."""
     stations = np.array([[-350, -350], [350, -350], [350, 350], [-350, 350]])
     return np.linalg.norm(x[..., None, [0, 2]] - stations, axis=-1)
 
@@ -309,7 +304,6 @@ PEERS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
     "KF-B": bernoulli,
     "EMORF": emorf,
 }
-SIGMA = "UKF", "EMORF"
 GRID: dict[str, list[tuple[float, ...]]] = {
     "WoLF-IMQ": [(c,) for c in (1, 1.5, 2, 3, 4, 5, 6, 8, 12, 20, 40, 80)],
     "WoLF-MD": [(c,) for c in (2, 2.5, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 80)],
@@ -335,16 +329,16 @@ def sigma_points(function: Any, mean: np.ndarray, covariance: np.ndarray, differ
 
 def run_peer(
     task: Task, name: str, readings: np.ndarray, gaps: np.ndarray, constants: tuple[float, ...]
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, ...]:
     """Means `(S, T, n)` and covariances of a peer on readings `(S, T, m)`, NaN where missing."""
 
     def linearised(function: Any, mean: np.ndarray, covariance: np.ndarray, wrap: bool) -> tuple[np.ndarray, ...]:
-        if name in SIGMA:
+        if name in ("UKF", "EMORF"):
             return sigma_points(function, mean, covariance, task.difference if wrap else np.subtract)
         return function(mean), task.jacobian(function, mean, wrap), np.zeros(())
 
     mean, covariance = (np.repeat(x[None], len(readings), axis=0) for x in task.start)
-    found: tuple[list[np.ndarray], list[np.ndarray]] = [], []
+    found = []
     for z, gap in zip(readings.swapaxes(0, 1), gaps.T, strict=True):
         mean, slope, extra = linearised(partial(task.transition, dt=gap), mean, covariance, False)
         extra = extra + (task.process_noise(gap) if callable(task.process_noise) else task.process_noise)
@@ -363,25 +357,21 @@ def run_peer(
         else:
             updated = PEERS[name](linear, *constants)
         mean, covariance = np.where(seen, updated[0], mean), np.where(seen[..., None], updated[1], covariance)
-        for kept, part in zip(found, (mean, covariance), strict=True):
-            kept.append(part)
-    return np.stack(found[0], axis=1), np.stack(found[1], axis=1)
+        found.append((mean, covariance))
+    return tuple(np.stack(part, axis=1) for part in zip(*found, strict=True))
 
 
-def run_rfa(task: Task, readings: np.ndarray, gaps: np.ndarray, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+def run_rfa(task: Task, readings: np.ndarray, gaps: np.ndarray, **options: Any) -> tuple[np.ndarray, ...]:
     """The same of rfa with its defaults."""
     times = gaps.cumsum(1)
     if task.sde is not None:
         tracks = RobustFilter(task.sde, start=task.start, start_at=0.0).filter(times, readings)
         return tracks.states, tracks.state_covariances
-
-    def of_transition(x: np.ndarray, dt: float) -> np.ndarray:
-        return task.jacobian(partial(task.transition, dt=dt), x[None])[0]
-
-    sensor = Sensor(
-        task.observation, task.noise, lambda x: task.jacobian(task.observation, x[None], wrap=True)[0], task.angle
-    )
-    model = NonlinearModel(task.transition, task.process_noise, sensor, transition_jacobian=of_transition, **options)
+    model = NonlinearModel(
+        task.transition, task.process_noise,
+        Sensor(task.observation, task.noise, partial(task.jacobian, task.observation, wrap=True), task.angle),
+        lambda x, dt: task.jacobian(partial(task.transition, dt=dt), x), **options,
+    )  # fmt: skip
     live = RobustFilter(model, start=task.start, start_at=0.0)
     found = [live.filter(*each) for each in zip(times, readings, strict=True)]
     return np.stack([x.states for x in found]), np.stack([x.state_covariances for x in found])
@@ -393,17 +383,15 @@ def scores(task: Task, seeds: int, states: np.ndarray, mean: np.ndarray, covaria
     covariance = (covariance + covariance.swapaxes(-1, -2)) / 2
     distance = (error * np.linalg.solve(covariance, error[..., None])[..., 0]).sum(-1)
     density = (distance + np.linalg.slogdet(covariance)[1] + n * np.log(2 * np.pi)) / (2 * n)
-    of_seeds = {
-        "rmse": (error[..., task.scored] ** 2).sum(-1), "nlpd": density,
-        "coverage": distance <= scipy.stats.chi2.ppf(0.9, n),
-    }  # fmt: skip
-    found = {key: values.reshape(seeds, -1).mean(1) for key, values in of_seeds.items()}
-    return {key: values.round(6).tolist() for key, values in (found | {"rmse": np.sqrt(found["rmse"])}).items()}
+    values = (error[..., task.scored] ** 2).sum(-1), density, distance <= scipy.stats.chi2.ppf(0.9, n)
+    square, nlpd, coverage = (x.reshape(seeds, -1).mean(1) for x in values)
+    found = {"rmse": np.sqrt(square), "nlpd": nlpd, "coverage": coverage}
+    return {key: x.round(6).tolist() for key, x in found.items()}
 
 
 def geometric(values: list[float]) -> float:
     """The geometric mean; infinite where a filter gave up."""
-    return float(np.exp(np.log(values).mean())) if np.isfinite(values).all() else math.inf
+    return float(np.exp(np.log(values).mean())) if np.isfinite(values).all() else np.inf
 
 
 def scored_run(task: Task, name: str, draws: Any, constants: tuple[float, ...] = ()) -> dict[str, list[float]]:
@@ -417,19 +405,18 @@ def scored_run(task: Task, name: str, draws: Any, constants: tuple[float, ...] =
                 found = run_rfa(task, *given, method="jacobian" if name == EXTENDED else "sigma_points")
             return scores(task, len(draws), states, *found)
     except (np.linalg.LinAlgError, ValueError):
-        return dict.fromkeys(("rmse", "nlpd", "coverage"), [math.inf] * len(draws))
+        return dict.fromkeys(("rmse", "nlpd", "coverage"), [np.inf] * len(draws))
 
 
 def measured(name: str, task: Task) -> list[dict[str, Any]]:
     """A line for each variant and filter of a task."""
     tuning = [task.draw(seed, clean=False) for seed in range(TUNING_SEEDS)]
-    linear = task.sde is not None
-    chosen: dict[str, tuple[float, ...]] = {RFA: ()} if linear else {RFA: (), EXTENDED: ()}
+    chosen: dict[str, tuple[float, ...]] = dict.fromkeys((RFA,) if task.sde else (RFA, EXTENDED), ())
     for peer in PEERS:
         grid = GRID.get(peer, [()])
         errors = [geometric(scored_run(task, peer, tuning, x)["rmse"]) if len(grid) > 1 else 0.0 for x in grid]
         chosen[peer] = grid[int(np.argmin(errors))]
-    few = [tuple(x[:, :TIMED] for x in tuning[0])]
+    few = [tuple(x[:, :100] for x in tuning[0])]
     seconds: dict[str, list[float]] = {filter_name: [] for filter_name in chosen}
     for _ in range(3):
         for filter_name, taken in seconds.items():
@@ -437,10 +424,10 @@ def measured(name: str, task: Task) -> list[dict[str, Any]]:
             scored_run(task, filter_name, few, chosen[filter_name])
             taken.append(time.perf_counter() - begin)
     lines = []
-    for clean in (False,) if linear else (False, True):
+    for clean in (False,) if task.sde else (False, True):
         draws = [task.draw(1000 + seed, clean) for seed in range(task.seeds)]
         for filter_name, constants in chosen.items():
-            ratio = float(np.median(np.array(seconds[filter_name]) / np.array(seconds["EKF"])))
+            ratio = round(float(np.median(np.array(seconds[filter_name]) / np.array(seconds["EKF"]))), 3)
             line = {"task": name, "clean": clean, "filter": filter_name, "constants": constants, "time": ratio}
             lines.append(line | scored_run(task, filter_name, draws, constants))
             print(name, clean, filter_name, constants, geometric(lines[-1]["rmse"]), flush=True)
@@ -457,10 +444,8 @@ def interval(ratios: np.ndarray) -> tuple[float, float, float]:
 def tables(lines: list[dict[str, Any]]) -> dict[str, pd.DataFrame]:
     """rfa beside the best peer of each task and beside the EKF, and all filters."""
     summary, errors = [], []
-    groups: dict[tuple[str, bool], dict[str, dict[str, Any]]] = {}
-    for line in lines:
-        groups.setdefault((line["task"], line["clean"]), {})[line["filter"]] = line
-    for (task, clean), found in groups.items():
+    for (task, clean), rows in pd.DataFrame(lines).groupby(["task", "clean"], sort=False):
+        found = {line["filter"]: line for line in rows.to_dict("records")}
         of: dict[str, dict[str, Any]] = {"rmse": {name: geometric(line["rmse"]) for name, line in found.items()}}
         of |= {key: {name: np.mean(x[key]) for name, x in found.items()} for key in ("nlpd", "coverage")}
         best, densest = (min(PEERS, key=of[key].__getitem__) for key in ("rmse", "nlpd"))
@@ -473,8 +458,20 @@ def tables(lines: list[dict[str, Any]]) -> dict[str, pd.DataFrame]:
             row |= {"coverage": of["coverage"][name], "of the best peer": of["coverage"][best]}
             summary.append(row | {"time": found[name]["time"], "time of the best peer": found[best]["time"]})
         errors += [{"task": task, "clean": clean, "measure": measure} | values for measure, values in of.items()]
-    constants = pd.DataFrame([x for x in lines if not x["clean"]])[["task", "filter", "constants", "time"]]
-    return {"rfa": pd.DataFrame(summary), "all": pd.DataFrame(errors), "constants": constants}
+    return {"rfa": pd.DataFrame(summary), "all": pd.DataFrame(errors)}
+
+
+def draw(lines: list[dict[str, Any]], file: Path) -> None:
+    """rfa's error over that of the best peer, for each kind of the tracker's errors."""
+    import matplotlib.pyplot as plt
+
+    rows = tables(lines)["rfa"].set_index("task")["to the best peer"].filter(like="tracker, ")[::-1]
+    mean, low, high = rows.str.extract(r"(\S+) \((\S+) to (\S+)\)").astype(float).to_numpy().T
+    figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
+    axes.errorbar(mean, rows.index.str.removeprefix("tracker, "), xerr=(mean - low, high - mean), fmt="o", linewidth=2)
+    axes.axvspan(1.0, 1.05, color="0.9", zorder=0)  # the aim
+    axes.set(xlabel="error / that of the best tuned filter")
+    figure.savefig(file, dpi=150)
 
 
 def main() -> None:
@@ -482,6 +479,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", metavar="TASK", help="by default all; without a name only stored tables")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the errors of the tracker")
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -494,6 +492,8 @@ def main() -> None:
         write_text_whole(given.out, f'{{"environment": {json.dumps(environment())}, "lines": [\n{rows}\n]}}\n')
     for title, table in tables(results["lines"]).items() if results["lines"] else ():
         print(title, table.to_string(float_format="{:.4g}".format), sep="\n", end="\n\n")
+    if given.figure:
+        draw(results["lines"], given.figure)
 
 
 if __name__ == "__main__":
