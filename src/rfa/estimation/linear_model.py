@@ -91,6 +91,7 @@ class LinearKernel:
             for end, size, name in zip(ends, self.sizes, self.sensors, strict=True)
         ]
         self.noise = np.concatenate([np.diag(x) for x in self.blocks])
+        self.control = control
         self.observation, self.dynamics = (x.detach().numpy().copy() for x in (model.observation, model.dynamics))
         self.diffusion = model.diffusion.detach().numpy() * scales["process_noise"]
         self.step = model.step if isinstance(model, DiscreteModel) else 0.0
@@ -112,6 +113,8 @@ class LinearKernel:
         self._handles, self._bound = [self._new()], list[np.ndarray]()
         self._handle = self._handles[0]
         self.state_size = int(loaded.rfa_linear_state_size(self._handle))
+        self.carried = self.state_size - 4 * n * n - 4  # numbers of filter and challenger; diffuse directions follow
+        self.unknown = self.carried + 2 * n * n  # the place of the number of directions of which nothing is known
 
     def _new(self) -> ctypes.c_void_p:
         handle = _pointer(self._library.rfa_linear_new(ctypes.byref(self._model)))

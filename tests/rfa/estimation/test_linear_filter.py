@@ -387,7 +387,7 @@ MODEL = LinearSDE.discrete(F, Q, H, R, 0.5)
         (lambda: tracker().smooth(), "fit: got None"),
         (lambda: tracker().forecast(3), "query_times: got 3"),
         (lambda: RobustFilter(MODEL).simulate([1.0]), "simulate: got a state of which nothing is known"),
-        (lambda: tracker().export("x.onnx"), "model: got a linear or nonlinear model"),
+        (lambda: tracker().diagnostics(), "model: got a linear or nonlinear model"),
         (lambda: tracker(start=(np.ones((3, 4)), START[1])).update(0.0, [1.0, 2.0]), "start: got 3 tracks"),
     ],
 )

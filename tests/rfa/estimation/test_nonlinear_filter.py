@@ -300,6 +300,7 @@ def test_a_call_that_raises_leaves_the_filter_as_it_was():
         (lambda: live.update(1.0, [1.0], sensor="sonar"), "sensor: got .'sonar'., expected"),
         (lambda: live.update(math.nan, [1.0]), "time: got"),
         (lambda: live.simulate([1.0]), "model: got a nonlinear model"),
+        (lambda: live.export("x.onnx"), "model: got a nonlinear model, expected a linear one for `export`"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
