@@ -64,6 +64,13 @@ class Found(NamedTuple):
 FAULTS = ("", "late", "steps", "infinite", "overflow")  # as numbered in kernels/linear.cpp
 
 
+def compiled_library() -> ctypes.CDLL:
+    """The compiled filters. Raises `RuntimeError` without a compiler."""
+    if (loaded := library()) is None:
+        raise RuntimeError("RobustFilter of matrices or functions needs compiled code: install a C++17 compiler")
+    return loaded
+
+
 class LinearKernel:
     """The compiled filter of one model. Its carried state is one array of numbers, which the caller keeps.
 
@@ -80,9 +87,7 @@ class LinearKernel:
         self, model: LinearModel, names: tuple[str, ...], robust: bool, by_component: bool, control: np.ndarray,
         scales: Mapping[str, float],
     ):  # fmt: skip
-        loaded = library()
-        if loaded is None:
-            raise RuntimeError("RobustFilter of a linear model needs compiled code: install a C++17 compiler")
+        loaded = compiled_library()
         (self.states, self.inputs), self.names, self.sensors = control.shape, names, tuple(model.sensors)
         self.sizes, self.by_component = np.array([*model.sensors.values()], dtype=np.int64), by_component
         ends, noise = np.cumsum(self.sizes), model.observation_noise.detach().numpy()

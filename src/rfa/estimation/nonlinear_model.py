@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy import ndarray
+from torch import Tensor
 
 from rfa.checks import check_choice, require
 
@@ -42,7 +43,7 @@ class Sensor:
     Args:
         observation: `h(x)`, from `(n,)` to `(m,)`. Of PyTorch; of NumPy with a `jacobian`, or with sigma points.
         observation_noise: R, `(m, m)` or its diagonal `(m,)`: variances. Positive definite.
-        jacobian: of h, `jacobian(x)`, `(m, n)`. None: `torch.func.jacfwd`.
+        jacobian: of h, `jacobian(x)`, `(m, n)`. None: by PyTorch.
         angle: which components are angles in radians, one flag or m: differences are wrapped to [-pi, pi).
         residual: `residual(z, predicted)`, `(m,)`, instead of a difference.
     """
@@ -82,7 +83,7 @@ class NonlinearModel:
             PyTorch; of NumPy with a Jacobian, or with sigma points.
         process_noise: `Q(dt)`, `(n, n)`, or one Q that is added between any two times of rows. Positive semi-definite.
         sensors: one `Sensor`, or several by name. Their errors are independent.
-        transition_jacobian: of f, as `jacobian(x, dt)`, `(n, n)`. None: `torch.func.jacfwd`.
+        transition_jacobian: of f, as `jacobian(x, dt)`, `(n, n)`. None: by PyTorch.
         method: "jacobian" is the extended Kalman filter. "sigma_points" needs no derivatives and is often better, but
             asks for f and h at 2 n + 1 states around the mean.
         iterations: updates by each reading, each linearised where the last one ended, from the same prior.
@@ -126,7 +127,7 @@ class Linearised:
         self.model, self.scale, self.spread = model, scale, model.alpha**2 * (n + model.kappa)
         require(self.spread > 0, "kappa", model.kappa, f"alpha^2 (n + kappa) > 0 with n = {n}")
         self._checked_noise: ndarray | None = None
-        self._takes_tensors: set[str] = set()
+        self._takes_tensors, self._differentiable = set[str](), set[str]()
 
     def step(self, mean: ndarray, covariance: ndarray, *given: Any) -> tuple[Linear, ndarray]:
         """f over a step `dt` or `dt, u`, linearised, and the covariance that the step adds."""
@@ -173,8 +174,7 @@ class Linearised:
             slope = self._value_of(f"{name}, jacobian", jacobian, mean, *given)
         else:
             try:
-                value_and_slope = torch.func.jacfwd(lambda x: (y := function(x, *given), y), has_aux=True)
-                slope, value = (_as_finite(name, x) for x in value_and_slope(torch.tensor(mean)))
+                slope, value = (_as_finite(name, x) for x in self._derivative(name, function, mean, *given))
             except (TypeError, RuntimeError) as error:
                 wanted = "one of PyTorch, its Jacobian beside it, or method='sigma_points'"
                 message = f"{name}: got a function that PyTorch cannot differentiate, expected {wanted}"
@@ -183,6 +183,26 @@ class Linearised:
         expected = (len(value), len(mean))
         require(slope.shape == expected, f"{name}, jacobian", f"shape {slope.shape}", f"{expected}")
         return Linear(value, slope, np.zeros((len(value), len(value))))
+
+    def _derivative(self, name: str, function: Callable[..., Any], mean: ndarray, *given: Any) -> tuple[Tensor, Tensor]:
+        """Jacobian and value. `jacfwd` refuses numbers taken out of tensors, whose slope gradients would not know of.
+
+        So it has the first call. Gradients of the components take a third of its time.
+        """
+        if name not in self._differentiable:
+            found = torch.func.jacfwd(lambda x: (y := function(x, *given), y), has_aux=True)(torch.tensor(mean))
+            self._differentiable.add(name)
+            return found
+        with torch.inference_mode(False), torch.enable_grad():
+            x = torch.tensor(mean, requires_grad=True)
+            value = function(x.clone(), *given)
+            slopes = [torch.zeros_like(x)] * len(value)
+            if value.requires_grad:
+                rows = torch.eye(len(value), dtype=value.dtype)
+                slopes = [
+                    torch.autograd.grad(value, x, row, retain_graph=True, materialize_grads=True)[0] for row in rows
+                ]
+            return torch.stack(slopes), value
 
     def _value_of(self, name: str, function: Callable[..., Any], x: ndarray, *given: Any) -> ndarray:
         """The value of a function of NumPy or of PyTorch: one that refuses an array gets a tensor from then on."""

@@ -248,7 +248,7 @@ def test_the_start_of_matrices(tmp_path):
     unknown = RobustFilter(model)
     for _ in range(2):
         with pytest.raises(
-            ValueError, match="export: got 'a state of which nothing is known', expected 'readings, or a"
+            ValueError, match="export: got 'a state of which nothing is known', expected readings, or a"
         ):
             unknown.export(tmp_path / "filter.onnx")
         unknown.update(0.0, [1.0, 2.0])  # not enough

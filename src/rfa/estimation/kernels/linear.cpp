@@ -526,4 +526,87 @@ int rfa_linear_run(void* of, const rfa::LinearRows* rows) {
   return failed;
 }
 
+// The weights of a reading of m components that are read off n states by `slope`, for nonlinear_filter.py.
+// kinds: 0, weight 1; 1, one weight; 2, one for each component, whose noise is independent; 3, the more probable of both.
+// scales: NoiseScale of the reading and of each component, counts then last, which change. given: innovation (m), slope
+// (m, n), extra (m, m): its errors, noise (m, m), covariance (n, n), seen (m): 0 where a component is missing, whose slope
+// is 0 and whose noise is 1. out: weights (m), scatter (n, n): the covariance between scales of the state, log evidence,
+// squared distance of the innovation, log odds of kind 2 over 1, which change. Returns 1 where there is no memory.
+int rfa_weigh(const rfa::RobustConstants* constants, int64_t kind, int64_t n, int64_t m, double* scales,
+              const double* given, double* out) try {
+  const double *innovation = given, *slope = innovation + m, *extra = slope + m * n, *noise = extra + m * m;
+  const double *covariance = noise + m * m, *seen = covariance + n * n;
+  double *weights = out, *scatter = out + m, &evidence = scatter[n * n], &distance = (&evidence)[1], &odds = (&evidence)[2];
+  const rfa::Matrices<0> of(m), states(n);
+  auto root = rfa::numbers(m * m), across = rfa::numbers(m * n), variance = rfa::numbers(m * m), e = rfa::numbers(m);
+  std::copy(noise, noise + m * m, root.begin()), of.cholesky(root.data());
+  const auto solve = [&](const double* l, double* x, int64_t stride) {  // x -> L^-1 x
+    for (int64_t i = 0; i < m; i++) {
+      for (int64_t k = 0; k < i; k++) x[i * stride] -= l[i * m + k] * x[k * stride];
+      x[i * stride] /= l[i * m + i];
+    }
+  };
+  for (int64_t i = 0; i < m; i++) {
+    states.apply(covariance, slope + i * n, &across[i * n]), e[i] = innovation[i];
+    for (int64_t j = 0; j <= i; j++)
+      variance[i * m + j] = variance[j * m + i] = states.dot(slope + j * n, &across[i * n]) + extra[i * m + j];
+  }
+  for (int64_t j = 0; j < m; j++) solve(root.data(), &variance[j], m);
+  for (int64_t i = 0; i < m; i++) solve(root.data(), &variance[i * m], 1);
+  for (int64_t j = 0; j < n; j++) solve(root.data(), &across[j], n);
+  solve(root.data(), e.data(), 1);
+
+  std::vector<double> total = variance, error = e;
+  for (int64_t i = 0; i < m; i++) total[i * m + i] += 1, weights[i] = 1;
+  if (!of.cholesky(total.data()))  // rounding: without correlations
+    for (int64_t i = 0; i < m * m; i++) total[i] = i % (m + 1) ? 0 : std::sqrt(std::abs(variance[i]) + 1);
+  solve(total.data(), error.data(), 1), distance = of.dot(error.data(), error.data()), evidence = -distance / 2;
+  for (int64_t i = 0; i < m; i++) evidence -= std::log(total[i * m + i]);
+  std::fill(scatter, scatter + n * n, 0.0);
+  if (!kind) return 0;
+
+  std::unique_ptr<bool[]> present(new bool[size_t(m)]);
+  for (int64_t i = 0; i < m; i++) present[i] = seen[i] != 0;
+  const auto infer = [&](int64_t components, double* known, const double* innovation, double* variance, const bool* there) {
+    rfa::RowScale row(components);
+    rfa::NoiseScale scale(*constants);
+    std::copy(known, known + rfa::SCALES, scale.counts.begin());
+    std::copy(known + rfa::SCALES, known + 2 * rfa::SCALES, scale.last.begin());
+    rfa::ScaleInference(components, *constants).infer(scale.expected(constants->persistence), innovation, variance, there, row);
+    for (int i = 0; i < rfa::SCALES; i++) known[i] += row.probability[i], known[rfa::SCALES + i] = row.probability[i];
+    return row;
+  };
+  const rfa::RowScale whole = infer(m, scales, e.data(), variance.data(), present.get());
+  evidence = whole.log_evidence;
+  std::fill(weights, weights + m, whole.weight);
+  for (int64_t a = 0; a < m * m; a++)
+    for (int64_t i = 0; i < n * n; i++) scatter[i] += across[a / m * n + i / n] * whole.scatter[a] * across[a % m * n + i % n];
+  if (kind == 1) return 0;
+
+  std::vector<double> p(covariance, covariance + n * n), rest(innovation, innovation + m), gain(n), spread(n);
+  std::vector<double> each(m, 1.0), between(n * n);
+  double sum = 0;
+  for (int64_t j = 0; j < m; j++) {
+    if (!present[j]) continue;
+    const double *row = slope + j * n, own = noise[j * m + j], size = std::sqrt(own);
+    states.apply(p.data(), row, spread.data());
+    const double predicted = states.dot(row, spread.data()) + extra[j * m + j], left = rest[j], scaled = left / size;
+    double in_units = predicted / own;
+    const bool there = true;
+    const rfa::RowScale found = infer(1, scales + 2 * rfa::SCALES * (1 + j), &scaled, &in_units, &there);
+    each[j] = found.weight, sum += found.log_evidence;
+    for (int64_t i = 0; i < n; i++) gain[i] = spread[i] / (predicted + own / found.weight);
+    for (int64_t i = 0; i < m; i++) rest[i] -= states.dot(slope + i * n, gain.data()) * left;
+    for (int64_t i = 0; i < n * n; i++) {
+      const double more = spread[i / n] * spread[i % n] * found.scatter[0] / own;
+      p[i] += more - gain[i / n] * spread[i % n], between[i] += more;
+    }
+  }
+  odds += sum - evidence;
+  if (kind == 3 && odds <= 0) return 0;
+  evidence = sum;
+  std::copy(each.begin(), each.end(), weights), std::copy(between.begin(), between.end(), scatter);
+  return 0;
+} catch (const std::exception&) { return 1; }
+
 }  // extern "C"
