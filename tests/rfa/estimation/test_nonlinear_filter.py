@@ -9,6 +9,7 @@ import torch
 from filterpy.kalman import ExtendedKalmanFilter, KalmanFilter, MerweScaledSigmaPoints, UnscentedKalmanFilter
 
 from rfa.estimation import LinearSDE, NonlinearModel, RobustFilter, Sensor, recursive_estimate
+from rfa.estimation.gaussian import NoiseScale, infer_scale
 
 GAP = 0.5
 F = np.kron(np.eye(2), [[1, GAP], [0, 1]])
@@ -147,6 +148,56 @@ def test_inputs_tracks_and_noises_are_those_of_the_linear_filter():
     ours, other = (x.fit(days, z, control=u, noises=["observation_noise"]).parameters for x in pair)
     assert ours["observation_noise"] == pytest.approx(other["observation_noise"], rel=1e-4)
     assert ours["observation_noise"] > 5
+
+
+def weighed(mean, covariance, z, known, kind):
+    """Weights of a reading `H x + e` with a diagonal R, the covariance that they add, and its log evidence."""
+
+    def scale(key, error, variance):
+        error = torch.tensor(error)[None]
+        before = known.get(key) or NoiseScale.prior(error)
+        found = infer_scale(before.expected(), error, torch.tensor(variance)[None], torch.ones_like(error, dtype=bool))
+        known[key] = before.updated(found)
+        return found.weight.item(), found.scatter[0].numpy(), found.log_evidence.item()
+
+    deviation, error = R.diagonal() ** 0.5, z - H @ mean
+    rows = H / deviation[:, None]
+    across = covariance @ rows.T
+    weight, scatter, evidence = scale("all", error / deviation, rows @ across)
+    whole = np.full(2, weight), across @ scatter @ across.T, evidence
+    if kind == "reading":
+        return whole
+    weights, total, added = [], 0.0, np.zeros((4, 4))
+    for j in range(2):
+        across = covariance @ rows[j]
+        variance = rows[j] @ across
+        weight, scatter, one = scale(j, error[[j]] / deviation[j], variance[None, None])
+        gain, between = across / (variance + 1 / weight), np.outer(across, across) * scatter
+        error = error - H @ gain * error[j] / deviation[j]
+        covariance, added, total = covariance - np.outer(gain, across) + between, added + between, total + one
+        weights.append(weight)
+    known["odds"] = known.get("odds", 0.0) + total - evidence
+    return whole if kind == "auto" and known["odds"] <= 0 else (np.array(weights), added, total)
+
+
+@pytest.mark.parametrize("kind", ["reading", "component", "auto"])
+def test_weights_are_those_of_infer_scale(kind):
+    z, live = readings(gaps=False)[:20], linear_filter(np.diag(R.diagonal()), weights=kind)
+    z[::4, 1] *= 4
+    found = live.filter(GAP * np.arange(1, 21), z)
+    mean, covariance, known, total = *START, {}, 0.0
+    for k in range(20):
+        mean, covariance = F @ mean, F @ covariance @ F.T + Q
+        weights, added, evidence = weighed(mean, covariance, z[k], known, kind)
+        noise = np.diag(R.diagonal() / weights)
+        gain = covariance @ H.T @ np.linalg.inv(H @ covariance @ H.T + noise)
+        mean, covariance = mean + gain @ (z[k] - H @ mean), covariance - gain @ H @ covariance + added
+        total += evidence - np.log(2 * np.pi * R.diagonal()).sum() / 2
+        np.testing.assert_allclose(found.states[k], mean, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(found.state_covariances[k], covariance, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(np.broadcast_to(found.weights[k], 2), weights, rtol=0, atol=1e-10)
+    assert found.weights.min() < 0.01
+    assert found.log_likelihood == pytest.approx(total, abs=1e-8)
 
 
 def test_a_wrong_component_leaves_the_others_their_weight():
