@@ -305,8 +305,7 @@ class NonlinearKernel:
                 raise MemoryError("rfa: no memory for a reading")
             own = out[:m] if weights is None else weights
             evidence, distance, odds = out[-3:].tolist()
-            rooted = own**-0.5
-            error, across = extra + rooted[:, None] * noise * rooted, slope @ covariance
+            error, across = extra + noise / own, slope @ covariance  # R is diagonal where weights differ
             cost = dual @ covariance @ dual + left @ np.linalg.solve(error, left) if self.iterations > 1 else 0.0
             if cost > least * (1 + _SAME_COST):
                 dual = (dual + accepted) / 2

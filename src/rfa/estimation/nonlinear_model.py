@@ -58,7 +58,9 @@ class Sensor:
     def difference(self, reading: ndarray, predicted: ndarray) -> ndarray:
         """Reading minus prediction."""
         if self.residual is not None:
-            return np.asarray(self.residual(reading, predicted), dtype=float)
+            found = _as_finite("residual", self.residual(reading, predicted))
+            require(found.shape == reading.shape, "residual", f"shape {found.shape}", f"{reading.shape}")
+            return found
         difference = reading - predicted
         return np.where(self.angle, (difference + math.pi) % (2 * math.pi) - math.pi, difference)
 
@@ -136,7 +138,7 @@ class Linearised:
         linear = self._linearisation("transition", functions, mean, covariance, np.subtract, *given)
         require(len(linear.value) == len(mean), "transition", f"{len(linear.value)} states", f"{len(mean)}, as x has")
         noise = self.model.process_noise
-        noise = np.asarray(noise(given[0]) if callable(noise) else noise, dtype=float)
+        noise = _as_finite("process_noise", noise(given[0]) if callable(noise) else noise)
         if self._checked_noise is None or not np.array_equal(noise, self._checked_noise):  # of equal steps once
             check_covariance("process_noise", torch.tensor(noise), len(mean))
             self._checked_noise = noise
@@ -226,7 +228,10 @@ def of_sensor(name: str) -> str:
 
 
 def _as_finite(name: str, given: Any) -> ndarray:
-    found = np.asarray(given.detach() if isinstance(given, torch.Tensor) else given, dtype=float)
+    try:
+        found = np.asarray(given.detach() if isinstance(given, torch.Tensor) else given, dtype=float)
+    except ValueError as error:
+        raise ValueError(f"{name}: got {type(given).__name__} ({error}), expected numbers") from error
     require(bool(np.isfinite(found).all()), name, "NaN or infinite values", "finite numbers")
     return found
 

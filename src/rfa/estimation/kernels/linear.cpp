@@ -38,6 +38,9 @@ constexpr double LOG_TWO_PI = 1.8378770664093454836, NO_NUMBER = std::numeric_li
 constexpr double ROUGH_STEP = 1e-3;  // of a step: times in float64 are rounded
 constexpr int REMEMBERED = 64;       // gaps whose transitions are kept
 
+constexpr double LARGEST_VALUE = 1e70;  // of a reading in units of its noise: fourth powers of larger ones overflow
+inline double bounded(double value) { return std::min(std::max(value, -LARGEST_VALUE), LARGEST_VALUE); }
+
 inline std::vector<double> numbers(int64_t count, double value = 0) { return std::vector<double>(size_t(count), value); }
 
 // Phi and V of a gap, and what an input adds over it: of [x, u] with A = [[A, B], [0, 0]].
@@ -215,7 +218,7 @@ template <int N> struct LinearFilter : LinearBase {
     for (int64_t i = 0; i < size; i++) {
       double sum = z[i] == z[i] ? z[i] : 0;
       for (int64_t k = 0; k < i; k++) sum -= l[i * size + k] * values[k];
-      values[i] = sum / l[i * size + i];
+      values[i] = bounded(sum / l[i * size + i]);
     }
     return logs;
   }
@@ -224,7 +227,7 @@ template <int N> struct LinearFilter : LinearBase {
   double set_component(int64_t s, int64_t i, double z) {
     const double deviation = std::sqrt(noise(s)[i * (model.sizes[s] + 1)]);
     for (int64_t j = 0; j < n; j++) rows[j] = z == z ? observation(s)[i * n + j] / deviation : 0;
-    values[0] = z == z ? z / deviation : 0;
+    values[0] = z == z ? bounded(z / deviation) : 0;
     return z == z ? std::log(deviation) : 0;
   }
 
@@ -395,7 +398,8 @@ template <int N> struct LinearFilter : LinearBase {
     std::vector<int64_t> lag_index(value_table.size()), channel_of(value_table.size());
     std::unordered_map<double, int64_t> known;
     for (int64_t i = 0; i < n; i++) transition[i * n + i] = 1;
-    predict(r.times[series * r.time_stride], input_of(r, series, 0));  // to the first row
+    const auto fail = [&](int64_t fault, int64_t row) { r.fault[2 * series] = fault, r.fault[2 * series + 1] = row; };
+    if (const Fault fault = predict(r.times[series * r.time_stride], input_of(r, series, 0))) return fail(fault, 0);
     const Candidate<N> first = filter.filter;
     for (int64_t k = 0; k < length; k++) {
       const double now = r.times[series * r.time_stride + k], gap = now - time;
@@ -403,6 +407,7 @@ template <int N> struct LinearFilter : LinearBase {
       if (k && gap > 0) {
         const auto [place, is_new] = known.try_emplace(gap, int64_t(known.size()) + 1);
         const auto* entry = gaps.at(gap);
+        if (!entry) return fail(NO_STEPS, k);
         lag_index[k * parts - 1] = place->second;
         if (is_new) {
           transition.insert(transition.end(), entry->transition.begin(), entry->transition.end());
@@ -447,7 +452,7 @@ template <int N> struct LinearFilter : LinearBase {
     }
     p.predicted_mean = p.predicted_covariance = nullptr, p.least_squares = least.data();
     if (overflow < 0) run_filter<N>(p, of, 0);
-    if (overflow >= 0) r.fault[2 * series] = OVERFLOWS, r.fault[2 * series + 1] = overflow / parts;
+    if (overflow >= 0) fail(OVERFLOWS, overflow / parts);
     for (int64_t k = 0; k < length; k++) {
       const int64_t at = series * r.length + k, part = (k + 1) * parts - 1;
       for (int64_t i = 0; i < n; i++) r.mean[at * n + i] = mean[part * n + i] + paths[k * n + i];
