@@ -194,7 +194,7 @@ def step_graph(model: StepModel) -> Graph:
         else:
             one, zero = graph.constant([1.0]), graph.constant([0.0])
             scale = _ReadingScale(one, zero, zero, zero, zero, zero > one)
-        seen, weight, spread = _any(reading.seen), scale.weight[0], scale.spread[0]
+        seen, weight, spread = reading.seen("Cast", to=TensorProto.DOUBLE).sum() > 0.0, scale.weight[0], scale.spread[0]
         outlier = ((spread + 1.0) / (spread + weight("Reciprocal")) < OUTLIER_GAIN) & seen
         found["weight"].append(weight.where(seen, math.nan).reshape(1))
         found["outlier"].append(outlier.reshape(1))
@@ -245,11 +245,6 @@ def _reading(
     whitened = whitened.reshape(m)("Clip", -LARGEST_VALUE, LARGEST_VALUE)
     present = (whitened_rows("Abs").sum() > 0.0)("Cast", to=TensorProto.DOUBLE)
     return _Reading(rows, noise, offset, known, seen, whitened_rows, whitened, present, identity)
-
-
-def _any(conditions: Value) -> Value:
-    """Whether one of several, along the last dimension, is true."""
-    return conditions("Cast", to=TensorProto.DOUBLE).sum() > 0.0
 
 
 def _factored(table: Value, m: int) -> Value:

@@ -336,8 +336,8 @@ class StateFilter(RobustFilter):
         start = self._start
         starts = None if start is None else self._kernel.start(*start[:2], np.full(len(start[0]), np.nan))
         kernel, state = self._known("export", self._state if len(self._state) else starts)
-        step, known = matrices_step(kernel, self.robust, None if starts is None else starts[0], state)
-        return step, known, self._axis, state[-1:]
+        given = kernel, self.robust, None if starts is None else starts[0], state
+        return *matrices_step(*given), self._axis, state[-1:]
 
     def _known(self, method: str, states: np.ndarray | None) -> tuple[LinearKernel, np.ndarray]:
         """The kernel of a linear model, and the state of one series, no direction of which is unknown."""
@@ -345,9 +345,9 @@ class StateFilter(RobustFilter):
         if not isinstance(kernel, LinearKernel):
             raise ValueError(f"model: got a nonlinear model, expected a linear one for `{method}`")
         require(count == 1, method, f"{count} tracks", "a filter of one series")
-        state = np.ones(kernel.state_size) if states is None else states[0]
-        require(state[kernel.unknown] == 0, method, "a state of which nothing is known", "readings, or a start, first")
-        return kernel, state
+        known = states is not None and states[0, kernel.unknown] == 0
+        require(known, method, "a state of which nothing is known", "readings, or a start, first")
+        return kernel, states[0]  # type: ignore[index]
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise ValueError("model: got a linear or nonlinear model, expected a sum of components for this method")
