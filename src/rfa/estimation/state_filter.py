@@ -333,8 +333,7 @@ class StateFilter(RobustFilter):
     def _step(self) -> tuple[Any, dict[str, Any], TimeAxis | None, np.ndarray]:
         from .onnx_filter import matrices_step
 
-        start = self._start
-        starts = None if start is None else self._kernel.start(*start[:2], np.full(len(start[0]), np.nan))
+        starts = self._start and self._kernel.start(*self._start[:2], np.full(len(self._start[0]), np.nan))
         kernel, state = self._known("export", self._state if len(self._state) else starts)
         given = kernel, self.robust, None if starts is None else starts[0], state
         return *matrices_step(*given), self._axis, state[-1:]
