@@ -64,6 +64,13 @@ class Found(NamedTuple):
 FAULTS = ("", "late", "steps", "infinite", "overflow")  # as numbered in kernels/linear.cpp
 
 
+def compiled_library() -> ctypes.CDLL:
+    """The compiled filters. Raises `RuntimeError` without a compiler."""
+    if (loaded := library()) is None:
+        raise RuntimeError("RobustFilter of matrices or functions needs compiled code: install a C++17 compiler")
+    return loaded
+
+
 class LinearKernel:
     """The compiled filter of one model. Its carried state is one array of numbers, which the caller keeps.
 
@@ -80,9 +87,7 @@ class LinearKernel:
         self, model: LinearModel, names: tuple[str, ...], robust: bool, by_component: bool, control: np.ndarray,
         scales: Mapping[str, float],
     ):  # fmt: skip
-        loaded = library()
-        if loaded is None:
-            raise RuntimeError("RobustFilter of a linear model needs compiled code: install a C++17 compiler")
+        loaded = compiled_library()
         (self.states, self.inputs), self.names, self.sensors = control.shape, names, tuple(model.sensors)
         self.sizes, self.by_component = np.array([*model.sensors.values()], dtype=np.int64), by_component
         ends, noise = np.cumsum(self.sizes), model.observation_noise.detach().numpy()
@@ -91,6 +96,7 @@ class LinearKernel:
             for end, size, name in zip(ends, self.sizes, self.sensors, strict=True)
         ]
         self.noise = np.concatenate([np.diag(x) for x in self.blocks])
+        self.control = control
         self.observation, self.dynamics = (x.detach().numpy().copy() for x in (model.observation, model.dynamics))
         self.diffusion = model.diffusion.detach().numpy() * scales["process_noise"]
         self.step = model.step if isinstance(model, DiscreteModel) else 0.0
@@ -112,6 +118,8 @@ class LinearKernel:
         self._handles, self._bound = [self._new()], list[np.ndarray]()
         self._handle = self._handles[0]
         self.state_size = int(loaded.rfa_linear_state_size(self._handle))
+        self.carried = self.state_size - 4 * n * n - 4  # numbers of filter and challenger; diffuse directions follow
+        self.unknown = self.carried + 2 * n * n  # the place of the number of directions of which nothing is known
 
     def _new(self) -> ctypes.c_void_p:
         handle = _pointer(self._library.rfa_linear_new(ctypes.byref(self._model)))

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import json
 import numbers
 import threading
 from collections.abc import Callable, Mapping
@@ -366,42 +365,53 @@ class RobustFilter:
         | input | what |
         | --- | --- |
         | `state` | what earlier readings have left: `new_state` of the run before |
-        | `gap` | the time since the reading before, >= 0, in `time_unit` |
+        | `gap` | the time since the reading before, >= 0, in `time_unit`. Of a discrete model `steps`, int64 |
         | `value` | the reading, NaN where nothing was read: the estimate is a forecast then |
+        | `reading` | of matrices in its place, `(m,)`: of all sensors, one after another, NaN where nothing was read |
+        | `control` | from the reading before to this one, where matrices have a `control_matrix` |
         | `sensor` | the number of its sensor in `sensors`, int64. This and the next ones where `fit` had them |
         | `exog`, `offset`, `noise`, `observation` | as in `update`. With NaN in them the value counts as missing |
 
         | output | what |
         | --- | --- |
-        | `mean`, `standard_error` | of the reading, as `mean` and the root of `variance` of `SeriesEstimate` |
+        | `mean`, `standard_error` | of the reading, as `mean` and the root of `variance` of the estimate of `update` |
         | `weight`, `outlier` | as `weights` and `outliers` there |
         | `states`, `state_errors` | mean and standard error of each state |
         | `new_state` | for the next run. A forecast is run beside, from the same `state`, for each of its gaps |
 
         The metadata of the file are texts, most of them JSON: `state` after the last reading so far, which was at
         `last_time`; `start`, the state before any reading, for a series that begins; the names of `states`, `sensors`
-        and `regressors`; `parameters`; `time_unit`; `robust`; `rfa_version`.
+        (of matrices with their numbers of components) and `regressors`; `parameters`; `time_unit`; `robust`;
+        `rfa_version`. With matrices `start` is there where the filter has one, and gaps go from it on.
 
         Args:
             path: of the file, which is written whole.
 
         Raises:
-            ValueError: before `fit`, and for a place that cannot be written.
+            ValueError: for components before `fit`, for matrices while a direction of their states is unknown or for
+                many tracks, for functions, and for a place that cannot be written.
             MissingExtra: without the package `onnx`.
         """
         needs("onnx")
-        from .onnx_filter import filter_model
+        from .onnx_filter import step_file
+
+        step, known, axis, last = self._step()
+        path, dates = Path(path), axis is not None and axis.origin is not None
+        check_writable("path", path)
+        known |= {"time_unit": self.time_unit if dates else "that of the times given"}
+        known |= {"parameters": self.parameters, "robust": self.robust, "rfa_version": __version__}
+        known |= {"last_time": "none" if axis is None else str(axis.labels(last)[0])}
+        write_whole(path, lambda temporary: temporary.write_bytes(step_file(step, known)))
+
+    def _step(self) -> tuple[Any, dict[str, Any], TimeAxis | None, np.ndarray]:
+        """What `export` writes, what it says of that, and the last time `(1,)` on its axis."""
+        from .onnx_filter import series_step
 
         problem, run = self._filtered()
-        path, readings = Path(path), self._readings
-        check_writable("path", path)
         sde, before = self._all.sde_of_rates(self._values), problem.first(self._scale)
         start = Recursion.first(before) if self.robust else before
-        metadata = {"last_time": str(self._axis.labels(readings.times[-1:])[0]), "rfa_version": __version__}
-        metadata |= {"time_unit": "that of the times in fit" if self._axis.origin is None else self.time_unit}
-        metadata |= {"parameters": json.dumps(self.parameters), "robust": json.dumps(self.robust)}
-        found = filter_model(problem, sde, list(self.model.states.values()), start, run.carried, metadata)
-        write_whole(path, lambda temporary: temporary.write_bytes(found.SerializeToString()))
+        step, known = series_step(problem, sde, list(self.model.states.values()), start, run.carried)
+        return step, known, self._axis, self._readings.times[-1:]
 
     @_alone
     def diagnostics(self, true_states: Any = None, lags: int | None = None) -> Diagnostics:

@@ -238,6 +238,7 @@ def test_robust_filter_holds_where_the_kalman_filter_does_not():
     assert found.outliers[wrong].mean() > 0.8
     assert found.outliers[~wrong].mean() < 0.02
     assert found.log_likelihood > kalman.log_likelihood + 1000
+    z[200, 0] = 1e250
     past = tracker(robust=True).smooth(times, z)
     assert np.abs(past.states - tracker().smooth(times, clean).states)[:, [0, 2]].mean() < error[0]
 
@@ -402,8 +403,17 @@ MODEL = LinearSDE.discrete(F, Q, H, R, 0.5)
         (lambda: tracker().fit([0.0], np.ones((1, 2)), noises=["Q"]), "noises: got Q"),
         (lambda: tracker().smooth(), "fit: got None"),
         (lambda: tracker().forecast(3), "query_times: got 3"),
+        (
+            lambda: tracker(start_at=0.0).fit([0.0], np.ones((1, 2))).predict([-1.0]),
+            "query_times: got -1.0 in row 0, expected a time not before the last one, or the start",
+        ),
+        (lambda: tracker().fit([0.0, 0.5], np.ones((2, 2))).predict([0.3]), "expected gaps of whole steps"),
+        (
+            lambda: two_sensors().update(0.0, np.ones(3)),
+            "reading: got shape (1, 3), expected 5 components of all sensors, or `sensor=` beside those of one",
+        ),
         (lambda: RobustFilter(MODEL).simulate([1.0]), "simulate: got a state of which nothing is known"),
-        (lambda: tracker().export("x.onnx"), "model: got a linear or nonlinear model"),
+        (lambda: tracker().diagnostics(), "model: got a linear or nonlinear model"),
         (lambda: tracker(start=(np.ones((3, 4)), START[1])).update(0.0, [1.0, 2.0]), "start: got 3 tracks"),
     ],
 )

@@ -38,6 +38,9 @@ constexpr double LOG_TWO_PI = 1.8378770664093454836, NO_NUMBER = std::numeric_li
 constexpr double ROUGH_STEP = 1e-3;  // of a step: times in float64 are rounded
 constexpr int REMEMBERED = 64;       // gaps whose transitions are kept
 
+constexpr double LARGEST_VALUE = 1e70;  // of a reading in units of its noise: fourth powers of larger ones overflow
+inline double bounded(double value) { return std::min(std::max(value, -LARGEST_VALUE), LARGEST_VALUE); }
+
 inline std::vector<double> numbers(int64_t count, double value = 0) { return std::vector<double>(size_t(count), value); }
 
 // Phi and V of a gap, and what an input adds over it: of [x, u] with A = [[A, B], [0, 0]].
@@ -215,7 +218,7 @@ template <int N> struct LinearFilter : LinearBase {
     for (int64_t i = 0; i < size; i++) {
       double sum = z[i] == z[i] ? z[i] : 0;
       for (int64_t k = 0; k < i; k++) sum -= l[i * size + k] * values[k];
-      values[i] = sum / l[i * size + i];
+      values[i] = bounded(sum / l[i * size + i]);
     }
     return logs;
   }
@@ -224,7 +227,7 @@ template <int N> struct LinearFilter : LinearBase {
   double set_component(int64_t s, int64_t i, double z) {
     const double deviation = std::sqrt(noise(s)[i * (model.sizes[s] + 1)]);
     for (int64_t j = 0; j < n; j++) rows[j] = z == z ? observation(s)[i * n + j] / deviation : 0;
-    values[0] = z == z ? z / deviation : 0;
+    values[0] = z == z ? bounded(z / deviation) : 0;
     return z == z ? std::log(deviation) : 0;
   }
 
@@ -395,7 +398,8 @@ template <int N> struct LinearFilter : LinearBase {
     std::vector<int64_t> lag_index(value_table.size()), channel_of(value_table.size());
     std::unordered_map<double, int64_t> known;
     for (int64_t i = 0; i < n; i++) transition[i * n + i] = 1;
-    predict(r.times[series * r.time_stride], input_of(r, series, 0));  // to the first row
+    const auto fail = [&](int64_t fault, int64_t row) { r.fault[2 * series] = fault, r.fault[2 * series + 1] = row; };
+    if (const Fault fault = predict(r.times[series * r.time_stride], input_of(r, series, 0))) return fail(fault, 0);
     const Candidate<N> first = filter.filter;
     for (int64_t k = 0; k < length; k++) {
       const double now = r.times[series * r.time_stride + k], gap = now - time;
@@ -403,6 +407,7 @@ template <int N> struct LinearFilter : LinearBase {
       if (k && gap > 0) {
         const auto [place, is_new] = known.try_emplace(gap, int64_t(known.size()) + 1);
         const auto* entry = gaps.at(gap);
+        if (!entry) return fail(NO_STEPS, k);
         lag_index[k * parts - 1] = place->second;
         if (is_new) {
           transition.insert(transition.end(), entry->transition.begin(), entry->transition.end());
@@ -447,7 +452,7 @@ template <int N> struct LinearFilter : LinearBase {
     }
     p.predicted_mean = p.predicted_covariance = nullptr, p.least_squares = least.data();
     if (overflow < 0) run_filter<N>(p, of, 0);
-    if (overflow >= 0) r.fault[2 * series] = OVERFLOWS, r.fault[2 * series + 1] = overflow / parts;
+    if (overflow >= 0) fail(OVERFLOWS, overflow / parts);
     for (int64_t k = 0; k < length; k++) {
       const int64_t at = series * r.length + k, part = (k + 1) * parts - 1;
       for (int64_t i = 0; i < n; i++) r.mean[at * n + i] = mean[part * n + i] + paths[k * n + i];
@@ -525,5 +530,88 @@ int rfa_linear_run(void* of, const rfa::LinearRows* rows) {
   }
   return failed;
 }
+
+// The weights of a reading of m components that are read off n states by `slope`, for nonlinear_filter.py.
+// kinds: 0, weight 1; 1, one weight; 2, one for each component, whose noise is independent; 3, the more probable of both.
+// scales: NoiseScale of the reading and of each component, counts then last, which change. given: innovation (m), slope
+// (m, n), extra (m, m): its errors, noise (m, m), covariance (n, n), seen (m): 0 where a component is missing, whose slope
+// is 0 and whose noise is 1. out: weights (m), scatter (n, n): the covariance between scales of the state, log evidence,
+// squared distance of the innovation, log odds of kind 2 over 1, which change. Returns 1 where there is no memory.
+int rfa_weigh(const rfa::RobustConstants* constants, int64_t kind, int64_t n, int64_t m, double* scales,
+              const double* given, double* out) try {
+  const double *innovation = given, *slope = innovation + m, *extra = slope + m * n, *noise = extra + m * m;
+  const double *covariance = noise + m * m, *seen = covariance + n * n;
+  double *weights = out, *scatter = out + m, &evidence = scatter[n * n], &distance = (&evidence)[1], &odds = (&evidence)[2];
+  const rfa::Matrices<0> of(m), states(n);
+  auto root = rfa::numbers(m * m), across = rfa::numbers(m * n), variance = rfa::numbers(m * m), e = rfa::numbers(m);
+  std::copy(noise, noise + m * m, root.begin()), of.cholesky(root.data());
+  const auto solve = [&](const double* l, double* x, int64_t stride) {  // x -> L^-1 x
+    for (int64_t i = 0; i < m; i++) {
+      for (int64_t k = 0; k < i; k++) x[i * stride] -= l[i * m + k] * x[k * stride];
+      x[i * stride] /= l[i * m + i];
+    }
+  };
+  for (int64_t i = 0; i < m; i++) {
+    states.apply(covariance, slope + i * n, &across[i * n]), e[i] = innovation[i];
+    for (int64_t j = 0; j <= i; j++)
+      variance[i * m + j] = variance[j * m + i] = states.dot(slope + j * n, &across[i * n]) + extra[i * m + j];
+  }
+  for (int64_t j = 0; j < m; j++) solve(root.data(), &variance[j], m);
+  for (int64_t i = 0; i < m; i++) solve(root.data(), &variance[i * m], 1);
+  for (int64_t j = 0; j < n; j++) solve(root.data(), &across[j], n);
+  solve(root.data(), e.data(), 1);
+
+  std::vector<double> total = variance, error = e;
+  for (int64_t i = 0; i < m; i++) total[i * m + i] += 1, weights[i] = 1;
+  if (!of.cholesky(total.data()))  // rounding: without correlations
+    for (int64_t i = 0; i < m * m; i++) total[i] = i % (m + 1) ? 0 : std::sqrt(std::abs(variance[i]) + 1);
+  solve(total.data(), error.data(), 1), distance = of.dot(error.data(), error.data()), evidence = -distance / 2;
+  for (int64_t i = 0; i < m; i++) evidence -= std::log(total[i * m + i]);
+  std::fill(scatter, scatter + n * n, 0.0);
+  if (!kind) return 0;
+
+  std::unique_ptr<bool[]> present(new bool[size_t(m)]);
+  for (int64_t i = 0; i < m; i++) present[i] = seen[i] != 0;
+  const auto infer = [&](int64_t components, double* known, const double* innovation, double* variance, const bool* there) {
+    rfa::RowScale row(components);
+    rfa::NoiseScale scale(*constants);
+    std::copy(known, known + rfa::SCALES, scale.counts.begin());
+    std::copy(known + rfa::SCALES, known + 2 * rfa::SCALES, scale.last.begin());
+    rfa::ScaleInference(components, *constants).infer(scale.expected(constants->persistence), innovation, variance, there, row);
+    for (int i = 0; i < rfa::SCALES; i++) known[i] += row.probability[i], known[rfa::SCALES + i] = row.probability[i];
+    return row;
+  };
+  const rfa::RowScale whole = infer(m, scales, e.data(), variance.data(), present.get());
+  evidence = whole.log_evidence;
+  std::fill(weights, weights + m, whole.weight);
+  for (int64_t a = 0; a < m * m; a++)
+    for (int64_t i = 0; i < n * n; i++) scatter[i] += across[a / m * n + i / n] * whole.scatter[a] * across[a % m * n + i % n];
+  if (kind == 1) return 0;
+
+  std::vector<double> p(covariance, covariance + n * n), rest(innovation, innovation + m), gain(n), spread(n);
+  std::vector<double> each(m, 1.0), between(n * n);
+  double sum = 0;
+  for (int64_t j = 0; j < m; j++) {
+    if (!present[j]) continue;
+    const double *row = slope + j * n, own = noise[j * m + j], size = std::sqrt(own);
+    states.apply(p.data(), row, spread.data());
+    const double predicted = states.dot(row, spread.data()) + extra[j * m + j], left = rest[j], scaled = left / size;
+    double in_units = predicted / own;
+    const bool there = true;
+    const rfa::RowScale found = infer(1, scales + 2 * rfa::SCALES * (1 + j), &scaled, &in_units, &there);
+    each[j] = found.weight, sum += found.log_evidence;
+    for (int64_t i = 0; i < n; i++) gain[i] = spread[i] / (predicted + own / found.weight);
+    for (int64_t i = 0; i < m; i++) rest[i] -= states.dot(slope + i * n, gain.data()) * left;
+    for (int64_t i = 0; i < n * n; i++) {
+      const double more = spread[i / n] * spread[i % n] * found.scatter[0] / own;
+      p[i] += more - gain[i / n] * spread[i % n], between[i] += more;
+    }
+  }
+  odds += sum - evidence;
+  if (kind == 3 && odds <= 0) return 0;
+  evidence = sum;
+  std::copy(each.begin(), each.end(), weights), std::copy(between.begin(), between.end(), scatter);
+  return 0;
+} catch (const std::exception&) { return 1; }
 
 }  // extern "C"
