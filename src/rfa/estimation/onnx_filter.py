@@ -35,7 +35,6 @@ from .gaussian import (
 from .linear_sde import LinearSDE
 from .problem import LARGEST_VALUE
 from .readings_problem import ReadingsProblem
-from .recursive_filter import Carried, Recursion, packed
 from .series_estimate import OUTLIER_GAIN
 
 OPSET = 18
@@ -217,19 +216,22 @@ def filter_model(
     problem: ReadingsProblem,
     sde: LinearSDE,
     shown: Sequence[float],
-    start: Carried,
-    last: Carried,
+    robust: bool,
+    start: Float[np.ndarray, "1 numbers"],
+    last: Float[np.ndarray, "1 numbers"],
     metadata: dict[str, str],
 ) -> Any:
-    """The model of ONNX of a fitted filter: what `start` and `last` carry, names and `metadata` are its metadata."""
+    """The model of ONNX of a fitted filter: its state before the first reading and after the last one, names and
+    `metadata` are its metadata.
+    """
     readings = problem.table.readings
     given = {name for name in ("offset", "noise") if np.any(getattr(readings, name) != 0)}
     given |= set() if readings.observation is None else {"observation"}
-    noise, robust = problem.sensor_noise[0].numpy(), isinstance(start, Recursion)
+    noise, n = problem.sensor_noise[0].numpy(), sde.state_size
     model = StepModel(sde, shown, noise, len(readings.regressors), robust, frozenset(given))
-    moments = {"start": packed(start), "state": packed(last)}
+    count = 2 * (n + n * n + 2 * SCALES) + 2 if robust else n + n * n
     named: dict[str, Any] = {"states": problem.names, "sensors": readings.sensors, "regressors": readings.regressors}
-    named |= {name: x[0].clamp(min=_NO_CHALLENGER).tolist() for name, x in moments.items()}
+    named |= {name: np.maximum(x[0, :count], _NO_CHALLENGER).tolist() for name, x in (("start", start), ("state", last))}
     metadata = metadata | {name: json.dumps(x) for name, x in named.items()}
     return step_graph(model).model("robust filter" if robust else "Kalman filter", metadata)
 

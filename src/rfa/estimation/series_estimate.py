@@ -12,8 +12,8 @@ from jaxtyping import Float
 from rfa.checks import needs, require
 
 from .components import SeriesScale
+from .linear_model import Found
 from .readings_problem import ReadingsProblem
-from .recursive_filter import FilteredRows, StateMoments
 from .series import like
 from .time_axis import TimeAxis, as_numbers, drawable
 
@@ -74,39 +74,34 @@ class SeriesEstimate:
         axis: TimeAxis,
         scale: SeriesScale,
         problem: ReadingsProblem,
-        run: FilteredRows,
-        begin: int = 0,
+        run: Found,
         index: Any = None,
     ) -> "SeriesEstimate":
-        """Of filtered, smoothed or forecast readings, from number `begin` on.
+        """Of filtered, smoothed or forecast readings.
 
         `given` are the caller's values, whose kind the fields get. Series get the index, or None: the times.
         """
         readings = problem.table.readings
-        times = axis.labels(readings.times[begin:])
-        mean, variance = problem.of_readings(run.estimates)
+        times = axis.labels(readings.times)
+        mean, variance = problem.of_readings(run)
         mean, variance = (np.where(readings.known, x, np.nan) for x in (mean + readings.offset, variance))
-        expected_variance = problem.of_readings(run.predicted)[1]
-        weights = np.where(np.isnan(readings.values), np.nan, run.weights[0].numpy())
+        weights = np.where(np.isnan(readings.values), np.nan, run.weight[:, 0])
         weights = np.where(readings.wrong, np.finfo(float).tiny, weights)
-        gain_ratio = expected_variance / (expected_variance + problem.noise[0].numpy() * (1 / weights - 1))
-        outliers = (gain_ratio < OUTLIER_GAIN) | readings.wrong
-        means = run.estimates.mean[0].numpy()
-        covariance = run.estimates.covariance[0]
-        variances = covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0.0).numpy()  # below 0 by rounding
+        outliers = (run._replace(weight=weights[:, None]).gain_ratio[:, 0] < OUTLIER_GAIN) | readings.wrong
+        variances = np.maximum(run.covariance.diagonal(axis1=1, axis2=2), 0.0)  # below 0 by rounding
 
         def each(part: np.ndarray) -> Any:
-            return like(given, part[begin:], times if index is None else index)
+            return like(given, part, times if index is None else index)
 
         return cls(
             times,
-            np.array(readings.sensors)[readings.sensor[begin:]],
+            np.array(readings.sensors)[readings.sensor],
             each(readings.values),
             each(mean),
             each(variance),
             each(weights),
             each(outliers),
-            {name: each(means[:, k]) for k, name in enumerate(problem.names)},
+            {name: each(run.mean[:, k]) for k, name in enumerate(problem.names)},
             {name: each(variances[:, k]) for k, name in enumerate(problem.names)},
             each(standardised_innovations(problem, run, scale)),
         )
@@ -173,12 +168,12 @@ class SeriesEstimate:
 
 
 def standardised_innovations(
-    problem: ReadingsProblem, run: FilteredRows, scale: SeriesScale
+    problem: ReadingsProblem, run: Found, scale: SeriesScale
 ) -> Float[np.ndarray, " T"]:
     """Reading minus prediction from earlier readings, over its standard deviation. NaN without a prediction."""
     readings, noise = problem.table.readings, problem.noise[0].numpy()
-    expected, variance = problem.of_readings(run.predicted)
-    innovations = (readings.used - expected - readings.offset) / np.sqrt(variance)
+    variance = run.variance[:, 0]
+    innovations = (readings.used - run.predicted[:, 0] - readings.offset) / np.sqrt(variance)
     unknown = variance > _NO_PREDICTION * max(scale.widest, float(np.median(noise))) + noise
     return np.where(unknown, np.nan, innovations)
 
@@ -209,7 +204,7 @@ class Diagnostics:
     lags: int
 
     @classmethod
-    def of(cls, found: SeriesEstimate, states: StateMoments, true_states: Any, lags: int | None) -> "Diagnostics":
+    def of(cls, found: SeriesEstimate, states: Found, true_states: Any, lags: int | None) -> "Diagnostics":
         """Of a filter's estimates and states.
 
         Raises:
@@ -302,14 +297,13 @@ class Diagnostics:
         return figure
 
 
-def _nees(states: StateMoments, truth: np.ndarray, used: np.ndarray) -> float:
+def _nees(states: Found, truth: np.ndarray, used: np.ndarray) -> float:
     """The mean over the readings that are tested."""
-    mean, covariance = states.mean[0], states.covariance[0]
-    expected, n = tuple(mean.shape), mean.shape[1]
-    require(truth.shape == expected, "true_states", f"shape {truth.shape}", f"{expected}")
-    error = torch.from_numpy(truth) - mean
-    distances = (error * torch.linalg.solve(covariance, error)).sum(-1)
-    return float(distances[torch.from_numpy(used)].mean() / n)
+    mean, covariance = states.mean, states.covariance
+    require(truth.shape == mean.shape, "true_states", f"shape {truth.shape}", f"{mean.shape}")
+    error = truth - mean
+    distances = (error * np.linalg.solve(covariance, error[..., None])[..., 0]).sum(-1)
+    return float(distances[used].mean() / mean.shape[1])
 
 
 def _upper_tail(statistic: float, freedom: int) -> float:
