@@ -1,6 +1,7 @@
 // The filter of a linear model with sensors, as linear_model.py has it: a row when it comes, many series at once, and
 // smoothed. What it knows of a series is one array of numbers, the same in all three.
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <unordered_map>
 
@@ -51,7 +52,7 @@ struct Gaps {
   const int64_t n, size;
   std::vector<double> dynamics, diffusion;
   std::vector<std::vector<int64_t>> blocks;
-  std::vector<Discretization<0>> of_blocks;
+  std::vector<std::function<void(double, double*, double*)>> of_blocks;
   std::vector<Entry> entries;
 
   explicit Gaps(const LinearModel& given)
@@ -68,7 +69,10 @@ struct Gaps {
     for (const auto& block : blocks) {
       const int64_t s = int64_t(block.size());
       const auto own = selected(dynamics.data(), size, block), noise = selected(diffusion.data(), size, block);
-      of_blocks.emplace_back(own.data(), noise.data(), Matrices<0>(s));
+      with_size(s, [&](auto of) {
+        Discretization<decltype(of)::SIZE> found(own.data(), noise.data(), of);
+        of_blocks.emplace_back([found](double gap, double* phi, double* v) mutable { found.compute(gap, phi, v); });
+      });
     }
   }
 
@@ -88,7 +92,7 @@ struct Gaps {
     for (size_t b = 0; b < blocks.size(); b++) {
       const int64_t s = int64_t(blocks[b].size());
       std::vector<double> own(size_t(s * s)), gained(own.size());
-      of_blocks[b].compute(gap, own.data(), gained.data());
+      of_blocks[b](gap, own.data(), gained.data());
       for (int64_t i = 0; i < s * s; i++) {
         const int64_t at = blocks[b][i / s] * size + blocks[b][i % s];
         phi[at] = own[i], v[at] = gained[i];
@@ -143,7 +147,7 @@ template <int N> struct LinearFilter : LinearBase {
   const int64_t n, m;  // m: of the largest sensor, or 1 where each component has its own weight
   const Matrices<N> of;
   std::vector<int64_t> begin, noise_begin;  // of each sensor in C, and in R
-  std::vector<double> rows, values, zeros, before, before_covariance, factor, scratch, whitened, full_logs;
+  std::vector<double> rows, values, before, before_covariance, factor, scratch, full_logs;
   std::vector<std::vector<double>> full;    // L^-1 C of each sensor, all components there
   std::vector<std::vector<double>> factors;  // L
   const double *own_observation = nullptr, *own_noise = nullptr;  // of a row, in the place of the model's
@@ -155,7 +159,8 @@ template <int N> struct LinearFilter : LinearBase {
 
   LinearFilter(const LinearModel& given, Matrices<N> states)
       : model(given), n(given.states), m(largest(given)), of(states), rows(size_t(m * n)), values(size_t(m)),
-        zeros(size_t(n * n)), before(size_t(n)), before_covariance(zeros), problem(one_row()), filter(problem, of, 0, {channels(given), &channel}, !given.robust),
+        before(size_t(n)), before_covariance(size_t(n * n)), problem(one_row()),
+        filter(problem, Covariance<N>(of, before_covariance.data()), before, {channels(given), &channel}, !given.robust),
         gaps(given) {
     int64_t at = 0, noise_at = 0, most = 0;
     for (int64_t s = 0; s < model.sensors; s++) {
@@ -190,8 +195,7 @@ template <int N> struct LinearFilter : LinearBase {
 
   Problem one_row() {
     Problem p{};
-    p.series = p.covariances = p.models = p.length = p.threads = 1, p.components = m, p.states = n;
-    p.rows = rows.data(), p.values = values.data(), p.start_mean = p.start_covariance = zeros.data();
+    p.length = 1, p.components = m, p.states = n, p.rows = rows.data(), p.values = values.data();
     p.constants = model.constants;
     return p;
   }
@@ -450,25 +454,23 @@ template <int N> struct LinearFilter : LinearBase {
       }
     }
     auto mean = numbers(total * n), covariance = numbers(total * n * n), weight = numbers(total, 1);
-    auto before = numbers(total * n), covariance_before = numbers(total * n * n), least = numbers(total);
+    auto mean_before = numbers(total * n), covariance_before = numbers(total * n * n);
     int64_t overflow = -1;
     Problem p = problem;
-    p.length = total, p.smooth = 1, p.diffuse = first.state.diffuse;
+    p.length = total, p.smooth = 1;
     p.rows = row_table.data(), p.values = value_table.data(), p.lag_index = lag_index.data();
     p.transition = transition.data(), p.variance = variance.data();
-    p.start_mean = first.mean.data(), p.start_covariance = first.state.p.data();
     p.mean = mean.data(), p.covariance = covariance.data(), p.weight = weight.data(), p.overflow = &overflow;
-    p.predicted_mean = before.data(), p.predicted_covariance = covariance_before.data();
+    p.predicted_mean = mean_before.data(), p.predicted_covariance = covariance_before.data();
     if (model.robust) {
-      RobustFilter<N>(p, of, 0, {filter.channels.count, channel_of.data()}).run();
+      RobustFilter<N>(p, first.state, first.mean, {filter.channels.count, channel_of.data()}).run();
       for (int64_t k = 0; k < total; k++) {
         const double root = std::sqrt(weight[k]);
         for (int64_t i = 0; i < m * n; i++) row_table[k * m * n + i] *= root;
         for (int64_t i = 0; i < m; i++) value_table[k * m + i] *= root;
       }
     }
-    p.predicted_mean = p.predicted_covariance = nullptr, p.least_squares = least.data();
-    if (overflow < 0) run_filter<N>(p, of, 0);
+    if (overflow < 0) smooth_rows<N>(p, first.state, first.mean);
     if (overflow >= 0) r.fault[2 * series] = OVERFLOWS, r.fault[2 * series + 1] = overflow / parts;
     for (int64_t k = 0; k < length; k++) {
       const int64_t at = series * r.length + k, part = (k + 1) * parts - 1;
