@@ -9,7 +9,7 @@ import functools
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -157,6 +157,10 @@ class ReadingsProblem:
 
     def __len__(self) -> int:
         return len(self.table.values)
+
+    def with_readings(self, readings: Readings) -> "ReadingsProblem":
+        """Of other readings."""
+        return replace(self, table=ReadingsTable.of(self.table.model, readings))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -208,6 +208,9 @@ class RobustFilter:
         else:
             found = self._search.maximum(readings, self._search.start)
         self._values, self.log_likelihood, self.converged = found
+        self._base = ReadingsTable.of(model, self._fitted).problem(self._values)
+        last = self._fitted.selected(slice(-len(readings.sensors), None))
+        self._last = last.selected(last.times == last.times[-1])  # the readings of the last time
 
     @property
     @_alone
@@ -265,8 +268,9 @@ class RobustFilter:
             ValueError: for a time before the last reading, a number of steps where there is no frequency, and without
                 an argument that `fit` had.
         """
+        state = self._present.copy()
         problem = self._ahead(query_times, ReadingInfo(**info))
-        return self._estimate(problem, run_readings(self._kernel, problem, self._present.copy()))
+        return self._estimate(problem, run_readings(self._kernel, problem, state))
 
     @_alone
     def predict(self, query_times: Any, return_std: bool = False, **info: Any) -> Any:
@@ -293,12 +297,12 @@ class RobustFilter:
         if past.any():
             every = readings.followed_by([asked.selected(order[past])])
             by_time = np.argsort(every.times, kind="stable")
-            problem = self._problem_of(every.selected(by_time))
+            problem = self._base.with_readings(every.selected(by_time))
             run = filter_readings(problem, self._scale, self.robust, smooth=True)
             rows, found = np.argsort(by_time)[len(readings) :], problem.of_readings(run)
             mean[order[past]], variance[order[past]] = (x[rows] for x in found)
         if not past.all():
-            problem = self._problem_of(asked.selected(order[~past]))
+            problem = self._base.with_readings(asked.selected(order[~past]))
             run = run_readings(self._kernel, problem, self._present.copy())
             mean[order[~past]], variance[order[~past]] = problem.of_readings(run)
         times = self._axis.labels(asked.times)
@@ -346,9 +350,10 @@ class RobustFilter:
         require(isinstance(paths, numbers.Integral) and paths >= 1, "paths", paths, "a whole number >= 1")
         drawn = generator is None or isinstance(generator, torch.Generator)
         require(drawn, "generator", generator, "a torch.Generator, or None")
+        state = self._present
         problem = self._ahead(query_times, ReadingInfo(**info))
         readings = problem.table.readings
-        found = problem.drawn(self.sde, self._present, int(paths), generator) + readings.offset[:, None]
+        found = problem.drawn(self.sde, state, int(paths), generator) + readings.offset[:, None]
         return like(self._given, found, self._axis.labels(readings.times))
 
     @_alone
@@ -365,10 +370,14 @@ class RobustFilter:
         """
         state = self._present.copy()
         new = read_one(self._axis, self._last, time, value, ReadingInfo(**info), self.model.states)
-        problem = self._problem_of(new)
+        problem = self._base.with_readings(new)
         found = run_readings(self._kernel, problem, state)
         self._run, self._state = None, state
+        self._last = self._last.followed_by([new]) if new.times[0] == self._last.times[0] else new
         self._later.append(new)
+        while len(self._later) > 1 and len(self._later[-1]) >= len(self._later[-2]):  # few long parts need little memory
+            part = self._later.pop()
+            self._later[-1] = self._later[-1].followed_by([part])
         return self._estimate(problem, found)
 
     @_alone
@@ -436,14 +445,6 @@ class RobustFilter:
         self._fitted, self._later = self._fitted_readings().followed_by(self._later), []
         return self._fitted
 
-    @property
-    def _last(self) -> Readings:
-        """The readings of the last time. It does not go through earlier ones."""
-        first = self._fitted_readings()
-        count = len(first.sensors)
-        last = first.selected(slice(-count, None)).followed_by(self._later[-count:])
-        return last.selected(last.times == last.times[-1])
-
     def _fitted_readings(self) -> Readings:
         if self._fitted is None:
             raise ValueError("fit: got no series yet, expected fit(times, values) first")
@@ -451,29 +452,24 @@ class RobustFilter:
 
     @functools.cached_property
     def _kernel(self) -> ReadingsKernel:
-        return readings_kernel(self._all.sde_of_rates(self._values), tuple(self._all.states), self.robust)
+        return readings_kernel(self._base.sde, self._base.names, self.robust)
 
     def _estimate(self, problem: ReadingsProblem, run: Found) -> SeriesEstimate:
         fits = problem.table.readings is self._fitted and self._index is not None and len(self._index) == len(problem)
-        return SeriesEstimate.of(self._given, self._axis, self._scale, problem, run, self._index if fits else None)
+        return SeriesEstimate(self._given, self._axis, self._scale, problem, run, self._index if fits else None)
 
     def _ahead(self, query_times: Any, info: ReadingInfo) -> ReadingsProblem:
         """Later times."""
-        readings = self._readings
         if isinstance(query_times, numbers.Integral) and not isinstance(query_times, bool):
-            query_times = next_times(self._axis, readings.times, int(query_times))
-        return self._problem_of(
-            read_later(self._axis, readings, "query_times", query_times, None, info, self.model.states)
-        )
-
-    def _problem_of(self, readings: Readings) -> ReadingsProblem:
-        return ReadingsTable.of(self._all, readings).problem(self._values)
+            query_times = next_times(self._axis, self._readings.times, int(query_times))
+        given = self._axis, self._last, "query_times", query_times, None, info, self.model.states
+        return self._base.with_readings(read_later(*given))
 
     def _filtered(self) -> tuple[ReadingsProblem, Found]:
         """All readings so far, and the filter of them."""
         readings = self._readings
         if self._run is None:
-            problem = self._problem_of(readings)
+            problem = self._base.with_readings(readings)
             state = problem.first(self._kernel, self._scale)
             self._run = problem, run_readings(self._kernel, problem, state)
             self._state = state
