@@ -68,6 +68,7 @@ class Found(NamedTuple):
         return (self.spread + 1) / (self.spread + 1 / self.weight)
 
 
+UNIT_FACTORS = {"process_noise": 1.0, "observation_noise": 1.0}  # of a model whose noises are as given
 FAULTS = ("", "late", "steps", "infinite", "overflow")  # as numbered in kernels/linear.cpp
 
 

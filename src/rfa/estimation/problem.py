@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rfa.checks import require
 
+from .compiled import can_run
 from .gaussian import Gaussian, Information
 from .linear_sde import InitialMoments, LinearSDE, broadcast_shapes, check_initial, identity_like, real
 
@@ -204,6 +205,15 @@ class EstimationProblem:
     grid: ObservationGrid
     initial: Gaussian | None  # the state at the first grid time, or None where nothing is known of it
     smooth: bool
+
+    @functools.cached_property
+    def compiled(self) -> bool:
+        """Whether compiled code takes it: one model, on the CPU, with a compiler, without gradients."""
+        sde, grid, initial = self.sde, self.grid, self.initial
+        given = [sde.dynamics, sde.diffusion, grid.times, grid.rows, grid.values]
+        given += [] if initial is None else [initial.mean, initial.covariance]
+        wanted = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+        return sde.batch_shape.numel() == 1 and not wanted and can_run(*given)
 
     @functools.cached_property
     def stationary(self) -> Float[Tensor, "b n n"] | None:

@@ -22,7 +22,7 @@ from rfa.checks import require, require_each
 from .compiled import LikelihoodProblem, can_run, discretize, run, threads_for
 from .components import Component, ComponentMatrices, ParameterValues, SeriesScale, StructuralModel
 from .gaussian import Gaussian
-from .linear_model import Found, LinearKernel, Rows
+from .linear_model import UNIT_FACTORS, Found, LinearKernel, Rows
 from .linear_sde import LinearSDE
 from .problem import LARGEST_VALUE, ObservationGrid, Transitions, check_rows
 from .recursive_filter import LoopedKernel, kalman_filter
@@ -261,7 +261,7 @@ def readings_kernel(sde: LinearSDE, names: tuple[str, ...], robust: bool) -> Rea
     sde = LinearSDE(*(x.reshape(x.shape[-2:]) for x in (sde.dynamics, sde.diffusion, sde.observation, sde.observation_noise)))
     if not can_run():
         return LoopedKernel(sde, robust)
-    return LinearKernel(sde, names, robust, False, np.zeros((len(names), 0)), {"process_noise": 1.0, "observation_noise": 1.0})
+    return LinearKernel(sde, names, robust, False, np.zeros((len(names), 0)), UNIT_FACTORS)
 
 
 def run_readings(kernel: ReadingsKernel, problem: ReadingsProblem, state: np.ndarray, smooth: bool = False) -> Found:

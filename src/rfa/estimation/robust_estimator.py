@@ -14,6 +14,7 @@ import numbers
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
@@ -21,9 +22,18 @@ from torch import Tensor
 from rfa.checks import check_choice, require
 
 from .contributions import LARGEST_DISTANCE, Average, carried_observations, lyapunov_averages, riccati_averages
+from .linear_model import UNIT_FACTORS, LinearKernel, Rows
 from .linear_sde import InitialMoments, LinearSDE, check_covariance, identity_like, real, symmetric, trace
 from .problem import EstimationProblem, ObservationGrid, Transitions, along_grid, make_problem
-from .recursive_filter import Recursion, diffuse_start, kalman_pass, moments, resumed_filter, robust_smoother
+from .recursive_filter import (
+    Recursion,
+    diffuse_start,
+    kalman_pass,
+    moments,
+    overflow_error,
+    resumed_filter,
+    robust_smoother,
+)
 
 Direction = Literal["filter", "smooth"]
 Penalty = Literal["power", "welsch"]
@@ -255,19 +265,48 @@ def _noise(name: str, given: object, sde: LinearSDE, prior: str) -> Float[Tensor
 def _kalman_estimates(problem: EstimationProblem, options: _Options, with_weights: bool) -> _AtQueries:
     """The Kalman filter or smoother. Its weights are 1, its objective is constant."""
     grid, transitions = problem.grid, Transitions.of(problem.sde, problem.grid)
-    first = diffuse_start(grid, transitions) if problem.initial is None else problem.initial
-    states, stationary = kalman_pass(grid, transitions, first).estimates(problem.smooth), problem.stationary
-    mean, covariance = moments(states)
+    if problem.compiled:
+        mean, covariance, least_squares = _compiled_kalman(problem)
+    else:
+        first = diffuse_start(grid, transitions) if problem.initial is None else problem.initial
+        states = kalman_pass(grid, transitions, first).estimates(problem.smooth)
+        (mean, covariance), least_squares = moments(states), torch.stack([x.least_squares for x in states], dim=1)
+    stationary = problem.stationary
     if stationary is not None and bool((unseen := problem.observation_counts() == 0).any()):
         covariance = torch.where(unseen[..., None, None], stationary[:, None], covariance)
-    least_squares = torch.stack([state.least_squares for state in states], dim=1).clamp(min=0.0)
-    mean, covariance, cost = (along_grid(x, grid.query_index) for x in (mean, covariance, least_squares))
+    parts = mean, covariance, least_squares.clamp(min=0.0)
+    mean, covariance, cost = (along_grid(x, grid.query_index) for x in parts)
     objective = cost[..., None].expand(*cost.shape, options.iterations + 1)
     if not with_weights:
         return mean, covariance, objective, None
     rows = grid.observation_rows[:, None]
     used = (rows <= grid.query_index[..., None]) | problem.smooth
     return mean, covariance, objective, (used & along_grid(grid.present, rows[:, 0])[:, None]).to(mean.dtype)
+
+
+@torch.no_grad()
+def _compiled_kalman(problem: EstimationProblem) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, covariance and least squares at each row of the grid, by compiled code, of one model."""
+    grid, initial, (b, length, m) = problem.grid, problem.initial, problem.grid.values.shape
+    sde, n, eye = problem.sde, problem.sde.state_size, torch.eye(m, dtype=torch.float64)
+    matrices = (x.reshape(x.shape[-2:]) for x in (sde.dynamics, sde.diffusion, sde.observation))
+    kernel = LinearKernel(LinearSDE(*matrices, eye), ("",) * n, False, True, np.zeros((n, 0)), UNIT_FACTORS)
+    rows = grid.rows.expand(b, -1, -1, -1)
+    readings, noise = grid.values.where(rows.any(-1), torch.nan), eye.expand(b, length, m, m)
+    times, readings, rows, noise = (x.contiguous().numpy() for x in (grid.times, readings, rows, noise))
+    given = Rows(times, readings, None, None, rows, noise)
+    if initial is None:
+        start = kernel.diffuse_start(b, times)
+    else:
+        start = kernel.start(initial.mean.numpy(), initial.covariance.expand(b, n, n).numpy(), np.full(b, np.nan))
+    found, fault = kernel.run(given, start.copy())
+    if fault is not None:
+        raise overflow_error(fault[2])
+    least_squares = np.nan_to_num((readings - found.predicted) ** 2 / found.variance).sum(-1).cumsum(-1)
+    if problem.smooth:
+        found, _ = kernel.run(given, start, smooth=True)
+        least_squares = np.broadcast_to(least_squares[:, -1:], times.shape).copy()
+    return torch.from_numpy(found.mean), torch.from_numpy(found.covariance), torch.from_numpy(least_squares)
 
 
 def _dense_estimates(problem: EstimationProblem, options: _Options, with_weights: bool) -> _AtQueries:
