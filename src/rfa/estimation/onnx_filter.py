@@ -231,7 +231,9 @@ def filter_model(
     model = StepModel(sde, shown, noise, len(readings.regressors), robust, frozenset(given))
     count = 2 * (n + n * n + 2 * SCALES) + 2 if robust else n + n * n
     named: dict[str, Any] = {"states": problem.names, "sensors": readings.sensors, "regressors": readings.regressors}
-    named |= {name: np.maximum(x[0, :count], _NO_CHALLENGER).tolist() for name, x in (("start", start), ("state", last))}
+    named |= {
+        name: np.maximum(x[0, :count], _NO_CHALLENGER).tolist() for name, x in (("start", start), ("state", last))
+    }
     metadata = metadata | {name: json.dumps(x) for name, x in named.items()}
     return step_graph(model).model("robust filter" if robust else "Kalman filter", metadata)
 

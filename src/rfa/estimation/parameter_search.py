@@ -220,7 +220,7 @@ class ParameterSearch:
             if likelihood(at_near[None]).item() > before:
                 begin, few = at_near, ReadingsTable.of(model, block)
                 curvature = hessian(begin, lambda at: exact_log_likelihood(few.problem(values(at))))
-                root = coordinates_of(curvature * len(readings) / len(block))
+                root = curvature_root(curvature * len(readings) / len(block))
                 tolerance = _SMALLEST_STEP_OF_LONG
         best = maximum_from(begin, likelihood, self.max_steps, root, tolerance)
         for _ in range(_MOST_RESTARTS):
@@ -443,7 +443,7 @@ def has_converged(best: Maximum, count: int) -> bool:
     return bool(best.slope.abs().max() < _LARGEST_END_SLOPE * max(1.0, count / 1000))
 
 
-def coordinates_of(curvature: Tensor) -> Tensor:
+def curvature_root(curvature: Tensor) -> Tensor:
     """Directions along which the likelihood curves alike: the root of the inverse of minus its Hessian.
 
     What hardly curves counts as if by one.

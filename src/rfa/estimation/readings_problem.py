@@ -198,7 +198,9 @@ class ReadingsProblem:
             check_rows(self.table.rows.numpy() / deviation[:, None])
             values = np.clip(values, -LARGEST_VALUE * deviation, LARGEST_VALUE * deviation)
         times, observation = self.table.readings.times, self.table.rows.numpy()
-        return Rows(times[None], values[None, :, None], None, None, observation[None, :, None], noise[None, :, None, None])
+        return Rows(
+            times[None], values[None, :, None], None, None, observation[None, :, None], noise[None, :, None, None]
+        )
 
     def of_readings(self, found: Found) -> tuple[np.ndarray, np.ndarray]:
         """Of one model: the mean of what the rows of C show of the states, and its variance with the noise, `(T,)`."""
@@ -258,7 +260,9 @@ class ReadingsProblem:
 
 def readings_kernel(sde: LinearSDE, names: tuple[str, ...], robust: bool) -> ReadingsKernel:
     """The filter of readings of one model, compiled where that is possible."""
-    sde = LinearSDE(*(x.reshape(x.shape[-2:]) for x in (sde.dynamics, sde.diffusion, sde.observation, sde.observation_noise)))
+    sde = LinearSDE(
+        *(x.reshape(x.shape[-2:]) for x in (sde.dynamics, sde.diffusion, sde.observation, sde.observation_noise))
+    )
     if not can_run():
         return LoopedKernel(sde, robust)
     return LinearKernel(sde, names, robust, False, np.zeros((len(names), 0)), UNIT_FACTORS)

@@ -393,7 +393,9 @@ class LoopedKernel:
             passed, last = (robust_smoother if smooth else resumed_filter)(grid, transitions, start)
         else:
             passed = kalman_pass(grid, transitions, mapped(start.state, lambda x: x[:1]))
-            last = start._replace(state=mapped(passed.states[-1].posterior, lambda x: x.repeat(2, *(1,) * (x.dim() - 1))))
+            last = start._replace(
+                state=mapped(passed.states[-1].posterior, lambda x: x.repeat(2, *(1,) * (x.dim() - 1)))
+            )
         state[...] = np.append(self._packed(last), rows.times[:, -1:], axis=1)
         mean, covariance = moments(passed.estimates(smooth))
         predicted, spread = moments([passed.without_challengers(each.predicted) for each in passed.states])

@@ -289,12 +289,14 @@ def _compiled_kalman(problem: EstimationProblem) -> tuple[Tensor, Tensor, Tensor
     """Mean, covariance and least squares at each row of the grid, by compiled code, of one model."""
     grid, initial, (b, length, m) = problem.grid, problem.initial, problem.grid.values.shape
     sde, n, eye = problem.sde, problem.sde.state_size, torch.eye(m, dtype=torch.float64)
-    matrices = (x.reshape(x.shape[-2:]) for x in (sde.dynamics, sde.diffusion, sde.observation))
-    kernel = LinearKernel(LinearSDE(*matrices, eye), ("",) * n, False, True, np.zeros((n, 0)), UNIT_FACTORS)
-    rows = grid.rows.expand(b, -1, -1, -1)
-    readings, noise = grid.values.where(rows.any(-1), torch.nan), eye.expand(b, length, m, m)
-    times, readings, rows, noise = (x.contiguous().numpy() for x in (grid.times, readings, rows, noise))
-    given = Rows(times, readings, None, None, rows, noise)
+    dynamics, diffusion, observation = (x.reshape(x.shape[-2:]) for x in (sde.dynamics, sde.diffusion, sde.observation))
+    kernel = LinearKernel(
+        LinearSDE(dynamics, diffusion, observation, eye), ("",) * n, False, True, np.zeros((n, 0)), UNIT_FACTORS
+    )
+    rows, noise = grid.rows.expand(b, -1, -1, -1), eye.expand(b, length, m, m)
+    seen = grid.values.where(rows.any(-1), torch.nan)
+    times, readings, *matrices = (x.contiguous().numpy() for x in (grid.times, seen, rows, noise))
+    given = Rows(times, readings, None, None, *matrices)
     if initial is None:
         start = kernel.diffuse_start(b, times)
     else:

@@ -6,7 +6,6 @@ import json
 import numbers
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,9 +17,9 @@ from rfa.files import check_writable, write_whole
 from rfa.version import __version__
 
 from .components import Component, StructuralModel, to_factors
+from .linear_model import Found
 from .linear_sde import LinearSDE
 from .parameter_search import ParameterSearch, read_fixed, series_scale
-from .linear_model import Found
 from .readings_problem import (
     ReadingsKernel,
     ReadingsProblem,
@@ -92,7 +91,7 @@ class RobustFilter:
         self._fitted: Readings | None = None
         self._later: list[Readings] = []  # by `update`
         self._run: tuple[ReadingsProblem, Found] | None = None
-        self._state: np.ndarray | None = None  # what the filter knows after the last reading
+        self._state = np.zeros((0, 0))  # what the filter knows after the last reading, once it has run
         self._lock = threading.RLock()
 
     @_alone
@@ -200,7 +199,7 @@ class RobustFilter:
         readings, self._index = read_series(self._axis, times, values, info, self.model.states)
         model = model_of(self.model, readings, None if self._axis.origin is None else self.time_unit)
         self._all, self._fitted, self._kept, self._later = model, readings, readings, []
-        self._run, self._state, self._scale = None, None, series_scale(readings, self.robust)
+        self._run, self._state, self._scale = None, np.zeros((0, 0)), series_scale(readings, self.robust)
         values_given = read_fixed(model, readings.sensors, fixed)
         self._search = ParameterSearch(model, readings, self._scale, values_given, max_steps)
         if self.robust:
@@ -268,7 +267,7 @@ class RobustFilter:
             ValueError: for a time before the last reading, a number of steps where there is no frequency, and without
                 an argument that `fit` had.
         """
-        state = self._present.copy()
+        state = self._last_state.copy()
         problem = self._ahead(query_times, ReadingInfo(**info))
         return self._estimate(problem, run_readings(self._kernel, problem, state))
 
@@ -303,7 +302,7 @@ class RobustFilter:
             mean[order[past]], variance[order[past]] = (x[rows] for x in found)
         if not past.all():
             problem = self._base.with_readings(asked.selected(order[~past]))
-            run = run_readings(self._kernel, problem, self._present.copy())
+            run = run_readings(self._kernel, problem, self._last_state.copy())
             mean[order[~past]], variance[order[~past]] = problem.of_readings(run)
         times = self._axis.labels(asked.times)
         mean, deviation = (like(self._given, x, times) for x in (mean + asked.offset, np.sqrt(variance)))
@@ -350,7 +349,7 @@ class RobustFilter:
         require(isinstance(paths, numbers.Integral) and paths >= 1, "paths", paths, "a whole number >= 1")
         drawn = generator is None or isinstance(generator, torch.Generator)
         require(drawn, "generator", generator, "a torch.Generator, or None")
-        state = self._present
+        state = self._last_state
         problem = self._ahead(query_times, ReadingInfo(**info))
         readings = problem.table.readings
         found = problem.drawn(self.sde, state, int(paths), generator) + readings.offset[:, None]
@@ -368,14 +367,16 @@ class RobustFilter:
         Raises:
             ValueError: as `fit`, and for a time before the last reading.
         """
-        state = self._present.copy()
+        state = self._last_state.copy()
         new = read_one(self._axis, self._last, time, value, ReadingInfo(**info), self.model.states)
         problem = self._base.with_readings(new)
         found = run_readings(self._kernel, problem, state)
         self._run, self._state = None, state
         self._last = self._last.followed_by([new]) if new.times[0] == self._last.times[0] else new
         self._later.append(new)
-        while len(self._later) > 1 and len(self._later[-1]) >= len(self._later[-2]):  # few long parts need little memory
+        while len(self._later) > 1 and len(self._later[-1]) >= len(
+            self._later[-2]
+        ):  # few long parts need little memory
             part = self._later.pop()
             self._later[-1] = self._later[-1].followed_by([part])
         return self._estimate(problem, found)
@@ -418,7 +419,7 @@ class RobustFilter:
         problem, _ = self._filtered()
         path, readings = Path(path), self._readings
         check_writable("path", path)
-        carried = problem.first(self._kernel, self._scale), self._present
+        carried = problem.first(self._kernel, self._scale), self._last_state
         metadata = {"last_time": str(self._axis.labels(readings.times[-1:])[0]), "rfa_version": __version__}
         metadata |= {"time_unit": "that of the times in fit" if self._axis.origin is None else self.time_unit}
         metadata |= {"parameters": json.dumps(self.parameters), "robust": json.dumps(self.robust)}
@@ -476,9 +477,8 @@ class RobustFilter:
         return self._run
 
     @property
-    def _present(self) -> np.ndarray:
+    def _last_state(self) -> np.ndarray:
         """What the filter knows after the last reading."""
-        if self._state is None:
+        if not len(self._state):
             self._filtered()
-        assert self._state is not None
         return self._state

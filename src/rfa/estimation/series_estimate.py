@@ -93,7 +93,7 @@ class SeriesEstimate:
 
     @cached_property
     def outliers(self) -> Any:
-        """Where a reading moves the prediction from earlier ones by less than a fifth of what it would with weight 1."""
+        """Where a reading moves its prediction by less than a fifth of what it would move it with weight 1."""
         ratio = self._run._replace(weight=self._weights[:, None]).gain_ratio[:, 0]
         return self._like((ratio < OUTLIER_GAIN) | self._readings.wrong)
 
@@ -189,9 +189,7 @@ class SeriesEstimate:
         return axes
 
 
-def standardised_innovations(
-    problem: ReadingsProblem, run: Found, scale: SeriesScale
-) -> Float[np.ndarray, " T"]:
+def standardised_innovations(problem: ReadingsProblem, run: Found, scale: SeriesScale) -> Float[np.ndarray, " T"]:
     """Reading minus prediction from earlier readings, over its standard deviation. NaN without a prediction."""
     readings, noise = problem.table.readings, problem.noise[0].numpy()
     variance = run.variance[:, 0]

@@ -16,7 +16,7 @@ from .linear_model import FAULTS, Found, LinearKernel, Rows, check_model, noise_
 from .linear_sde import DiscreteModel, LinearSDE
 from .nonlinear_filter import NonlinearKernel
 from .nonlinear_model import NonlinearModel
-from .parameter_search import coordinates_of, has_converged, hessian, maximum_from
+from .parameter_search import curvature_root, has_converged, hessian, maximum_from
 from .robust_filter import RobustFilter
 from .series import index_of
 from .state_estimate import Kernel, Model, Shape, StateEstimate, read_control, read_rows, read_start, sensor_numbers
@@ -115,7 +115,7 @@ class StateFilter(RobustFilter):
         _ = self._kernel  # its own checks
 
     @functools.cached_property
-    def _kernel(self) -> Kernel:
+    def _kernel(self) -> Kernel:  # type: ignore[override]
         return self._new_kernel(self.robust, self._weights)
 
     def _new_kernel(self, robust: bool, weights: str, **scales: float) -> Kernel:
@@ -462,7 +462,7 @@ class StateFilter(RobustFilter):
                 found = (kernel.run(kept, self._start_states(kept))[0].log_density for kernel in kernels)
                 return torch.tensor([np.nansum(density) for density in found], dtype=torch.float64)
 
-            best = maximum_from(logs, totals, max_steps, coordinates_of(hessian(logs, totals)))
+            best = maximum_from(logs, totals, max_steps, curvature_root(hessian(logs, totals)))
             logs, self.converged = best.at, has_converged(best, int((~np.isnan(kept.readings)).sum()))
             self._scales |= scales(logs)
             self._kernel = self._new_kernel(self.robust, self._weights)

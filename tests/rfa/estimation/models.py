@@ -6,7 +6,14 @@ import torch
 
 from rfa.estimation import Estimate, LinearSDE, robust_estimate
 from rfa.estimation.problem import Transitions, make_problem
-from rfa.estimation.recursive_filter import Recursion, diffuse_start, kalman_pass, moments, resumed_filter, robust_smoother
+from rfa.estimation.recursive_filter import (
+    Recursion,
+    diffuse_start,
+    kalman_pass,
+    moments,
+    resumed_filter,
+    robust_smoother,
+)
 
 PAPERS = {"kappa": None, "prior": "lyapunov", "iterations": 1, "start": "query"}
 GAUSSIAN = {"nu": torch.inf, "kappa": 1.0}
