@@ -264,10 +264,11 @@ def _noise(name: str, given: object, sde: LinearSDE, prior: str) -> Float[Tensor
 
 def _kalman_estimates(problem: EstimationProblem, options: _Options, with_weights: bool) -> _AtQueries:
     """The Kalman filter or smoother. Its weights are 1, its objective is constant."""
-    grid, transitions = problem.grid, Transitions.of(problem.sde, problem.grid)
+    grid = problem.grid
     if problem.compiled:
         mean, covariance, least_squares = _compiled_kalman(problem)
     else:
+        transitions = Transitions.of(problem.sde, grid)
         first = diffuse_start(grid, transitions) if problem.initial is None else problem.initial
         states = kalman_pass(grid, transitions, first).estimates(problem.smooth)
         (mean, covariance), least_squares = moments(states), torch.stack([x.least_squares for x in states], dim=1)
@@ -303,6 +304,7 @@ def _compiled_kalman(problem: EstimationProblem) -> tuple[Tensor, Tensor, Tensor
         start = kernel.start(initial.mean.numpy(), initial.covariance.expand(b, n, n).numpy(), np.full(b, np.nan))
     found, fault = kernel.run(given, start.copy())
     if fault is not None:
+        Transitions.of(sde, grid)  # raises where one gap alone does it
         raise overflow_error(fault[2])
     least_squares = np.nan_to_num((readings - found.predicted) ** 2 / found.variance).sum(-1).cumsum(-1)
     if problem.smooth:
