@@ -219,19 +219,20 @@ class ParameterSearch:
             lifted = torch.tensor([self.kinds[name] == "variance" for name in free])  # a noise may be gone there
             if likelihood(at_near[None]).item() > before:
                 begin, few = at_near, ReadingsTable.of(model, block)
-                curvature = hessian(begin, lambda at: exact_log_likelihood(few.problem(values(at))))
-                root = curvature_root(curvature * len(readings) / len(block))
+                curvature = _hessian(begin, lambda at: exact_log_likelihood(few.problem(values(at))))
+                sizes, basis = torch.linalg.eigh(-curvature * len(readings) / len(block))
+                root = basis * sizes.clamp(min=1.0).rsqrt()  # of the inverse. What hardly curves counts as if by one
                 tolerance = _SMALLEST_STEP_OF_LONG
-        best = maximum_from(begin, likelihood, self.max_steps, root, tolerance)
+        best = _maximum_from(begin, likelihood, self.max_steps, root, tolerance)
         for _ in range(_MOST_RESTARTS):
             alone = torch.eye(len(free), dtype=torch.bool)[lifted]  # each variance by itself
             candidates = torch.where(alone[:, None], origin + _LIFTS[:, None], best.at).reshape(-1, len(free))
             total, begin = _best(torch.cat([best.at[None], candidates]), likelihood)
             if not total > best.total + _LEAST_GAIN:
                 break
-            again = maximum_from(begin, likelihood, self.max_steps, root, tolerance)
+            again = _maximum_from(begin, likelihood, self.max_steps, root, tolerance)
             best = again if again.total > best.total else best
-        total, at, _ = best
+        total, at, slope = best
         found = {name: float(value) for name, value in values(at).items()}
         fallen = dict(zip(free, (origin - at).tolist(), strict=True))
         vanished = {**found, **{name: 0.0 for name in of_components if fallen[name] > _VANISHING_FALL}}
@@ -247,7 +248,7 @@ class ParameterSearch:
         if raised != found and (at_raised := exact_log_likelihood(table.problem(raised)).item()) > total - _LEAST_GAIN:
             found, total = raised, at_raised
         count = int((~np.isnan(readings.used)).sum())
-        return FoundParameters(found, total, has_converged(best, count))
+        return FoundParameters(found, total, bool(slope.abs().max() < _LARGEST_END_SLOPE * max(1.0, count / 1000)))
 
     def _block(self, readings: Readings) -> Readings | None:
         """The last readings of a long series, by which a search gets near the maximum. None: it is short."""
@@ -278,10 +279,10 @@ class ParameterSearch:
             return errors
         table, kept = ReadingsTable.of(self.model, readings), {**fixed, **found}
         at = torch.tensor([found[name] for name in free], dtype=torch.float64).log()
-        curvature = hessian(
+        hessian = _hessian(
             at, lambda points: exact_log_likelihood(table.problem({**kept, **_exponentials(free, points)}))
         )
-        factor, failed = torch.linalg.cholesky_ex(-curvature)
+        factor, failed = torch.linalg.cholesky_ex(-hessian)
         if failed == 0:
             for name, variance in zip(free, torch.cholesky_inverse(factor).diagonal(), strict=True):
                 shown, value = as_factor(name, found[name]) if kinds[name] == "factor" else (name, found[name])
@@ -402,12 +403,8 @@ class ParameterSearch:
         return np.pad(wrong, (0, len(self.readings) - len(wrong)))
 
 
-def maximum_from(
-    origin: Tensor,
-    likelihood: Callable[[Tensor], Tensor],
-    max_steps: int,
-    root: Tensor,
-    tolerance: float = _SMALLEST_STEP,
+def _maximum_from(
+    origin: Tensor, likelihood: Callable[[Tensor], Tensor], max_steps: int, root: Tensor, tolerance: float
 ) -> Maximum:
     """The best point of L-BFGS from `origin`, with slopes by central differences.
 
@@ -438,21 +435,7 @@ def maximum_from(
     return seen[0]
 
 
-def has_converged(best: Maximum, count: int) -> bool:
-    """Whether the slopes at the end of a search by so many readings are those of a maximum."""
-    return bool(best.slope.abs().max() < _LARGEST_END_SLOPE * max(1.0, count / 1000))
-
-
-def curvature_root(curvature: Tensor) -> Tensor:
-    """Directions along which the likelihood curves alike: the root of the inverse of minus its Hessian.
-
-    What hardly curves counts as if by one.
-    """
-    sizes, basis = torch.linalg.eigh(-curvature)
-    return basis * sizes.clamp(min=1.0).rsqrt()
-
-
-def hessian(at: Tensor, likelihood: Callable[[Tensor], Tensor]) -> Tensor:
+def _hessian(at: Tensor, likelihood: Callable[[Tensor], Tensor]) -> Tensor:
     """Of the likelihood along all coordinates, by second differences."""
     step = _HESSIAN_STEP * torch.eye(len(at), dtype=torch.float64)
     pairs = torch.stack([step[:, None] + step, step[:, None] - step, step - step[:, None], -step[:, None] - step])
