@@ -161,10 +161,10 @@ def test_rows_of_sensors_may_have_different_lengths():
         two_sensors().filter([0.0, 1.0], rows, sensor=["radar", "gps"])
 
 
-def test_diffuse_start_is_that_of_statsmodels():
-    z = readings_of(50)[:, 0]
+def test_starts_states_and_forecasts_are_those_of_statsmodels():
+    z, parameters = readings_of(50)[:, 0], [0.7, 0.1, 0.02]
     other = sm.tsa.UnobservedComponents(z, "lltrend", use_exact_diffuse=True)
-    result = other.smooth([0.7, 0.1, 0.02])
+    result = other.smooth(parameters)
     model = LinearSDE.discrete([[1.0, 1.0], [0.0, 1.0]], np.diag([0.1, 0.02]), np.eye(1, 2), [[0.7]])
     found = RobustFilter(model, robust=False).fit(np.arange(50.0), z)
     assert found.log_likelihood == pytest.approx(result.llf, abs=1e-8)
@@ -174,6 +174,22 @@ def test_diffuse_start_is_that_of_statsmodels():
     ahead, theirs = found.forecast(5), result.get_forecast(5)
     np.testing.assert_allclose(ahead.mean, theirs.predicted_mean, atol=1e-8)
     np.testing.assert_allclose(ahead.variance, theirs.var_pred_mean, atol=1e-8)
+    signal = result.get_prediction(50, 54, signal_only=True).var_pred_mean  # without the noise of readings
+    np.testing.assert_allclose(ahead.state_covariances[:, 0, 0], signal, atol=1e-8)
+    assert result.predicted_state.shape == (2, 51)  # of each reading from those before, and one more
+    np.testing.assert_allclose(ahead.states[0], result.predicted_state[:, -1], atol=1e-8)
+    approximate = sm.tsa.UnobservedComponents(z, "lltrend").smooth(parameters)
+    assert approximate.loglikelihood_burn == 2
+    left_out = np.log(2 * np.pi)  # two readings, of which nothing is known but their scale
+    assert found.log_likelihood == pytest.approx(approximate.llf - left_out, abs=1e-5)
+    other = sm.tsa.UnobservedComponents(z, "lltrend")
+    other.ssm.initialize_known(np.array([1.0, 0.5]), np.diag([2.0, 3.0]))
+    other.ssm.loglikelihood_burn = 0
+    result = other.smooth(parameters)
+    known = RobustFilter(model, robust=False, start=([1.0, 0.5], np.diag([2.0, 3.0])), start_at="reading")
+    known.fit(np.arange(50.0), z)
+    assert known.log_likelihood == pytest.approx(result.llf, abs=1e-8)
+    np.testing.assert_allclose(known.filter().states, result.filtered_state.T, atol=1e-8)
 
 
 @pytest.mark.parametrize("robust", [False, True])
