@@ -35,8 +35,8 @@ class _Rows(ctypes.Structure):
 
     _fields_ = (
         *_fields(_integer, "series length width parts threads smooth time_stride sensor_stride input_stride"),
-        *_fields(_pointer, "times readings input sensor state mean covariance weight spread"),
-        *_fields(_pointer, "predicted variance log_density fault"),
+        *_fields(_pointer, "times readings input sensor observation noise state mean covariance"),
+        *_fields(_pointer, "weight spread predicted variance log_density fault"),
     )
 
 
@@ -47,6 +47,8 @@ class Rows(NamedTuple):
     readings: Float[np.ndarray, "series length width"]  # NaN where nothing was read
     control: Float[np.ndarray, "#series length inputs"] | None
     sensor: np.ndarray | None  # `(1, length)`: which sensor each row is of. None: each row has all
+    observation: Float[np.ndarray, "series length width n"] | None = None  # C of each row, beside a model of one sensor
+    noise: Float[np.ndarray, "series length width width"] | None = None  # and its R
 
 
 class Found(NamedTuple):
@@ -60,7 +62,13 @@ class Found(NamedTuple):
     variance: np.ndarray  # (..., width): of that prediction, with the noise
     log_density: np.ndarray  # (...)
 
+    @property
+    def gain_ratio(self) -> np.ndarray:
+        """By how much a part of a reading moves its prediction, over what it would with weight 1."""
+        return (self.spread + 1) / (self.spread + 1 / self.weight)
 
+
+UNIT_FACTORS = {"process_noise": 1.0, "observation_noise": 1.0}  # of a model whose noises are as given
 FAULTS = ("", "late", "steps", "infinite", "overflow")  # as numbered in kernels/linear.cpp
 
 
@@ -89,6 +97,7 @@ class LinearKernel:
     ):  # fmt: skip
         loaded = compiled_library()
         (self.states, self.inputs), self.names, self.sensors = control.shape, names, tuple(model.sensors)
+        self.robust = robust
         self.sizes, self.by_component = np.array([*model.sensors.values()], dtype=np.int64), by_component
         ends, noise = np.cumsum(self.sizes), model.observation_noise.detach().numpy()
         self.blocks = [
@@ -240,6 +249,7 @@ class LinearKernel:
         given = _Rows(series, length, width, parts, threads, smooth, *strides)
         fault = np.zeros((series, 2), dtype=np.int64)
         arrays = {"times": rows.times, "readings": rows.readings, "input": rows.control, "sensor": rows.sensor}
+        arrays |= {"observation": rows.observation, "noise": rows.noise}
         arrays |= {"state": state, "fault": fault, **found._asdict()}
         for name, array in arrays.items():
             if array is not None:

@@ -36,7 +36,6 @@ from .linear_sde import LinearSDE
 from .onnx_graph import Graph, Value
 from .problem import LARGEST_VALUE
 from .readings_problem import ReadingsProblem
-from .recursive_filter import Carried, Recursion, packed
 from .series_estimate import OUTLIER_GAIN
 
 _NO_CHALLENGER = -1e300  # its log odds, in the place of -inf, which JSON does not have
@@ -128,21 +127,27 @@ class _ReadingScale(NamedTuple):
 
 
 def series_step(
-    problem: ReadingsProblem, sde: LinearSDE, shown: Sequence[float], start: Carried, last: Carried
+    problem: ReadingsProblem,
+    sde: LinearSDE,
+    shown: Sequence[float],
+    robust: bool,
+    start: Float[np.ndarray, "1 numbers"],
+    last: Float[np.ndarray, "1 numbers"],
 ) -> tuple[StepModel, dict[str, Any]]:
-    """The step of a fitted series. And what its file says: names, and the moments that `start` and `last` carry."""
+    """The step of a fitted series. And what its file says: names, and the states at the first and after the last reading."""
     readings = problem.table.readings
     given = {name for name in ("offset", "noise") if np.any(getattr(readings, name) != 0)}
     given |= set() if readings.observation is None else {"observation"}
-    noises, regressors = problem.sensor_noise[0].numpy(), len(readings.regressors)
+    noises, regressors, n = problem.sensor_noise[0].numpy(), len(readings.regressors), len(sde.dynamics)
 
     def inputs(graph: Graph) -> list[_Reading]:
         return [_series_reading(graph, shown, noises, regressors, given)]
 
-    matrices = sde.dynamics.numpy(), sde.diffusion.numpy(), np.zeros((sde.state_size, 0))
+    matrices = sde.dynamics.numpy(), sde.diffusion.numpy(), np.zeros((n, 0))
     known: dict[str, Any] = {"states": problem.names, "sensors": readings.sensors, "regressors": readings.regressors}
-    known |= {name: packed(x)[0].numpy() for name, x in (("start", start), ("state", last))}
-    return StepModel(*matrices, False, isinstance(start, Recursion), [1], inputs, single=True), known
+    count = 2 * (n + n * n + 2 * SCALES) + 2 if robust else n + n * n
+    known |= {name: x[0, :count] for name, x in (("start", start), ("state", last))}
+    return StepModel(*matrices, False, robust, [1], inputs, single=True), known
 
 
 def matrices_step(

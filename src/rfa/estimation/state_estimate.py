@@ -101,7 +101,7 @@ class StateEstimate:
     @property
     def outliers(self) -> Any:
         """As `weights`: where a reading moves the prediction by less than a fifth of what it would with weight 1."""
-        return self._of_parts((self.found.spread + 1) / (self.found.spread + 1 / self.found.weight) < OUTLIER_GAIN)
+        return self._of_parts(self.found.gain_ratio < OUTLIER_GAIN)
 
     @property
     def innovations(self) -> Any:

@@ -115,7 +115,7 @@ class StateFilter(RobustFilter):
         _ = self._kernel  # its own checks
 
     @functools.cached_property
-    def _kernel(self) -> Kernel:
+    def _kernel(self) -> Kernel:  # type: ignore[override]
         return self._new_kernel(self.robust, self._weights)
 
     def _new_kernel(self, robust: bool, weights: str, **scales: float) -> Kernel:

@@ -1,6 +1,7 @@
 // The filter of a linear model with sensors, as linear_model.py has it: a row when it comes, many series at once, and
 // smoothed. What it knows of a series is one array of numbers, the same in all three.
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <unordered_map>
 
@@ -26,6 +27,7 @@ struct LinearRows {
   int64_t time_stride, sensor_stride, input_stride;  // 0 where all series have the same
   const double *times, *readings, *input;            // (length,), (series, length, width), (length, inputs)
   const int64_t* sensor;                             // (length,) or none
+  const double *observation, *noise;                 // or none: (series, length, width, n or width), C and R of each row
   double* state;                                     // (series, state_size): before the first row, then after the last
   double *mean, *covariance;                         // (series, length, n), (series, length, n, n)
   double *weight, *spread;                           // (series, length, parts)
@@ -43,25 +45,22 @@ inline double bounded(double value) { return std::min(std::max(value, -LARGEST_V
 
 inline std::vector<double> numbers(int64_t count, double value = 0) { return std::vector<double>(size_t(count), value); }
 
-// Phi and V of a gap, and what an input adds over it: of [x, u] with A = [[A, B], [0, 0]].
-template <int N> struct Gaps {
+// Phi and V of a gap, and what an input adds over it: of [x, u] with A = [[A, B], [0, 0]], by blocks of joined states.
+struct Gaps {
   struct Entry {
     double gap = NO_NUMBER;
     std::vector<double> transition, variance, input;
   };
   const LinearModel& model;
-  const Matrices<N> of;
   const int64_t n, size;
   std::vector<double> dynamics, diffusion;
-  Lags lags;
-  std::unique_ptr<Discretization<N>> small;
-  std::unique_ptr<Discretization<0>> joint;
+  std::vector<std::vector<int64_t>> blocks;
+  std::vector<std::function<void(double, double*, double*)>> of_blocks;
   std::vector<Entry> entries;
 
-  Gaps(const LinearModel& given, Matrices<N> states)
-      : model(given), of(states), n(given.states), size(n + given.inputs), dynamics(size_t(size * size)),
-        diffusion(dynamics.size()), lags{1, 1, size, 1, dynamics.data(), diffusion.data(), nullptr, nullptr, nullptr},
-        entries(REMEMBERED) {
+  explicit Gaps(const LinearModel& given)
+      : model(given), n(given.states), size(n + given.inputs), dynamics(size_t(size * size)),
+        diffusion(dynamics.size()), entries(REMEMBERED) {
     for (int64_t i = 0; i < n; i++) {
       std::copy(model.dynamics + i * n, model.dynamics + (i + 1) * n, &dynamics[i * size]);
       std::copy(model.diffusion + i * n, model.diffusion + (i + 1) * n, &diffusion[i * size]);
@@ -69,8 +68,15 @@ template <int N> struct Gaps {
     }
     for (int64_t i = n; i < size; i++) dynamics[i * size + i] = double(model.discrete);
     if (model.discrete) return;
-    if (model.inputs) joint = std::make_unique<Discretization<0>>(lags, Matrices<0>(size));
-    else small = std::make_unique<Discretization<N>>(lags, of);
+    blocks = joined_states(1, size, dynamics.data(), diffusion.data());
+    for (const auto& block : blocks) {
+      const int64_t s = int64_t(block.size());
+      const auto own = selected(dynamics.data(), size, block), noise = selected(diffusion.data(), size, block);
+      with_size(s, [&](auto of) {
+        Discretization<decltype(of)::SIZE> found(own.data(), noise.data(), of);
+        of_blocks.emplace_back([found](double gap, double* phi, double* v) mutable { found.compute(gap, phi, v); });
+      });
+    }
   }
 
   // None where a gap is no whole number of steps.
@@ -86,8 +92,15 @@ template <int N> struct Gaps {
     if (entry.gap == gap) return &entry;
     std::vector<double> phi(dynamics.size()), v(dynamics.size());
     if (model.discrete) power(gap, phi, v);
-    else if (joint) joint->compute(gap, phi.data(), v.data());
-    else small->compute(gap, phi.data(), v.data());
+    for (size_t b = 0; b < blocks.size(); b++) {
+      const int64_t s = int64_t(blocks[b].size());
+      std::vector<double> own(size_t(s * s)), gained(own.size());
+      of_blocks[b](gap, own.data(), gained.data());
+      for (int64_t i = 0; i < s * s; i++) {
+        const int64_t at = blocks[b][i / s] * size + blocks[b][i % s];
+        phi[at] = own[i], v[at] = gained[i];
+      }
+    }
     entry.transition.resize(size_t(n * n)), entry.variance.resize(size_t(n * n));
     entry.input.resize(size_t(n * model.inputs));
     for (int64_t i = 0; i < n; i++) {
@@ -137,19 +150,21 @@ template <int N> struct LinearFilter : LinearBase {
   const int64_t n, m;  // m: of the largest sensor, or 1 where each component has its own weight
   const Matrices<N> of;
   std::vector<int64_t> begin, noise_begin;  // of each sensor in C, and in R
-  std::vector<double> rows, values, zeros, factor, scratch, whitened, full_logs;
+  std::vector<double> rows, values, before, before_covariance, factor, scratch, full_logs;
   std::vector<std::vector<double>> full;    // L^-1 C of each sensor, all components there
   std::vector<std::vector<double>> factors;  // L
+  const double *own_observation = nullptr, *own_noise = nullptr;  // of a row, in the place of the model's
   int64_t channel = 0;
   Problem problem;
   RobustFilter<N> filter;
-  Gaps<N> gaps;
+  Gaps gaps;
   double time = NO_NUMBER, log_units = 0;
 
   LinearFilter(const LinearModel& given, Matrices<N> states)
       : model(given), n(given.states), m(largest(given)), of(states), rows(size_t(m * n)), values(size_t(m)),
-        zeros(size_t(n * n)), problem(one_row()), filter(problem, of, 0, {channels(given), &channel}, !given.robust),
-        gaps(given, states) {
+        before(size_t(n)), before_covariance(size_t(n * n)), problem(one_row()),
+        filter(problem, Covariance<N>(of, before_covariance.data()), before, {channels(given), &channel}, !given.robust),
+        gaps(given) {
     int64_t at = 0, noise_at = 0, most = 0;
     for (int64_t s = 0; s < model.sensors; s++) {
       const int64_t size = model.sizes[s];
@@ -172,13 +187,18 @@ template <int N> struct LinearFilter : LinearBase {
     for (int64_t s = 0; s < given.sensors; s++) components += given.sizes[s];
     return given.by_component ? components : given.sensors;
   }
-  const double* observation(int64_t s) const { return model.observation + begin[s] * n; }
-  const double* noise(int64_t s) const { return model.noise + noise_begin[s]; }
+  const double* observation(int64_t s) const { return own_observation ? own_observation : model.observation + begin[s] * n; }
+  const double* noise(int64_t s) const { return own_noise ? own_noise : model.noise + noise_begin[s]; }
+
+  void set_own(const LinearRows& r, int64_t at) {
+    if (!r.observation) return;
+    problem.predicted_mean = before.data(), problem.predicted_covariance = before_covariance.data();
+    own_observation = r.observation + at * r.width * n, own_noise = r.noise + at * r.width * r.width;
+  }
 
   Problem one_row() {
     Problem p{};
-    p.series = p.covariances = p.models = p.length = p.threads = 1, p.components = m, p.states = n;
-    p.rows = rows.data(), p.values = values.data(), p.start_mean = p.start_covariance = zeros.data();
+    p.length = 1, p.components = m, p.states = n, p.rows = rows.data(), p.values = values.data();
     p.constants = model.constants;
     return p;
   }
@@ -203,7 +223,7 @@ template <int N> struct LinearFilter : LinearBase {
     for (int64_t i = 0; i < size; i++) complete &= z[i] == z[i];
     const double *l = factors[s].data(), *c = full[s].data();
     double logs = full_logs[s];
-    if (!complete) {  // a missing component has a row of zeros, and noise of its own
+    if (!complete || own_noise) {  // a missing component has a row of zeros, and noise of its own
       std::copy(noise(s), noise(s) + size * size, factor.begin());
       std::copy(observation(s), observation(s) + size * n, scratch.begin());
       for (int64_t i = 0; i < size; i++) {
@@ -284,18 +304,19 @@ template <int N> struct LinearFilter : LinearBase {
     return filter.steps.finite(filter.filter.state.p.data()) ? NO_FAULT : OVERFLOWS;
   }
 
-  void add(double* mean, const typename Gaps<N>::Entry& entry, const double* input) const {
+  void add(double* mean, const Gaps::Entry& entry, const double* input) const {
     for (int64_t i = 0; input && i < n; i++)
       for (int64_t j = 0; j < model.inputs; j++) mean[i] += entry.input[i * model.inputs + j] * input[j];
   }
 
-  // What is expected of component i of sensor s, and its variance.
-  void expect(int64_t s, int64_t i, double* predicted, double* variance) {
+  // What is expected of component i of sensor s by a mean and a covariance, and its variance.
+  void expect(int64_t s, int64_t i, const double* mean, const double* p, double* predicted, double* variance) {
     const double* c = observation(s) + i * n;
     const auto& one = filter.filter;
-    *predicted = of.dot(c, one.mean.data());
-    of.apply_transposed(one.state.p.data(), c, filter.x.data());
-    double sum = noise(s)[i * (model.sizes[s] + 1)] + of.dot(c, filter.x.data());
+    *predicted = of.dot(c, mean);
+    of.apply_transposed(p, c, filter.x.data());
+    // states far more uncertain than their sum leave it a negative variance by rounding
+    double sum = noise(s)[i * (model.sizes[s] + 1)] + std::max(of.dot(c, filter.x.data()), 0.0);
     if (one.state.diffuse) {
       double shown = 0, most = 0;
       of.apply_transposed(one.state.root.data(), c, filter.x.data());
@@ -340,7 +361,8 @@ template <int N> struct LinearFilter : LinearBase {
       for (int64_t i = 0; i < size; i++) {
         const bool here = z[at + i] == z[at + i];
         any |= here, seen += here;
-        expect(s, i, out.predicted + at + i, out.variance + at + i);
+        const auto& one = filter.filter;
+        expect(s, i, one.mean.data(), one.state.p.data(), out.predicted + at + i, out.variance + at + i);
         if (!model.by_component) continue;
         channel = begin[s] + i;
         const double logs = set_component(s, i, z[at + i]);
@@ -350,6 +372,8 @@ template <int N> struct LinearFilter : LinearBase {
         channel = s;
         if (any) use_part(set_row(s, z + at), true, out.weight + part, out.spread + part, log_density);
         else out.weight[part] = NO_NUMBER, out.spread[part] = 0;
+        for (int64_t i = 0; any && own_noise && i < size; i++)  // where the challenger takes over, by it
+          expect(s, i, before.data(), before_covariance.data(), out.predicted + at + i, out.variance + at + i);
         part++;
       }
       at += size;
@@ -373,6 +397,7 @@ template <int N> struct LinearFilter : LinearBase {
     if (r.smooth) return smooth(r, series);
     for (int64_t k = 0; k < r.length; k++) {
       const int64_t at = series * r.length + k;
+      set_own(r, at);
       const LinearOutput out{r.mean + at * n, r.covariance + at * n * n, r.weight + at * r.parts, r.spread + at * r.parts,
                              r.predicted + at * r.width, r.variance + at * r.width, r.log_density + at};
       if (r.sensor) {  // a sensor may have fewer components than the row
@@ -418,6 +443,7 @@ template <int N> struct LinearFilter : LinearBase {
       }
       std::copy(path.begin(), path.end(), &paths[k * n]);
       const double* z = r.readings + (series * r.length + k) * r.width;
+      set_own(r, series * r.length + k);
       const int64_t sensor = sensor_of(r, series, k);
       const int64_t begin_sensor = std::max<int64_t>(sensor, 0), end = sensor < 0 ? model.sensors : sensor + 1;
       int64_t part = k * parts;
@@ -433,25 +459,23 @@ template <int N> struct LinearFilter : LinearBase {
       }
     }
     auto mean = numbers(total * n), covariance = numbers(total * n * n), weight = numbers(total, 1);
-    auto before = numbers(total * n), covariance_before = numbers(total * n * n), least = numbers(total);
+    auto mean_before = numbers(total * n), covariance_before = numbers(total * n * n);
     int64_t overflow = -1;
     Problem p = problem;
-    p.length = total, p.smooth = 1, p.diffuse = first.state.diffuse;
+    p.length = total, p.smooth = 1;
     p.rows = row_table.data(), p.values = value_table.data(), p.lag_index = lag_index.data();
     p.transition = transition.data(), p.variance = variance.data();
-    p.start_mean = first.mean.data(), p.start_covariance = first.state.p.data();
     p.mean = mean.data(), p.covariance = covariance.data(), p.weight = weight.data(), p.overflow = &overflow;
-    p.predicted_mean = before.data(), p.predicted_covariance = covariance_before.data();
+    p.predicted_mean = mean_before.data(), p.predicted_covariance = covariance_before.data();
     if (model.robust) {
-      RobustFilter<N>(p, of, 0, {filter.channels.count, channel_of.data()}).run();
+      RobustFilter<N>(p, first.state, first.mean, {filter.channels.count, channel_of.data()}).run();
       for (int64_t k = 0; k < total; k++) {
         const double root = std::sqrt(weight[k]);
         for (int64_t i = 0; i < m * n; i++) row_table[k * m * n + i] *= root;
         for (int64_t i = 0; i < m; i++) value_table[k * m + i] *= root;
       }
     }
-    p.predicted_mean = p.predicted_covariance = nullptr, p.least_squares = least.data();
-    if (overflow < 0) run_filter<N>(p, of, 0);
+    if (overflow < 0) smooth_rows<N>(p, first.state, first.mean);
     if (overflow >= 0) fail(OVERFLOWS, overflow / parts);
     for (int64_t k = 0; k < length; k++) {
       const int64_t at = series * r.length + k, part = (k + 1) * parts - 1;
@@ -476,6 +500,7 @@ struct BoundFilter {
 
 extern "C" {
 
+int64_t rfa_robust_constants_size() { return sizeof(rfa::RobustConstants); }
 int64_t rfa_linear_model_size() { return sizeof(rfa::LinearModel); }
 int64_t rfa_linear_rows_size() { return sizeof(rfa::LinearRows); }
 
