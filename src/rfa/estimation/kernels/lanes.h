@@ -212,23 +212,24 @@ template <int N> struct LaneFilter {
     return fine > Lanes{};
   }
 
-  // The reading in units of its noise. False where some of its components are missing, or infinite.
+  // The reading in units of its noise. False where some of its components are missing, or too large.
   Truth<Lanes> read(Part& part, int64_t at) {
-    Truth<Lanes> whole = Lanes{} == Lanes{}, none = whole, finite = whole;
+    Truth<Lanes> whole = Lanes{} == Lanes{}, none = whole, small = whole;
     for (int64_t i = 0; i < part.size; i++) {
       Lanes z;
       for (int l = 0; l < LANES; l++) z[l] = reading[l][at + i];
       const Truth<Lanes> here = z == z;
       values[i] = choose<Lanes>(here, z, Lanes{});
-      whole = whole & here, none = none & ~here, finite = finite & (values[i] * 0 == Lanes{});
+      whole = whole & here, none = none & ~here;
     }
     part.seen = whole;
     for (int64_t i = 0; i < part.size; i++) {
       const double* factor = part.factor + i * part.stride;
       for (int64_t k = 0; k < i; k++) values[i] -= factor[k] * values[k];
       values[i] *= 1 / factor[i];
+      small = small & (values[i] < all<Lanes>(LARGEST_VALUE)) & (values[i] > all<Lanes>(-LARGEST_VALUE));
     }
-    return (whole | none) & finite;
+    return (whole | none) & small;
   }
 
   // Innovation, P H^T and H P H^T; what is expected of each component, and its variance.
@@ -252,13 +253,13 @@ template <int N> struct LaneFilter {
     }
     for (int64_t i = m - 1; i >= 0; i--) {
       const double* factor = part.factor + i * part.stride;
-      Lanes sum{}, square = all<Lanes>(part.noise[i * (part.stride + 1)]);
+      Lanes sum{}, square{};
       for (int64_t j = 0; j <= i; j++) {
         Lanes one{};
         for (int64_t k = 0; k <= i; k++) one += factor[k] * variance[j * m + k];
         sum += factor[j] * predicted[j], square += factor[j] * one;
       }
-      predicted[i] = sum, expected_variance[i] = square;
+      predicted[i] = sum, expected_variance[i] = part.noise[i * (part.stride + 1)] + larger<Lanes>(square, Lanes{});
     }
   }
 
