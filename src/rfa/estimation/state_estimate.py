@@ -267,4 +267,8 @@ def read_start(start: Any, at: Any, n: int | None, discrete: bool) -> tuple[np.n
     named = not isinstance(at, str) or at == "reading" or (at == "before" and discrete)
     places = "'reading', " + "'before' (one step), " * discrete + "or a time: where the start stands"
     require(at is not None and named, "start_at", at, places)
+    count = max(len(mean), len(covariance))
+    fits = {len(mean), len(covariance)} <= {1, count}
+    require(fits, "start", f"{len(mean)} means, {len(covariance)} covariances", "one, or one for each track")
+    mean, covariance = (np.broadcast_to(x, (count, *x.shape[1:])) for x in (mean, covariance))
     return mean, covariance, at
