@@ -11,7 +11,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +21,11 @@ import scipy.stats
 import torch
 
 from rfa.environment import environment
-from rfa.estimation import Component, Level, Season, StructuralModel, Trend
+from rfa.estimation import Component, Level, LinearSDE, Season, StructuralModel, Trend
 from rfa.estimation.components import ComponentMatrices, ParameterKind, ParameterValues, SeriesScale
+from rfa.estimation.linear_model import UNIT_FACTORS, LinearKernel, Rows
 from rfa.estimation.parameter_search import ParameterSearch, series_scale
-from rfa.estimation.problem import Transitions
-from rfa.estimation.readings_problem import ReadingsProblem, ReadingsTable
-from rfa.estimation.recursive_filter import Recursion, filter_rows
+from rfa.estimation.readings_problem import ReadingsProblem, ReadingsTable, readings_kernel
 from rfa.estimation.series import ReadingInfo, Readings, read_series
 from rfa.estimation.time_axis import TimeAxis
 from rfa.files import write_text_whole
@@ -200,22 +199,21 @@ def predict(problem: ReadingsProblem, scale: SeriesScale, weight: Weight | None,
     table = problem.table
     noise = problem.noise[0].numpy().reshape(-1, size)
     rows = table.rows.numpy().reshape(len(noise), size, -1)
-    first, index = problem.first(scale), table.lag_index[size - 1 :: size]
+    between = table.lags[1][size - 1 :: size].numpy()
+    n, values = rows.shape[2], table.values.numpy().reshape(-1, size)
+    start = problem.first(readings_kernel(problem.sde, problem.names, True), scale)[0]
+    first = start[:n], start[n : n + n * n].reshape(n, n)
+    transition, variance = (x[0].numpy()[between] for x in problem.steps)
     if weight is None:
-        grid, order = problem.grid(), torch.arange(len(noise))[None]
-        seen = grid.observed_components.reshape(1, -1, size).sum(-1)
-        shaped = grid.rows.reshape(1, *rows.shape), grid.values.reshape(1, -1, size)
-        grid = replace(grid, times=grid.times[:, ::size], rows=shaped[0], values=shaped[1])
-        grid = replace(grid, observation_index=order, query_index=order, observed_components=seen)
-        steps = Transitions(problem.transition[0], problem.variance[0], index[None])
-        options = {"compiled": True, "robust": True, "predict": True}
-        states = filter_rows(grid.bounded(), steps, Recursion.first(first), **options).predicted
-        assert states is not None
-        mean, covariance = states.mean[0].numpy(), states.covariance[0].numpy()
-    else:
-        values, between = table.values.numpy().reshape(-1, size), index.numpy()
-        steps, forced, *start = (x[0].numpy() for x in (problem.transition, problem.variance, *first[:2]))
-        mean, covariance, *_ = weighted(rows, values, noise, steps[between], forced[between], *start, weight)
+        model = LinearSDE(problem.sde.dynamics[0], problem.sde.diffusion[0], torch.from_numpy(rows[0]), torch.eye(size))
+        kernel = LinearKernel(model, problem.names, True, False, np.zeros((n, 0)), UNIT_FACTORS)
+        errors = noise[..., None] * np.eye(size)
+        given = table.readings.times[None, ::size].copy(), values[None], None, None, rows[None], errors[None]
+        state = kernel.start(*(x[None] for x in first), np.full(1, np.nan))
+        found, _ = kernel.run(Rows(*given), state)
+        root = np.sqrt(np.maximum(found.variance[0] - noise, 0.0))  # all readings of a row are of one quantity
+        return Predicted(found.predicted[0], root[:, :, None] * root[:, None] + errors)
+    mean, covariance, *_ = weighted(rows, values, noise, transition, variance, *first, weight)
     of_rows = rows @ covariance @ rows.swapaxes(1, 2)
     return Predicted(np.einsum("tij,tj->ti", rows, mean), of_rows + noise[:, None] * np.eye(size))
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from cover import slow
@@ -79,11 +80,13 @@ def sensors(names):
 
 
 def tracking(names):
-    """The robust track is the better one, live and looking back."""
-    pairs, truth = (("robust", "kalman"), ("smooth", "kalman_smooth")), names["truth"][:, :2]
-    for robust, kalman in pairs:
-        errors = [(names[name].mean[:, :2] - truth).square().sum(-1).mean() for name in (robust, kalman)]
-        assert errors[0] < errors[1]
+    """The robust filters are the better ones, live, looking back and with functions; wrong readings are found."""
+    truth = names["at_readings"]
+    errors = {name: np.linalg.norm((found - truth)[3:, [0, 2]]) for name, found in names["states"].items()}
+    assert errors["smoothed"] < errors["robust"] < 0.5 * errors["Kalman"]
+    assert names["outliers"][names["wrong"]].mean() > 0.7 > 0.05 > names["outliers"][~names["wrong"]].mean()
+    robot = {name: np.linalg.norm((found - names["route"])[:, :2]) for name, found in names["estimates"].items()}
+    assert robot["robust"] < 0.25 * robot["EKF"]
 
 
 def attention(names):

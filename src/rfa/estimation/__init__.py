@@ -12,7 +12,7 @@ from .components import (
 )
 from .linear_sde import LinearSDE, Outliers, Simulation
 from .nonlinear_model import NonlinearModel, Sensor
-from .robust_estimator import Estimate, RecursiveEstimate, recursive_estimate, robust_estimate
+from .robust_estimator import Estimate, robust_estimate
 from .robust_filter import RobustFilter
 from .series_estimate import Diagnostics, SeriesEstimate
 from .state_estimate import StateEstimate
@@ -30,7 +30,6 @@ __all__ = [
     "LinearSDE",
     "NonlinearModel",
     "Outliers",
-    "RecursiveEstimate",
     "RobustFilter",
     "Season",
     "Sensor",
@@ -40,6 +39,5 @@ __all__ = [
     "StateEstimate",
     "StructuralModel",
     "Trend",
-    "recursive_estimate",
     "robust_estimate",
 ]

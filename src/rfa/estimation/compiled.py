@@ -34,17 +34,6 @@ def _fields(kind: type, names: str) -> list[tuple[str, type]]:
     return [(name, kind) for name in names.split()]
 
 
-class FilterProblem(ctypes.Structure):
-    """See kernels/problem.h."""
-
-    _fields_ = (
-        *_fields(_integer, "series covariances models length components states threads smooth diffuse"),
-        *_fields(_pointer, "rows values transition variance lag_index start_mean start_covariance"),
-        *_fields(_pointer, "mean covariance least_squares overflow"),
-        *_fields(_pointer, "predicted_mean predicted_covariance weight resumed carried constants"),
-    )
-
-
 class LikelihoodProblem(ctypes.Structure):
     """See kernels/problem.h."""
 
@@ -83,7 +72,6 @@ class RobustConstants(ctypes.Structure):
 
 
 _SIZES = {
-    "filter_problem": FilterProblem,
     "lags": LagsProblem,
     "likelihood_problem": LikelihoodProblem,
     "robust_constants": RobustConstants,
@@ -122,15 +110,13 @@ def threads_for(parts: int, steps: int, states: int) -> int:
     return min(torch.get_num_threads(), parts) if nanoseconds > _WORTH_THREADS else 1
 
 
-def run(entry: str, problem: FilterProblem | LagsProblem | LikelihoodProblem, **tensors: Tensor | None) -> None:
+def run(entry: str, problem: LagsProblem | LikelihoodProblem, **tensors: Tensor | None) -> None:
     """Run `rfa_<entry>`. Fields that are tensors must be contiguous, in float64 or int64."""
     for name, tensor in tensors.items():
         if tensor is not None:
             assert tensor.is_contiguous(), name
             assert tensor.element_size() == 8, name
             setattr(problem, name, tensor.data_ptr())
-    if isinstance(problem, FilterProblem):
-        problem.constants = ctypes.addressof(_ROBUST_CONSTANTS)
     if getattr(library(), f"rfa_{entry}")(ctypes.byref(problem)):
         raise MemoryError(f"rfa: no memory for the {entry} on the CPU")
 

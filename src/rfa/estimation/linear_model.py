@@ -35,8 +35,8 @@ class _Rows(ctypes.Structure):
 
     _fields_ = (
         *_fields(_integer, "series length width parts threads smooth time_stride sensor_stride input_stride"),
-        *_fields(_pointer, "times readings input sensor state mean covariance weight spread"),
-        *_fields(_pointer, "predicted variance log_density fault"),
+        *_fields(_pointer, "times readings input sensor observation noise state mean covariance"),
+        *_fields(_pointer, "weight spread predicted variance log_density fault"),
     )
 
 
@@ -47,6 +47,8 @@ class Rows(NamedTuple):
     readings: Float[np.ndarray, "series length width"]  # NaN where nothing was read
     control: Float[np.ndarray, "#series length inputs"] | None
     sensor: np.ndarray | None  # `(1, length)`: which sensor each row is of. None: each row has all
+    observation: Float[np.ndarray, "series length width n"] | None = None  # C of each row, beside a model of one sensor
+    noise: Float[np.ndarray, "series length width width"] | None = None  # and its R
 
 
 class Found(NamedTuple):
@@ -60,8 +62,21 @@ class Found(NamedTuple):
     variance: np.ndarray  # (..., width): of that prediction, with the noise
     log_density: np.ndarray  # (...)
 
+    @property
+    def gain_ratio(self) -> np.ndarray:
+        """By how much a part of a reading moves its prediction, over what it would with weight 1."""
+        return (self.spread + 1) / (self.spread + 1 / self.weight)
 
+
+UNIT_FACTORS = {"process_noise": 1.0, "observation_noise": 1.0}  # of a model whose noises are as given
 FAULTS = ("", "late", "steps", "infinite", "overflow")  # as numbered in kernels/linear.cpp
+
+
+def compiled_library() -> ctypes.CDLL:
+    """The compiled filters. Raises `RuntimeError` without a compiler."""
+    if (loaded := library()) is None:
+        raise RuntimeError("RobustFilter of matrices or functions needs compiled code: install a C++17 compiler")
+    return loaded
 
 
 class LinearKernel:
@@ -80,10 +95,9 @@ class LinearKernel:
         self, model: LinearModel, names: tuple[str, ...], robust: bool, by_component: bool, control: np.ndarray,
         scales: Mapping[str, float],
     ):  # fmt: skip
-        loaded = library()
-        if loaded is None:
-            raise RuntimeError("RobustFilter of a linear model needs compiled code: install a C++17 compiler")
+        loaded = compiled_library()
         (self.states, self.inputs), self.names, self.sensors = control.shape, names, tuple(model.sensors)
+        self.robust = robust
         self.sizes, self.by_component = np.array([*model.sensors.values()], dtype=np.int64), by_component
         ends, noise = np.cumsum(self.sizes), model.observation_noise.detach().numpy()
         self.blocks = [
@@ -91,6 +105,7 @@ class LinearKernel:
             for end, size, name in zip(ends, self.sizes, self.sensors, strict=True)
         ]
         self.noise = np.concatenate([np.diag(x) for x in self.blocks])
+        self.control = control
         self.observation, self.dynamics = (x.detach().numpy().copy() for x in (model.observation, model.dynamics))
         self.diffusion = model.diffusion.detach().numpy() * scales["process_noise"]
         self.step = model.step if isinstance(model, DiscreteModel) else 0.0
@@ -112,6 +127,8 @@ class LinearKernel:
         self._handles, self._bound = [self._new()], list[np.ndarray]()
         self._handle = self._handles[0]
         self.state_size = int(loaded.rfa_linear_state_size(self._handle))
+        self.carried = self.state_size - 4 * n * n - 4  # numbers of filter and challenger; diffuse directions follow
+        self.unknown = self.carried + 2 * n * n  # the place of the number of directions of which nothing is known
 
     def _new(self) -> ctypes.c_void_p:
         handle = _pointer(self._library.rfa_linear_new(ctypes.byref(self._model)))
@@ -232,6 +249,7 @@ class LinearKernel:
         given = _Rows(series, length, width, parts, threads, smooth, *strides)
         fault = np.zeros((series, 2), dtype=np.int64)
         arrays = {"times": rows.times, "readings": rows.readings, "input": rows.control, "sensor": rows.sensor}
+        arrays |= {"observation": rows.observation, "noise": rows.noise}
         arrays |= {"state": state, "fault": fault, **found._asdict()}
         for name, array in arrays.items():
             if array is not None:

@@ -4,11 +4,14 @@ Weights, noise scales and challengers are those of `recursive_filter.py`: with l
 one exception. Here a filter that a challenger replaces becomes the challenger, so that three wrong readings that agree
 are soon forgotten. The linear filter has no such rule: after a diffuse start it doubled the error of large outliers.
 
-A weight may also count for one component of a reading. Then the components are weighted one after another.
+A weight may also count for one component of a reading. Then the components are weighted one after another. Weights come
+from compiled code (`rfa_weigh` in kernels/linear.cpp), the rest is NumPy.
 
 Source: Särkkä and Svensson, Bayesian Filtering and Smoothing (2023), chapters 7 to 10 and 12 to 14.
 """
 
+import ctypes
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +24,7 @@ from numpy import ndarray
 
 from rfa.checks import check_choice, require
 
+from .compiled import _ROBUST_CONSTANTS, _integer, _pointer
 from .gaussian import (
     ABANDONED_LOG_ODDS,
     MOST_LOG_ODDS_GAIN,
@@ -31,10 +35,8 @@ from .gaussian import (
     Gaussian,
     Information,
     NoiseScale,
-    ScalePosterior,
-    infer_scale,
 )
-from .linear_model import Found, Rows, noise_name
+from .linear_model import Found, Rows, compiled_library, noise_name
 from .nonlinear_model import REGULAR, Linearised, NonlinearModel, of_sensor
 from .problem import LARGEST_VALUE
 
@@ -50,7 +52,7 @@ class Candidate(NamedTuple):
 
     mean: ndarray  # `(n,)`
     covariance: ndarray  # `(n, n)`
-    scales: dict[Any, NoiseScale]  # by sensor, and by sensor and component
+    scales: dict[str, ndarray]  # by sensor, `(1 + m, 2, scales)`: of its reading and components, as `NoiseScale`
     log_odds: dict[str, float]  # by sensor: of weights for components over weights for readings
 
 
@@ -69,7 +71,7 @@ class ReadingPosterior(NamedTuple):
     """What a reading says of its weights and of the state."""
 
     candidate: Candidate  # after the reading
-    weights: ndarray  # `(m,)`, of its present components
+    weights: ndarray  # `(m,)`, 1 of missing components
     log_evidence: float  # its log density, in units of the noise and without 2 pi
     distance: float  # squared, of the innovation, by what weight 1 expects
     linear: tuple[ndarray, ndarray, ndarray]  # the reading is `slope x + e`: its value, the slope, the variance of e
@@ -77,14 +79,13 @@ class ReadingPosterior(NamedTuple):
     variance: ndarray  # `(m,)`, of the innovation with weight 1
 
 
-class Weighted(NamedTuple):
-    """The weights of a reading, and what it says of the scales of the noise."""
+class SeenNoise(NamedTuple):
+    """R of a reading, some of whose components may be missing: these have noise of their own, 1."""
 
-    weights: ndarray  # `(m,)`
-    scatter: ndarray  # `(n, n)`: the covariance between scales of the state after the reading
-    scales: dict[Any, NoiseScale]
-    log_odds: dict[str, float]
-    log_evidence: float
+    noise: ndarray  # `(m, m)`
+    bound: ndarray  # `(m,)`, of an innovation: squares of larger ones overflow
+    log_scale: float  # the log density of a reading is that in units of the noise minus this
+    kind: int  # of its weights, as kernels/linear.cpp numbers them
 
 
 class Reading(NamedTuple):
@@ -151,6 +152,10 @@ class NonlinearKernel:
             require(fits, "weights", weights, f"'reading' or 'auto': observation_noise{of_sensor(name)} not diagonal")
         self.sensors, self.sizes = tuple(noises), np.array([len(x) for x in noises.values()])
         self.noise = np.concatenate([noise.diagonal() for noise in noises.values()])
+        self._noises, self._identity = dict[tuple[str, bytes], SeenNoise](), np.eye(self.states)
+        weigh = compiled_library().rfa_weigh
+        weigh.argtypes = [_pointer, *[_integer] * 3, *[_pointer] * 3]
+        self._weigh = functools.partial(weigh, ctypes.addressof(_ROBUST_CONSTANTS))
         self.by_component, total = weights != "reading", int(self.sizes.sum())
         self.all_parts, self.one_parts = (total, int(self.sizes.max())) if self.by_component else (len(noises), 1)
 
@@ -228,16 +233,15 @@ class NonlinearKernel:
         found.mean[0], found.covariance[0] = step.after.mean, step.after.covariance
         if (posterior := step.posterior) is None:
             return
-        reading, seen = step.row, step.row.seen
-        noise = self.by_name[reading.sensor].observation_noise[np.ix_(seen, seen)]
-        spread = posterior.variance / noise.diagonal() - 1
-        found.log_density[0] += posterior.log_evidence - np.linalg.slogdet(2 * math.pi * noise)[1] / 2
-        found.predicted[0, columns][seen] = reading.value[seen] - posterior.innovation
-        found.variance[0, columns][seen] = posterior.variance
+        seen, of = step.row.seen, self._noise_of(step.row.sensor, step.row.seen)
+        spread = np.where(seen, posterior.variance / of.noise.diagonal() - 1, np.nan)
+        found.log_density[0] += posterior.log_evidence - of.log_scale
+        found.predicted[0, columns] = step.row.value - posterior.innovation
+        found.variance[0, columns] = np.where(seen, posterior.variance, np.nan)
         if self.by_component:
-            found.weight[0, places][seen], found.spread[0, places][seen] = posterior.weights, spread
+            found.weight[0, places], found.spread[0, places] = np.where(seen, posterior.weights, np.nan), spread
         else:
-            found.weight[0, places], found.spread[0, places] = posterior.weights[0], spread.mean()
+            found.weight[0, places], found.spread[0, places] = posterior.weights[seen][0], np.nanmean(spread)
 
     def predicted(self, candidate: Candidate, before: float | None, row: Reading) -> Candidate:
         """A step later. Two readings of one time have no step between them, and the first of all has none before it."""
@@ -259,7 +263,7 @@ class NonlinearKernel:
         log_odds, trusted, ended, same = state.log_odds, max(state.trusted - 1, 0), True, False
         if other is not None:
             if state.trusted and other.weights.min() < REJECTED:  # it keeps what it says of the scale
-                full = self.posterior(rival, row, np.ones(m))
+                full = self.posterior(rival, row, np.ones(len(row.value)))
                 learned = full.candidate._replace(scales=other.candidate.scales, log_odds=other.candidate.log_odds)
                 other = full._replace(candidate=learned, log_evidence=other.log_evidence)
             change = other.log_evidence - own.log_evidence
@@ -269,7 +273,7 @@ class NonlinearKernel:
             ended = not ABANDONED_LOG_ODDS < log_odds <= 0
         if (ended or same) and own.weights.min() < REJECTED and own.distance < NO_DIGITS:
             wide = before._replace(covariance=before.covariance * max(own.distance / m, 1.0))
-            other = _result_or_none(self.posterior, wide, row, np.ones(m))
+            other = _result_or_none(self.posterior, wide, row, np.ones(len(row.value)))
             log_odds, trusted = PRIOR_LOG_ODDS, 2 * (-(-len(before.mean) // m) - 1)
         elif ended:
             other = None
@@ -283,95 +287,64 @@ class NonlinearKernel:
     def posterior(self, prior: Candidate, row: Reading, weights: ndarray | None = None) -> ReadingPosterior:
         """After a reading, by its robust weights or by given ones. Iterations are Gauss-Newton steps that may halve."""
         sensor, seen = self.by_name[row.sensor], row.seen
-        reading, noise = np.where(seen, row.value, 0.0), sensor.observation_noise[np.ix_(seen, seen)]
-        mean, covariance, *_ = prior
-        spread, dual = covariance, np.zeros_like(mean)  # the state is `mean + covariance dual`
+        reading, (noise, bound, _, kind) = np.where(seen, row.value, 0.0), self._noise_of(row.sensor, seen)
+        (mean, covariance, *_), n, m = prior, self.states, len(seen)
+        spread, dual = covariance, np.zeros(n)  # the state is `mean + covariance dual`
         accepted, least, found, expected = dual, math.inf, None, tuple[ndarray, ...]()
         for _ in range(self.iterations):
             point = mean + covariance @ dual
             linear = self.model.reading(row.sensor, sensor, point, spread)
-            slope, extra = linear.slope[seen], linear.extra[np.ix_(seen, seen)]
-            bound = LARGEST_VALUE * np.sqrt(noise.diagonal())  # squares of larger ones overflow
-            left = sensor.difference(reading, linear.value)[seen].clip(-bound, bound)
+            slope, extra = linear.slope * seen[:, None], linear.extra * (seen[:, None] & seen)
+            left = np.minimum(np.maximum(sensor.difference(reading, linear.value) * seen, -bound), bound)
             innovation = left - slope @ (mean - point)
-            weighted = self._weights_of(
-                prior, row.sensor, np.flatnonzero(seen), innovation, slope, extra, noise, weights
-            )
-            rooted = weighted.weights**-0.5
-            error = extra + rooted[:, None] * noise * rooted
-            cost = dual @ covariance @ dual + left @ np.linalg.solve(error, left)
+            scales = prior.scales[row.sensor].copy() if row.sensor in prior.scales else self._first_scales(m)
+            given = np.concatenate([x.ravel() for x in (innovation, slope, extra, noise, covariance, seen)])
+            out = np.append(np.empty(m + n * n + 2), prior.log_odds.get(row.sensor, 0.0))
+            sizes = (kind if weights is None else 0), n, m
+            if self._weigh(*sizes, *(x.ctypes.data for x in (scales, given, out))):
+                raise MemoryError("rfa: no memory for a reading")
+            own = out[:m] if weights is None else weights
+            evidence, distance, odds = out[-3:].tolist()
+            error, across = extra + noise / own, slope @ covariance  # R is diagonal where weights differ
+            cost = dual @ covariance @ dual + left @ np.linalg.solve(error, left) if self.iterations > 1 else 0.0
             if cost > least * (1 + _SAME_COST):
                 dual = (dual + accepted) / 2
                 continue
-            across = slope @ covariance
-            expected = expected or (left, (across @ slope.T + extra + noise).diagonal())
-            solved = np.linalg.solve(across @ slope.T + error, np.column_stack([innovation, across]))
+            variance = across @ slope.T
+            expected = expected or (left, (variance + extra + noise).diagonal())
+            solved = np.linalg.solve(variance + error, np.concatenate([innovation[:, None], across], axis=1))
             accepted, least, dual = dual, cost, slope.T @ solved[:, 0]
             updated, gain = mean + covariance @ dual, solved[:, 1:].T
-            kept = np.eye(len(mean)) - gain @ slope
-            spread = kept @ covariance @ kept.T + gain @ error @ gain.T + weighted.scatter  # Joseph's form
+            kept, scatter = self._identity - gain @ slope, out[m : m + n * n].reshape(n, n)
+            spread = kept @ covariance @ kept.T + gain @ error @ gain.T + scatter  # Joseph's form
             spread = (spread + spread.T) / 2
             finite = bool(np.isfinite(updated).all() and np.isfinite(spread).all())
             require(finite, f"readings{of_sensor(row.sensor)}", row.value.tolist(), "other units: the state overflows")
-            distance = innovation @ np.linalg.solve(across @ slope.T + extra + noise, innovation)
-            after = Candidate(updated, spread, weighted.scales, weighted.log_odds)
+            odds = min(max(odds, -_MOST_LOG_ODDS), _MOST_LOG_ODDS)
+            after = Candidate(
+                updated, spread, {**prior.scales, row.sensor: scales}, {**prior.log_odds, row.sensor: odds}
+            )
             linear_reading = innovation + slope @ mean, slope, error
-            rest = float(distance), linear_reading, *expected
-            found = ReadingPosterior(after, weighted.weights, weighted.log_evidence, *rest)  # type: ignore[arg-type]
+            found = ReadingPosterior(after, own, evidence, distance, linear_reading, *expected)  # type: ignore[arg-type]
             if np.abs(updated - point).max() <= _SAME_POINT * np.abs(updated).max():
                 break
         assert found is not None
         return found
 
-    def _weights_of(
-        self, prior: Candidate, name: str, seen: ndarray, innovation: ndarray, slope: ndarray, extra: ndarray,
-        noise: ndarray, weights: ndarray | None,
-    ) -> Weighted:  # fmt: skip
-        """The weights of a reading's m components that are seen, by its innovation."""
-        m, n = slope.shape
-        root = np.linalg.cholesky(noise)
-        whitened = np.linalg.solve(root, np.column_stack([innovation, slope, extra]))
-        error, rows = whitened[:, 0], whitened[:, 1 : n + 1]
-        across = prior.covariance @ rows.T
-        variance = rows @ across + np.linalg.solve(root, whitened[:, n + 1 :].T)
-        scales = dict(prior.scales)
-        if weights is not None or not self.robust:
-            factor = np.linalg.cholesky(variance + np.eye(m))
-            evidence = -(np.linalg.solve(factor, error) ** 2).sum() / 2 - np.log(np.diag(factor)).sum()
-            weights = np.ones(m) if weights is None else weights
-            return Weighted(weights, np.zeros((n, n)), scales, prior.log_odds, float(evidence))
-        found = self._scale(scales, name, error, variance)
-        scatter = across @ found.scatter[0].numpy() @ across.T
-        whole = Weighted(np.full(m, found.weight.item()), scatter, scales, prior.log_odds, found.log_evidence.item())
-        kind = self.weights
-        if kind == "reading" or (m == 1 and kind == "auto") or np.count_nonzero(noise) > m:
-            return whole
-        weights, covariance, scatter, evidence = np.ones(m), prior.covariance, np.zeros((n, n)), 0.0
-        for j, (row, variance_of_error) in enumerate(zip(slope, noise.diagonal(), strict=True)):
-            across = covariance @ row
-            variance = row @ across + extra[j, j]
-            size = variance_of_error**0.5
-            found = self._scale(scales, (name, seen[j]), innovation[[j]] / size, variance[None, None] / size**2)
-            weights[j], evidence = found.weight.item(), evidence + found.log_evidence.item()
-            gain = across / (variance + variance_of_error / weights[j])
-            innovation = innovation - slope @ gain * innovation[j]
-            between = np.outer(across, across) * (found.scatter.item() / variance_of_error)
-            covariance, scatter = covariance - np.outer(gain, across) + between, scatter + between
-        odds = prior.log_odds.get(name, 0.0) + evidence - whole.log_evidence
-        log_odds = prior.log_odds | {name: min(max(odds, -_MOST_LOG_ODDS), _MOST_LOG_ODDS)}
-        if kind == "component" or odds > 0:
-            return Weighted(weights, scatter, scales, log_odds, evidence)
-        return whole._replace(log_odds=log_odds)
+    def _noise_of(self, name: str, seen: ndarray) -> SeenNoise:
+        """Of a sensor's components that are seen, computed once."""
+        key = name, seen.tobytes()
+        if key not in self._noises:
+            noise = np.where(seen[:, None] & seen, self.by_name[name].observation_noise, np.eye(len(seen)))
+            alone = self.weights == "reading" or (self.weights == "auto" and seen.sum() == 1)
+            alone |= np.count_nonzero(noise) > len(seen)
+            kind = 0 if not self.robust else 1 if alone else 2 if self.weights == "component" else 3
+            log_scale = (np.linalg.slogdet(noise)[1] + seen.sum() * math.log(2 * math.pi)) / 2
+            self._noises[key] = SeenNoise(noise, LARGEST_VALUE * np.sqrt(noise.diagonal()), log_scale, kind)
+        return self._noises[key]
 
-    @staticmethod
-    def _scale(scales: dict[Any, NoiseScale], key: Any, innovation: ndarray, variance: ndarray) -> ScalePosterior:
-        """The scale of an error by its whitened innovation. What is known of the scales of this key is updated."""
-        error = torch.tensor(innovation)[None]
-        scale = scales.get(key) or NoiseScale.prior(error)
-        present = torch.ones_like(error, dtype=torch.bool)
-        found = infer_scale(scale.expected(), error, torch.tensor(variance)[None], present)
-        scales[key] = scale.updated(found)
-        return found
+    def _first_scales(self, m: int) -> ndarray:
+        return np.tile(np.stack(NoiseScale.prior(torch.zeros(1, dtype=torch.float64)))[:, 0], (1 + m, 1, 1))
 
     def smoothed(self, rows: Sequence[Reading], start: FilterState) -> list[ReadingStep]:
         """Each row with the state by all rows, and its weights, as `recursive_filter.robust_smoother` finds them.
@@ -379,7 +352,7 @@ class NonlinearKernel:
         Backward, a row has the filter's prediction and the same with the future: the one under which it is more
         probable gives its weights. Then the filter goes forward with them, and a pass backward smooths it.
         """
-        weights = [np.ones(row.seen.sum()) for row in rows]
+        weights = [np.ones(len(row.value)) for row in rows]
         if self.robust:
             state, steps = start, list[ReadingStep]()
             for row in rows:
@@ -413,18 +386,15 @@ class NonlinearKernel:
         later = Information(*(torch.zeros(1, *shape, dtype=torch.float64) for shape in ((n, n), (n,), ())))
         for k in reversed(range(len(steps))):
             row, before, posterior = steps[k]
-            weights.append(np.ones(row.seen.sum()))
+            weights.append(np.ones(len(row.value)))
             if posterior is not None:
                 past = before._replace(scales=scales, log_odds=last.log_odds)
                 mean, covariance = torch.tensor(past.mean)[None], torch.tensor(past.covariance)[None]
                 both = Gaussian(mean, covariance, None, 0 * mean[:, 0]).informed(later)[0]
                 future = past._replace(mean=both.mean[0].numpy(), covariance=both.covariance[0].numpy())
                 found = max(self.posterior(future, row), self.posterior(past, row), key=lambda x: x.log_evidence)
-                scales = scales | {
-                    key: NoiseScale(scales[key].counts, scale.last)
-                    for key, scale in found.candidate.scales.items()
-                    if key in scales
-                }
+                last_one = found.candidate.scales[row.sensor][:, 1]
+                scales = scales | {row.sensor: np.stack([scales[row.sensor][:, 0], last_one], axis=1)}
                 weights[-1] = found.weights
                 value, slope, error = found.linear
                 whitened = np.linalg.solve(np.linalg.cholesky(error), np.column_stack([value, slope]))[None]

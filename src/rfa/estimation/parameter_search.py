@@ -369,7 +369,7 @@ class ParameterSearch:
     def _innovations(self, values: Mapping[str, float], readings: Readings) -> np.ndarray:
         """Of the robust filter, NaN where nothing predicts a reading."""
         problem = ReadingsTable.of(self.model, readings).problem(values)
-        run = filter_readings(problem, problem.first(self.scale), robust=True)
+        run = filter_readings(problem, self.scale, robust=True)
         return standardised_innovations(problem, run, self.scale)
 
     def _wrong_start(self, values: Mapping[str, float]) -> np.ndarray:
@@ -398,8 +398,7 @@ class ParameterSearch:
         if not best.any():
             return none
         problem = ReadingsTable.of(self.model, replace(readings, refused=best)).problem(values)
-        smoothed = filter_readings(problem, problem.first(self.scale), robust=True, smooth=True)
-        mean, variance = problem.of_readings(smoothed.estimates)
+        mean, variance = problem.of_readings(filter_readings(problem, self.scale, robust=True, smooth=True))
         wrong = best & (np.abs(readings.values - readings.offset - mean) > _FAR_DEVIATIONS * np.sqrt(variance))
         return np.pad(wrong, (0, len(self.readings) - len(wrong)))
 

@@ -14,7 +14,9 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from .compiled import can_run, discretize
+from rfa.checks import require
+
+from .compiled import can_run
 from .gaussian import Gaussian, Information
 from .linear_sde import InitialMoments, LinearSDE, broadcast_shapes, check_initial, identity_like, real
 
@@ -125,11 +127,7 @@ class ObservationGrid:
 
     def bounded(self) -> "ObservationGrid":
         """With values bounded so that their squares do not overflow. Such values are outliers in any case."""
-        if bool((self.rows.detach().abs() > _LARGEST_ROW).any()):
-            raise ValueError(
-                f"observation_noise: got a standard deviation of less than 1 / {_LARGEST_ROW:g} of what the states "
-                "show, expected another unit for observations and states"
-            )
+        check_rows(self.rows.detach())
         if not bool((self.values.abs() > LARGEST_VALUE).any()):
             return self
         return replace(self, values=self.values.clamp(min=-LARGEST_VALUE, max=LARGEST_VALUE))
@@ -146,6 +144,13 @@ class ObservationGrid:
         return replace(self, **doubled)
 
 
+def check_rows(rows: Any) -> None:
+    """Raise `ValueError` where rows of C over the noise are too large for a robust filter."""
+    least = f"a standard deviation of less than 1 / {_LARGEST_ROW:g} of what the states show"
+    expected = "another unit for observations and states"
+    require(not bool((abs(rows) > _LARGEST_ROW).any()), "observation_noise", least, expected)
+
+
 def along_grid(x: Shaped[Tensor, "b grid ..."], index: Int[Tensor, "#b length"]) -> Tensor:
     """`x` at some time indices of each series, `(b, length, ...)`."""
     return torch.take_along_dim(x, index.reshape(*index.shape, *(1,) * (x.dim() - 2)), dim=1)
@@ -160,18 +165,14 @@ class Transitions:
     index: Int[Tensor, "#b steps"]  # which of them each step has
 
     @classmethod
-    def of(cls, sde: LinearSDE, grid: ObservationGrid, compiled: bool = False) -> "Transitions":
-        """Of a grid, with gradients unless they are compiled."""
-        if compiled and sde.batch_shape.numel() == 1:
-            lags, index = torch.unique(grid.lags[: grid.models], return_inverse=True)
-            transition, variance = (x[0] for x in discretize(sde, lags))
-        else:
-            transition, variance = (
-                each_step(of, sde, grid, grid.lags).flatten(0, 1) for of in (sde.transition, sde.covariance)
-            )
-            lags = grid.lags[: grid.models]
-            index = torch.arange(lags.numel(), device=lags.device).view(lags.shape)
-            lags = lags.flatten()
+    def of(cls, sde: LinearSDE, grid: ObservationGrid) -> "Transitions":
+        """Of a grid, with gradients."""
+        transition, variance = (
+            each_step(of, sde, grid, grid.lags).flatten(0, 1) for of in (sde.transition, sde.covariance)
+        )
+        lags = grid.lags[: grid.models]
+        index = torch.arange(lags.numel(), device=lags.device).view(lags.shape)
+        lags = lags.flatten()
         finite = (transition.isfinite() & variance.isfinite()).all(-1).all(-1)
         if not bool(finite.all()):
             gap = lags[~finite].min().item()
@@ -207,17 +208,12 @@ class EstimationProblem:
 
     @functools.cached_property
     def compiled(self) -> bool:
-        """Whether compiled code takes it: on the CPU, with a compiler, without gradients."""
+        """Whether compiled code takes it: one model, on the CPU, with a compiler, without gradients."""
         sde, grid, initial = self.sde, self.grid, self.initial
-        given = [sde.dynamics, sde.diffusion, sde.observation, sde.observation_noise]
-        given += [grid.times, grid.rows, grid.values]
+        given = [sde.dynamics, sde.diffusion, grid.times, grid.rows, grid.values]
         given += [] if initial is None else [initial.mean, initial.covariance]
-        return not (torch.is_grad_enabled() and any(x.requires_grad for x in given)) and can_run(*given)
-
-    @functools.cached_property
-    def transitions(self) -> Transitions:
-        """Of the grid."""
-        return Transitions.of(self.sde, self.grid, self.compiled)
+        wanted = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+        return sde.batch_shape.numel() == 1 and not wanted and can_run(*given)
 
     @functools.cached_property
     def stationary(self) -> Float[Tensor, "b n n"] | None:

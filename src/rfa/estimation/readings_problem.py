@@ -5,10 +5,11 @@ Readings of one time follow each other without a step between them. This is exac
 and gives each sensor its own weight.
 """
 
+import functools
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,15 @@ from rfa.checks import require, require_each
 from .compiled import LikelihoodProblem, can_run, discretize, run, threads_for
 from .components import Component, ComponentMatrices, ParameterValues, SeriesScale, StructuralModel
 from .gaussian import Gaussian
+from .linear_model import UNIT_FACTORS, Found, LinearKernel, Rows
 from .linear_sde import LinearSDE
-from .problem import ObservationGrid, Transitions
-from .recursive_filter import Carried, FilteredRows, Recursion, StateMoments, filter_rows, kalman_filter
+from .problem import LARGEST_VALUE, ObservationGrid, Transitions, check_rows
+from .recursive_filter import LoopedKernel, kalman_filter
 from .series import Readings
 from .time_axis import as_numbers, doubtful_period
 
 IRREGULAR = "sigma2.irregular"
+OVERFLOW = "a gap over which the state overflows", "shorter gaps"
 _DIFFUSE = 1e8  # variance of a diffuse state, in units of the series' variance
 _MANTISSA = 2.0**34  # steps that differ by less, relatively, share a transition: times have been rounded
 _NO_SHARE = 1e-12  # relative: a direction that others explain but for less is not told from them
@@ -85,6 +88,9 @@ def irregular_names(sensors: tuple[str, ...]) -> list[str]:
     return [f"{IRREGULAR}.{sensor}" if sensor else IRREGULAR for sensor in sensors]
 
 
+ReadingsKernel = LinearKernel | LoopedKernel
+
+
 @dataclass(frozen=True)
 class ReadingsTable:
     """A model and readings: what does not depend on the values of parameters."""
@@ -96,8 +102,6 @@ class ReadingsTable:
     sensor: Int[Tensor, " T"]  # of each reading
     noise: Float[Tensor, " T"]  # known variances, beside the sensors'
     least_noise: Float[Tensor, " sensors"]  # the smallest of them among the readings of each sensor
-    lags: Float[Tensor, " lags"]  # the different steps from a reading to the next
-    lag_index: Int[Tensor, " steps"]  # which of them each step is
 
     @classmethod
     def of(cls, model: StructuralModel, readings: Readings) -> "ReadingsTable":
@@ -107,9 +111,15 @@ class ReadingsTable:
         seen = ~np.isnan(values)
         np.minimum.at(least, readings.sensor[seen], readings.noise[seen])
         noise = np.nan_to_num(readings.noise)  # of a missing reading
-        arrays = values, readings.sensor, noise, least, *_distinct_lags(np.diff(readings.times))
+        arrays = values, readings.sensor, noise, least
         tensors = (torch.from_numpy(np.ascontiguousarray(x)) for x in arrays)
         return cls(model, readings, _rows(model, readings), *tensors)
+
+    @functools.cached_property
+    def lags(self) -> tuple[Float[Tensor, " lags"], Int[Tensor, " steps"]]:
+        """The different steps from a reading to the next, and which of them each step is."""
+        lags, index = map(torch.from_numpy, _distinct_lags(np.diff(self.readings.times)))
+        return lags, index
 
     def problem(self, parameters: Mapping[str, float | int | Float[Tensor, " b"]]) -> "ReadingsProblem":
         """With values of the parameters, factors as decay rates: numbers, or `(b,)` of several models."""
@@ -118,13 +128,7 @@ class ReadingsTable:
         given = {name: value.expand(b) for name, value in given.items()}
         sde = self.model.sde_of_rates(given, torch.ones(b, dtype=torch.float64))
         sensor_noise = torch.stack([given[name] for name in irregular_names(self.readings.sensors)], dim=-1)
-        silent = bool((sensor_noise + self.least_noise <= 0).any())
-        require(not silent, IRREGULAR, "a reading without noise", "sigma2.irregular > 0, or noise=... for each reading")
-        transition, variance = discretize(sde, self.lags)
-        finite = bool((transition.sum() + variance.sum()).isfinite())
-        require(finite, "times", "a gap over which the state overflows", "shorter gaps")
-        covariance, units = self.model.initial(sde, self.readings.gap)
-        return ReadingsProblem(self, sensor_noise, transition, variance, covariance, units)
+        return ReadingsProblem(self, sde, sensor_noise)
 
 
 @dataclass(frozen=True)
@@ -132,14 +136,31 @@ class ReadingsProblem:
     """Readings and b models of them."""
 
     table: ReadingsTable
+    sde: LinearSDE  # b models
     sensor_noise: Float[Tensor, "b sensors"]  # the variance of each sensor's errors
-    transition: Float[Tensor, "b lags n n"]  # Phi of each different lag
-    variance: Float[Tensor, "b lags n n"]  # V of each different lag
-    covariance: Float[Tensor, "b n n"]  # of the stationary states before the first reading, 0 elsewhere
-    units: Float[Tensor, " n"]  # of the diffuse states, 0 elsewhere
+
+    def __post_init__(self) -> None:
+        silent = bool((self.sensor_noise + self.table.least_noise <= 0).any())
+        require(not silent, IRREGULAR, "a reading without noise", "sigma2.irregular > 0, or noise=... for each reading")
+
+    @functools.cached_property
+    def steps(self) -> tuple[Float[Tensor, "b lags n n"], Float[Tensor, "b lags n n"]]:
+        """Phi and V of each different lag."""
+        transition, variance = discretize(self.sde, self.table.lags[0])
+        require(bool((transition.sum() + variance.sum()).isfinite()), "times", *OVERFLOW)
+        return transition, variance
+
+    @functools.cached_property
+    def initial(self) -> tuple[Float[Tensor, "b n n"], Float[Tensor, " n"]]:
+        """The covariance of the stationary states before the first reading, and the units of the diffuse states."""
+        return self.table.model.initial(self.sde, self.table.readings.gap)
 
     def __len__(self) -> int:
         return len(self.table.values)
+
+    def with_readings(self, readings: Readings) -> "ReadingsProblem":
+        """Of other readings."""
+        return replace(self, table=ReadingsTable.of(self.table.model, readings))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -165,21 +186,32 @@ class ReadingsProblem:
 
     def transitions(self) -> Transitions:
         """Of each step, by the lags of all models."""
-        (b, lags, _, _), index = self.transition.shape, self.table.lag_index
-        of_models = lags * torch.arange(b)[:, None] + index
-        return Transitions(self.transition.flatten(0, 1), self.variance.flatten(0, 1), of_models)
+        transition, variance = self.steps
+        of_models = transition.shape[1] * torch.arange(len(transition))[:, None] + self.table.lags[1]
+        return Transitions(transition.flatten(0, 1), variance.flatten(0, 1), of_models)
 
-    def of_readings(self, states: StateMoments | None) -> tuple[np.ndarray, np.ndarray]:
+    def rows(self, robust: bool) -> Rows:
+        """Of one model: the readings as a kernel takes them, for a robust filter bounded so that squares are finite."""
+        values, noise = self.table.values.numpy(), np.maximum(self.noise[0].numpy(), np.finfo(float).tiny)
+        if robust:
+            deviation = np.sqrt(noise)
+            check_rows(self.table.rows.numpy() / deviation[:, None])
+            values = np.clip(values, -LARGEST_VALUE * deviation, LARGEST_VALUE * deviation)
+        times, observation = self.table.readings.times, self.table.rows.numpy()
+        return Rows(
+            times[None], values[None, :, None], None, None, observation[None, :, None], noise[None, :, None, None]
+        )
+
+    def of_readings(self, found: Found) -> tuple[np.ndarray, np.ndarray]:
         """Of one model: the mean of what the rows of C show of the states, and its variance with the noise, `(T,)`."""
-        assert states is not None
-        mean, covariance, shown = states.mean[0].numpy(), states.covariance[0].numpy(), self.table.rows.numpy()
-        spread = np.einsum("tij,tj->ti", covariance, shown)
+        shown = self.table.rows.numpy()
+        spread = np.einsum("tij,tj->ti", found.covariance, shown)
         variance = np.einsum("ti,ti->t", shown, spread)
         # states far more uncertain than their sum leave it a negative variance by rounding
-        return np.einsum("ti,ti->t", shown, mean), np.maximum(variance, 0.0) + self.noise[0].numpy()
+        return np.einsum("ti,ti->t", shown, found.mean), np.maximum(variance, 0.0) + self.noise[0].numpy()
 
     def ahead(
-        self, sde: LinearSDE, states: StateMoments, origins: Any, targets: Any
+        self, sde: LinearSDE, states: Found, origins: Any, targets: Any
     ) -> tuple[Float[np.ndarray, " pairs"], Float[np.ndarray, " pairs"]]:
         """Of one model: mean and variance of the readings `targets`, by the states at the readings `origins` alone."""
         pairs = {name: as_numbers(name, x) for name, x in (("origins", origins), ("targets", targets))}
@@ -196,42 +228,57 @@ class ReadingsProblem:
         transition, variance = (x[0].numpy() for x in discretize(sde, torch.from_numpy(lags)))
         shown = table.rows.numpy()[targets]
         moved = np.einsum("pi,pij->pj", shown, transition[index])
-        covariance = states.covariance[0].numpy()[origins]
+        covariance = states.covariance[origins]
         spread = np.einsum("pi,pij,pj->p", moved, covariance, moved)
         spread = np.maximum(spread, 0.0) + np.einsum("pi,pij,pj->p", shown, variance[index], shown)
-        mean = np.einsum("pi,pi->p", moved, states.mean[0].numpy()[origins]) + table.readings.offset[targets]
+        mean = np.einsum("pi,pi->p", moved, states.mean[origins]) + table.readings.offset[targets]
         return mean, spread + self.noise[0].numpy()[targets]
 
     def drawn(
-        self, sde: LinearSDE, states: StateMoments, paths: int, generator: torch.Generator | None
-    ) -> Float[np.ndarray, "later paths"]:
-        """Of one model: readings at all times but the first, drawn from what is known of the state at the first."""
-        start, times = (states.mean[0, 0], states.covariance[0, 0]), torch.from_numpy(self.table.readings.times)
-        later = sde.simulate(times, generator, initial=start, sample_shape=(paths,)).states[:, 1:]
-        errors = torch.randn(later.shape[:2], generator=generator, dtype=torch.float64) * self.noise[0, 1:].sqrt()
-        return ((later * self.table.rows[1:]).sum(-1) + errors).T.numpy()
+        self, sde: LinearSDE, state: np.ndarray, paths: int, generator: torch.Generator | None
+    ) -> Float[np.ndarray, "T paths"]:
+        """Of one model: readings drawn from the state of a kernel before them, whose time is known."""
+        n, times = sde.state_size, np.append(state[0, -1], self.table.readings.times)
+        start = torch.from_numpy(state[0, :n]), torch.from_numpy(state[0, n : n + n * n].reshape(n, n))
+        later = sde.simulate(torch.from_numpy(times), generator, initial=start, sample_shape=(paths,)).states[:, 1:]
+        errors = torch.randn(later.shape[:2], generator=generator, dtype=torch.float64) * self.noise[0].sqrt()
+        return ((later * self.table.rows).sum(-1) + errors).T.numpy()
 
-    def first(self, scale: SeriesScale) -> Gaussian:
-        """The state before the first reading, for filters and smoothers.
+    def first(self, kernel: ReadingsKernel, scale: SeriesScale) -> np.ndarray:
+        """The state before the first reading, for filters and smoothers of one model.
 
         Diffuse states have a standard deviation of 10,000 times that of the series, or of its noise where that is
         larger. An exact diffuse recursion loses all digits where many readings tell the directions from each other.
         """
-        mean = torch.zeros_like(self.covariance[..., 0])
+        covariance, units = self.initial
+        mean = np.zeros((1, len(units)))
         mean[:, [k for k, name in enumerate(self.names) if name == "level"]] = scale.median
-        largest = self.noise.median(dim=-1).values.clamp(min=scale.widest)  # of most readings
-        wide = torch.diag_embed(self.units.square() * (_DIFFUSE * largest)[:, None])
-        return Gaussian(mean, self.covariance + wide, None, mean.new_zeros(len(mean)))
+        largest = max(float(self.noise[0].median()), scale.widest)  # of most readings
+        wide = torch.diag_embed(units.square() * _DIFFUSE * largest)
+        return kernel.start(mean, (covariance + wide).numpy(), np.full(1, np.nan))
 
 
-@torch.no_grad()
-def filter_readings(problem: ReadingsProblem, first: Carried, robust: bool, smooth: bool = False) -> FilteredRows:
-    """A filter of one series, or its smoother, from the state before it or what earlier readings carry on to it."""
-    grid = problem.grid()
-    if robust:
-        grid, first = grid.bounded(), Recursion.first(first) if isinstance(first, Gaussian) else first
-    options = {"compiled": can_run(), "robust": robust, "smooth": smooth, "predict": not smooth}
-    return filter_rows(grid, problem.transitions(), first, **options)
+def readings_kernel(sde: LinearSDE, names: tuple[str, ...], robust: bool) -> ReadingsKernel:
+    """The filter of readings of one model, compiled where that is possible."""
+    sde = LinearSDE(
+        *(x.reshape(x.shape[-2:]) for x in (sde.dynamics, sde.diffusion, sde.observation, sde.observation_noise))
+    )
+    if not can_run():
+        return LoopedKernel(sde, robust)
+    return LinearKernel(sde, names, robust, False, np.zeros((len(names), 0)), UNIT_FACTORS)
+
+
+def run_readings(kernel: ReadingsKernel, problem: ReadingsProblem, state: np.ndarray, smooth: bool = False) -> Found:
+    """Filter readings from the state before them, which becomes the one after. Or smooth them from a start."""
+    found, fault = kernel.run(problem.rows(kernel.robust), state, smooth)
+    require(fault is None, "times", *OVERFLOW)
+    return Found(*(x[0] for x in found))
+
+
+def filter_readings(problem: ReadingsProblem, scale: SeriesScale, robust: bool, smooth: bool = False) -> Found:
+    """The filter of one series from its start, or its smoother."""
+    kernel = readings_kernel(problem.sde, problem.names, robust)
+    return run_readings(kernel, problem, problem.first(kernel, scale), smooth)
 
 
 @torch.no_grad()
@@ -250,17 +297,18 @@ def exact_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
     """
     if not can_run():
         return _looped_log_likelihood(problem)
-    table = problem.table
-    b, lags, n, _ = problem.transition.shape
-    found = problem.covariance.new_empty(b)
-    sizes = b, len(problem), n, problem.sensor_noise.shape[1], lags, threads_for(b, len(problem), n)
-    of_models = ("sensor_noise", "transition", "variance", "covariance")
+    table, (transition, variance), (covariance, units) = problem.table, problem.steps, problem.initial
+    b, lags, n, _ = transition.shape
+    found = covariance.new_empty(b)
+    of_models = {"transition": transition, "variance": variance, "covariance": covariance}
+    of_models["sensor_noise"] = problem.sensor_noise
     run(
         "likelihood",
-        LikelihoodProblem(*sizes),
-        **{name: getattr(table, name) for name in ("rows", "values", "sensor", "noise", "lag_index")},
-        **{name: getattr(problem, name).contiguous() for name in of_models},
-        units=problem.units,
+        LikelihoodProblem(b, len(problem), n, problem.sensor_noise.shape[1], lags, threads_for(b, len(problem), n)),
+        **{name: getattr(table, name) for name in ("rows", "values", "sensor", "noise")},
+        **{name: x.contiguous() for name, x in of_models.items()},
+        lag_index=table.lags[1],
+        units=units,
         log_likelihood=found,
     )
     return found
@@ -269,15 +317,16 @@ def exact_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
 def _looped_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
     """The same in PyTorch."""
     grid, transitions = problem.grid(), problem.transitions()
-    zero = problem.covariance.new_zeros(problem.covariance.shape[:-1])
-    states = kalman_filter(grid, transitions, Gaussian(zero, problem.covariance, None, zero[:, 0]))
+    start, sizes = problem.initial
+    zero = start.new_zeros(start.shape[:-1])
+    states = kalman_filter(grid, transitions, Gaussian(zero, start, None, zero[:, 0]))
     mean = torch.stack([state.predicted.mean for state in states], dim=1)
     covariance = torch.stack([state.predicted.covariance for state in states], dim=1)
     row = grid.rows[:, :, 0]
     deviation = (1 + (row * (covariance @ row[..., None])[..., 0]).sum(-1)).sqrt()
     residual = (grid.values[..., 0] - (row * mean).sum(-1)) / deviation
-    units, diffuse = torch.where(problem.units > 0, problem.units, 1.0), problem.units > 0
-    columns = torch.diag(problem.units)[:, diffuse].expand(len(zero), -1, -1)
+    units, diffuse = torch.where(sizes > 0, sizes, 1.0), sizes > 0
+    columns = torch.diag(sizes)[:, diffuse].expand(len(zero), -1, -1)
     origin, shown, seen = columns, [], torch.zeros_like(columns[:, 0], dtype=torch.bool)
     for k, state in enumerate(states):
         if k:
@@ -292,7 +341,7 @@ def _looped_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
     basis, shares, turns = torch.linalg.svd(design / torch.where(lengths > 0, lengths, 1.0), full_matrices=False)
     told = shares > _NO_SHARE * shares[:, :1]
     rest = (residual.square().sum(-1) - ((residual[:, None] @ basis)[:, 0] * told).square().sum(-1)).clamp(min=0.0)
-    rows = (shares * told)[..., None] * turns * lengths / problem.units[diffuse]
+    rows = (shares * told)[..., None] * turns * lengths / sizes[diffuse]
     told = torch.arange(told.shape[-1]) < told.sum(-1, keepdim=True)
     determined = torch.where(told, torch.linalg.svdvals(rows), 1.0).log().sum(-1)
     logarithms = torch.where(grid.present, deviation.log() + (problem.noise.log() + math.log(2 * math.pi)) / 2, 0.0)

@@ -1,4 +1,4 @@
-"""The Kalman filter and the recursive robust filter over the rows of a grid: in PyTorch, and the call of compiled code.
+"""The Kalman filter and the recursive robust filter over the rows of a grid in PyTorch, with gradients.
 
 Kalman:
 
@@ -20,13 +20,14 @@ expects the later rows 1,000 times as much as the filter does. One row adds at m
 at -7: two wrong rows that agree are no jump yet.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .compiled import FilterProblem, run, threads_for
+from .compiled import discretize
 from .gaussian import (
     ABANDONED_LOG_ODDS,
     MOST_LOG_ODDS_GAIN,
@@ -44,7 +45,8 @@ from .gaussian import (
     infer_scale,
     mapped,
 )
-from .linear_sde import identity_like
+from .linear_model import Found, Rows
+from .linear_sde import LinearSDE, identity_like
 from .problem import ObservationGrid, Transitions
 
 _NO_TURN = 1e-16  # of two products of entries: a pair of states whose product is less turns by rounding alone
@@ -346,148 +348,78 @@ def without_rounding(transition: Float[Tensor, "*batch n n"]) -> Float[Tensor, "
     return torch.where(((turned > 0) & (turned < _NO_TURN * stayed)) | gone, 0.0, transition)
 
 
-# The filters of rows, compiled or in PyTorch
+class LoopedKernel:
+    """The filter of one series without compiled code: as `LinearKernel`, with scalar readings and rows of their own.
 
-
-Carried = Gaussian | Recursion  # what the Kalman filter and the robust filter carry from one row to the next
-
-
-class StateMoments(NamedTuple):
-    """Mean and covariance of the state at each row. The covariance is infinite in diffuse directions."""
-
-    mean: Float[Tensor, "b grid n"]
-    covariance: Float[Tensor, "b grid n n"]
-
-
-class FilteredRows(NamedTuple):
-    """What a filter or a smoother finds at each row of b series."""
-
-    estimates: StateMoments  # after each row in a filter, given all rows in a smoother
-    predicted: StateMoments | None  # before each row is used, by the filter. None unless asked for
-    weights: Float[Tensor, "b grid"]  # of each row, in (0, 1]
-    least_squares: Float[Tensor, "b grid"] | None  # of the Kalman filter: the smallest sum of squares so far
-    carried: Carried  # what the filter carries on from the last row
-
-
-def filter_rows(
-    grid: ObservationGrid,
-    transitions: Transitions,
-    start: Carried | None,
-    *,
-    compiled: bool,
-    robust: bool = False,
-    smooth: bool = False,
-    predict: bool = False,
-) -> FilteredRows:
-    """The Kalman filter, the robust filter, or their smoothers. The rows of a robust one must be bounded.
-
-    In PyTorch it is a loop, with gradients.
+    The numbers of a series are those of `LinearKernel`: of the filter, then of the challenger, mean, covariance and
+    what is known of the noise; how many rows the challenger will still use with weight 1 and its log odds; the time.
 
     Args:
-        start: the state before the first row, or what earlier rows carry on, predicted to it. None: a diffuse start.
-        compiled: whether compiled code does it, without gradients.
-        predict: whether to give what is predicted too. Series must not share a covariance then.
+        model: A and Q.
+        robust: whether readings are weighted.
     """
-    if compiled and robust and smooth:
-        weights = _filter_in_cpp("robust_filter", grid, transitions, start, True, False).weights
-        found = _filter_in_cpp("filter", grid.weighted(weights), transitions, start, True, predict)
-        return found._replace(weights=weights, least_squares=None)
-    if compiled:
-        return _filter_in_cpp("robust_filter" if robust else "filter", grid, transitions, start, smooth, predict)
-    start = diffuse_start(grid, transitions) if start is None else start
-    carried: Carried
-    if robust:
-        start = Recursion.first(start) if isinstance(start, Gaussian) else start
-        passed, carried = (robust_smoother if smooth else resumed_filter)(grid, transitions, start)
-    else:
-        assert isinstance(start, Gaussian)
-        passed = kalman_pass(grid, transitions, start)
-        carried = passed.states[-1].posterior
-    states = passed.estimates(smooth)
-    predicted, least_squares = None, None
-    if predict:
-        predicted = _moments([passed.without_challengers(state.predicted) for state in passed.states])
-    if not robust:
-        least_squares = torch.stack([state.least_squares for state in states], dim=1)
-    return FilteredRows(_moments(states), predicted, passed.weight[: len(grid.times)], least_squares, carried)
+
+    def __init__(self, model: LinearSDE, robust: bool):
+        self.model, self.robust, self.states = model, robust, model.state_size
+        self.carried_size = 2 * (self.states + self.states**2 + 2 * SCALES) + 2
+
+    def start(self, means: np.ndarray, covariances: np.ndarray, times: np.ndarray) -> np.ndarray:
+        """The numbers `(1, size)` of a series that starts at a time, NaN where at its first reading."""
+        mean, covariance = torch.from_numpy(means), torch.from_numpy(covariances)
+        first = Recursion.first(Gaussian(mean, covariance, None, mean.new_zeros(1)))
+        return np.append(self._packed(first), times[:, None], axis=1)
+
+    @torch.no_grad()
+    def run(self, rows: Rows, state: np.ndarray, smooth: bool = False) -> tuple[Found, None]:
+        """As `LinearKernel.run`, of one series. A gap over which the state overflows raises `ValueError`."""
+        assert rows.observation is not None
+        assert rows.noise is not None
+        times, values, observation, noise = map(
+            torch.from_numpy, (rows.times, rows.readings, rows.observation, rows.noise[..., 0])
+        )
+        present, deviation = ~values.isnan(), noise.sqrt()
+        whitened = torch.where(present[..., None], observation / deviation[..., None], 0.0)
+        index, seen = torch.arange(times.shape[1])[None], present[..., 0].to(torch.int64)
+        grid = ObservationGrid(
+            times, whitened, torch.where(present, values / deviation, 0.0), index, index, seen, torch.Size([1])
+        )
+        before = times[:, :1] if np.isnan(state[0, -1]) else torch.from_numpy(state[:, -1:])
+        lags, which = torch.unique(torch.diff(times, prepend=before), return_inverse=True)
+        transition, variance = (x[0] for x in discretize(self.model, lags))
+        start = self._recursion(state)
+        start = start._replace(state=start.state.predicted(transition[which[:, 0]], variance[which[:, 0]]))
+        transitions = Transitions(transition, variance, which[:, 1:])
+        if self.robust:
+            passed, last = (robust_smoother if smooth else resumed_filter)(grid, transitions, start)
+        else:
+            passed = kalman_pass(grid, transitions, mapped(start.state, lambda x: x[:1]))
+            last = start._replace(
+                state=mapped(passed.states[-1].posterior, lambda x: x.repeat(2, *(1,) * (x.dim() - 1)))
+            )
+        state[...] = np.append(self._packed(last), rows.times[:, -1:], axis=1)
+        mean, covariance = moments(passed.estimates(smooth))
+        predicted, spread = moments([passed.without_challengers(each.predicted) for each in passed.states])
+        row = observation[:, :, 0]
+        across = ((spread @ row[..., None])[..., 0] * row).sum(-1, keepdim=True).clamp(min=0.0)
+        weight = torch.where(present, passed.weight[:1, :, None], torch.nan)
+        predicted = (row * predicted).sum(-1, keepdim=True)
+        found = mean, covariance, weight, across / noise, predicted, across + noise, torch.full_like(times, torch.nan)
+        return Found(*(x.numpy() for x in found)), None
+
+    def _packed(self, recursion: Recursion) -> Float[np.ndarray, "1 carried"]:
+        (mean, covariance, *_), scale, trusted, log_odds = recursion
+        each = torch.cat([mean, covariance.flatten(1), *scale], dim=1)
+        return torch.cat([*each.chunk(2), trusted[:, None], log_odds[:, None]], dim=1).numpy()
+
+    def _recursion(self, numbers: np.ndarray) -> Recursion:
+        n, carried = self.states, torch.from_numpy(numbers[:, : self.carried_size])
+        each = torch.cat(carried[:, :-2].chunk(2, dim=1))
+        mean, covariance, counts, last = each.split([n, n * n, SCALES, SCALES], dim=1)
+        state = Gaussian(mean, covariance.unflatten(1, (n, n)), None, mean.new_zeros(2))
+        return Recursion(state, NoiseScale(counts, last), carried[:, -2], carried[:, -1])
 
 
-def _moments(states: list[Gaussian]) -> StateMoments:
+def moments(states: list[Gaussian]) -> tuple[Tensor, Tensor]:
+    """Mean and covariance at each row, `(b, grid, n)` and `(b, grid, n, n)`."""
     mean = torch.stack([state.mean for state in states], dim=1)
-    return StateMoments(mean, torch.stack([state.full_covariance() for state in states], dim=1))
-
-
-@torch.no_grad()
-def _filter_in_cpp(
-    entry: Literal["filter", "robust_filter"],
-    grid: ObservationGrid,
-    transitions: Transitions,
-    start: Carried | None,
-    smooth: bool,
-    predict: bool,
-) -> FilteredRows:
-    """By compiled code. In smoothing "robust_filter" gives weights by past and future beside the filter."""
-    (b, length, m), n = grid.values.shape, grid.rows.shape[-1]
-    robust, resumed = entry == "robust_filter", None
-    if start is None:
-        start_mean, start_covariance = grid.values.new_zeros(b, n), grid.values.new_zeros(grid.models, n, n)
-    else:
-        state = start if isinstance(start, Gaussian) else start.state
-        start_mean, start_covariance = state.mean[:b], state.covariance[:b]
-        resumed = None if isinstance(start, Gaussian) else packed(start)
-    covariances = b if robust else max(grid.models, len(start_covariance))
-    threads = threads_for(covariances, m * length, n)
-    mean, of_rows = grid.values.new_empty(b, length, n), grid.values.new_empty(b, length)
-    covariance, overflow = mean.new_empty(covariances, length, n, n), torch.full((covariances,), -1)
-    needed = predict or (robust and smooth)  # the compiled smoother goes back over the predictions
-    predicted = StateMoments(torch.empty_like(mean), torch.empty_like(covariance)) if needed else None
-    carried = mean.new_empty(b, 2 * (n + n * n + 2 * SCALES) + 2) if robust else None
-    run(
-        entry,
-        FilterProblem(b, covariances, grid.models, length, m, n, threads, smooth, start is None),
-        rows=grid.rows.contiguous(),
-        values=grid.values.contiguous(),
-        transition=transitions.transition.contiguous(),
-        variance=transitions.variance.contiguous(),
-        lag_index=transitions.index.expand(grid.models, -1).contiguous(),
-        start_mean=start_mean.contiguous(),
-        start_covariance=start_covariance.expand(covariances, n, n).contiguous(),
-        mean=mean,
-        covariance=covariance,
-        least_squares=None if robust else of_rows,
-        weight=of_rows if robust else None,
-        predicted_mean=None if predicted is None else predicted.mean,
-        predicted_covariance=None if predicted is None else predicted.covariance,
-        resumed=resumed,
-        carried=carried,
-        overflow=overflow,
-    )
-    if bool((overflow >= 0).any()):
-        raise overflow_error(int(overflow[overflow >= 0].min()))
-    estimates = StateMoments(mean, covariance.expand(b, length, n, n))
-    predicted = predicted if predict else None
-    if carried is not None:
-        return FilteredRows(estimates, predicted, of_rows, None, _recursion_of(carried, n))
-    last = Gaussian(mean[:, -1], covariance[:, -1], None, of_rows[:, -1])
-    return FilteredRows(estimates, predicted, torch.ones_like(of_rows), of_rows, last)
-
-
-def packed(carried: Carried) -> Float[Tensor, "b numbers"]:
-    """As robust.cpp has it: of each series the filter and its challenger, then `trusted` and the odds.
-
-    Of the Kalman filter: mean and covariance.
-    """
-    if isinstance(carried, Gaussian):
-        return torch.cat([carried.mean, carried.covariance.flatten(1)], dim=1)
-    state, scale, trusted, log_odds = carried
-    each = torch.cat([state.mean, state.covariance.flatten(1), scale.counts, scale.last], dim=1)
-    filters, challengers = each.chunk(2)
-    return torch.cat([filters, challengers, trusted[:, None], log_odds[:, None]], dim=1)
-
-
-def _recursion_of(numbers: Float[Tensor, "b numbers"], n: int) -> Recursion:
-    """What `packed` has packed, of states of n entries."""
-    each = torch.cat(numbers[:, :-2].chunk(2, dim=1))
-    mean, covariance, counts, last = each.split([n, n * n, SCALES, SCALES], dim=1)
-    state = Gaussian(mean, covariance.unflatten(1, (n, n)), None, mean.new_zeros(len(mean)))
-    return Recursion(state, NoiseScale(counts, last), numbers[:, -2], numbers[:, -1])
+    return mean, torch.stack([state.full_covariance() for state in states], dim=1)

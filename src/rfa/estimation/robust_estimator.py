@@ -14,6 +14,7 @@ import numbers
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
@@ -21,14 +22,15 @@ from torch import Tensor
 from rfa.checks import check_choice, require
 
 from .contributions import LARGEST_DISTANCE, Average, carried_observations, lyapunov_averages, riccati_averages
+from .linear_model import UNIT_FACTORS, LinearKernel, Rows
 from .linear_sde import InitialMoments, LinearSDE, check_covariance, identity_like, real, symmetric, trace
 from .problem import EstimationProblem, ObservationGrid, Transitions, along_grid, make_problem
 from .recursive_filter import (
-    FilteredRows,
     Recursion,
     diffuse_start,
-    filter_rows,
     kalman_pass,
+    moments,
+    overflow_error,
     resumed_filter,
     robust_smoother,
 )
@@ -171,7 +173,7 @@ def robust_estimate(
     The default is a robust Kalman filter that needs no tuning; `nu=inf` is the Kalman filter itself, in linear time.
     `prior="lyapunov", kappa=None, iterations=1, start="query", query_noise=R_c` is the paper's estimator (section 3.1),
     `R_c = C^-1 R C^-T`. Otherwise time and memory are quadratic in T: each query weights every observation anew.
-    `recursive_estimate` is linear.
+    `RobustFilter(sde)` is linear.
 
     C is not inverted, so it may have any shape. A missing component (NaN) contributes nothing.
 
@@ -187,8 +189,9 @@ def robust_estimate(
             count too much. d^2 is measured with `Sigma_ij + P_i`, or with `N_ij^-1 + query_noise`.
         iterations: number of iterations of reweighted least squares (EM), >= 1.
         start: where the first weights are taken.
-            "recursive": at `recursive_estimate`. With the Riccati prior its gains replace the Kalman filter's: with g_j
-            the gain of row j over its Kalman gain, the weight is `w_ij / g_j`, and R has the median scale of the noise.
+            "recursive": at the estimate of the recursive robust filter or smoother (`rfa.estimation.recursive_filter`).
+            With the Riccati prior its gains replace the Kalman filter's: with g_j the gain of row j over its Kalman
+            gain, the weight is `w_ij / g_j`, and R has the median scale of the noise.
             "leave_one_out": at the Gaussian estimate without the query's own observation, if that prediction has at
             most 100 times the variance of the observation. Far or frequent outliers make that estimate useless.
             "query" (the paper's): at the observation of the query's own time, so that an outlier supports itself.
@@ -262,9 +265,17 @@ def _noise(name: str, given: object, sde: LinearSDE, prior: str) -> Float[Tensor
 def _kalman_estimates(problem: EstimationProblem, options: _Options, with_weights: bool) -> _AtQueries:
     """The Kalman filter or smoother. Its weights are 1, its objective is constant."""
     grid = problem.grid
-    found, covariance = filter_problem(problem, robust=False)
-    assert found.least_squares is not None
-    parts = found.estimates.mean, covariance, found.least_squares.clamp(min=0.0)
+    if problem.compiled:
+        mean, covariance, least_squares = _compiled_kalman(problem)
+    else:
+        transitions = Transitions.of(problem.sde, grid)
+        first = diffuse_start(grid, transitions) if problem.initial is None else problem.initial
+        states = kalman_pass(grid, transitions, first).estimates(problem.smooth)
+        (mean, covariance), least_squares = moments(states), torch.stack([x.least_squares for x in states], dim=1)
+    stationary = problem.stationary
+    if stationary is not None and bool((unseen := problem.observation_counts() == 0).any()):
+        covariance = torch.where(unseen[..., None, None], stationary[:, None], covariance)
+    parts = mean, covariance, least_squares.clamp(min=0.0)
     mean, covariance, cost = (along_grid(x, grid.query_index) for x in parts)
     objective = cost[..., None].expand(*cost.shape, options.iterations + 1)
     if not with_weights:
@@ -272,6 +283,34 @@ def _kalman_estimates(problem: EstimationProblem, options: _Options, with_weight
     rows = grid.observation_rows[:, None]
     used = (rows <= grid.query_index[..., None]) | problem.smooth
     return mean, covariance, objective, (used & along_grid(grid.present, rows[:, 0])[:, None]).to(mean.dtype)
+
+
+@torch.no_grad()
+def _compiled_kalman(problem: EstimationProblem) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, covariance and least squares at each row of the grid, by compiled code, of one model."""
+    grid, initial, (b, length, m) = problem.grid, problem.initial, problem.grid.values.shape
+    sde, n, eye = problem.sde, problem.sde.state_size, torch.eye(m, dtype=torch.float64)
+    dynamics, diffusion, observation = (x.reshape(x.shape[-2:]) for x in (sde.dynamics, sde.diffusion, sde.observation))
+    kernel = LinearKernel(
+        LinearSDE(dynamics, diffusion, observation, eye), ("",) * n, False, True, np.zeros((n, 0)), UNIT_FACTORS
+    )
+    rows, noise = grid.rows.expand(b, -1, -1, -1), eye.expand(b, length, m, m)
+    seen = grid.values.where(rows.any(-1), torch.nan)
+    times, readings, *matrices = (x.contiguous().numpy() for x in (grid.times, seen, rows, noise))
+    given = Rows(times, readings, None, None, *matrices)
+    if initial is None:
+        start = kernel.diffuse_start(b, times)
+    else:
+        start = kernel.start(initial.mean.numpy(), initial.covariance.expand(b, n, n).numpy(), np.full(b, np.nan))
+    found, fault = kernel.run(given, start.copy())
+    if fault is not None:
+        Transitions.of(sde, grid)  # raises where one gap alone does it
+        raise overflow_error(fault[2])
+    least_squares = np.nan_to_num((readings - found.predicted) ** 2 / found.variance).sum(-1).cumsum(-1)
+    if problem.smooth:
+        found, _ = kernel.run(given, start, smooth=True)
+        least_squares = np.broadcast_to(least_squares[:, -1:], times.shape).copy()
+    return torch.from_numpy(found.mean), torch.from_numpy(found.covariance), torch.from_numpy(least_squares)
 
 
 def _dense_estimates(problem: EstimationProblem, options: _Options, with_weights: bool) -> _AtQueries:
@@ -399,61 +438,3 @@ def positive(covariance: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n
     raised = torch.maximum(eigenvalues, _LEAST_EIGENVALUE * eigenvalues.abs().amax(-1, keepdim=True))
     rebuilt = units * symmetric((basis * raised[..., None, :]) @ basis.mT) * units.mT
     return torch.where(negative, rebuilt + (covariance - given), covariance)
-
-
-def filter_problem(problem: EstimationProblem, robust: bool) -> tuple[FilteredRows, Float[Tensor, "b grid n n"]]:
-    """The filter or the smoother of a problem, and its covariance: the stationary one where nothing is observed."""
-    options = {"compiled": problem.compiled, "robust": robust, "smooth": problem.smooth}
-    found = filter_rows(problem.grid, problem.transitions, problem.initial, **options)
-    covariance, stationary = found.estimates.covariance, problem.stationary
-    if stationary is not None and bool((unseen := problem.observation_counts() == 0).any()):
-        covariance = torch.where(unseen[..., None, None], stationary[:, None], covariance)
-    return found, covariance
-
-
-class RecursiveEstimate(NamedTuple):
-    """What `recursive_estimate` finds.
-
-    Args:
-        mean: `(..., Tq, n)`, in units of the state.
-        covariance: `(..., Tq, n, n)`. Infinite where nothing is known.
-        weights: `(..., T)`: the weight of each row, 1 where it has no prediction or is missing. In filtering it is the
-            weight by earlier rows. Rows of a new level get theirs only once the level is accepted.
-    """
-
-    mean: Float[Tensor, "*batch queries n"]
-    covariance: Float[Tensor, "*batch queries n n"]
-    weights: Float[Tensor, "*batch T"]
-
-
-def recursive_estimate(
-    sde: LinearSDE,
-    times: Real[Tensor, "*#batch T"],
-    observations: Real[Tensor, "*#batch T m"],
-    *,
-    direction: Direction = "filter",
-    query_times: Real[Tensor, "*#batch queries"] | None = None,
-    initial: InitialMoments | None = None,
-) -> RecursiveEstimate:
-    """The recursive robust filter or smoother, at which `robust_estimate` starts: time and memory are linear in T.
-
-    Each row is weighted by its prediction from earlier rows, once. The error of a row comes from `N(0, s R)`, and the
-    filter learns how often each scale s occurs. With w the mean weight over s (`rfa.estimation.recursive_filter`):
-
-        m = m- + K_w (z - C m-),    K_w the Kalman gain with noise R / w
-
-    In smoothing a row is weighted by the filter's prediction or by past and future together, whichever expects the row
-    more. Then the Kalman smoother runs with noises R / w.
-
-    Args, and errors, are those of `robust_estimate`. It is compiled code where that is.
-
-    Source: `rfa.estimation.recursive_filter`; beyond the paper (docs/theory.md).
-    """
-    check_choice("direction", direction, Direction)
-    smooth = direction == "smooth"
-    problem = make_problem(sde, times, observations, query_times, initial, robust=True, smooth=smooth)
-    grid = problem.grid
-    found, covariance = filter_problem(problem, robust=True)
-    mean, covariance = (along_grid(x, grid.query_index) for x in (found.estimates.mean, covariance))
-    weights = along_grid(found.weights, grid.observation_rows)
-    return RecursiveEstimate(*(grid.by_series(x) for x in (mean, covariance, weights)))

@@ -2,11 +2,9 @@
 
 import copy
 import functools
-import json
 import numbers
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,14 +16,24 @@ from rfa.files import check_writable, write_whole
 from rfa.version import __version__
 
 from .components import Component, StructuralModel, to_factors
+from .linear_model import Found
 from .linear_sde import LinearSDE
 from .parameter_search import ParameterSearch, read_fixed, series_scale
-from .readings_problem import ReadingsProblem, ReadingsTable, filter_readings, irregular_names, model_of
-from .recursive_filter import Carried, FilteredRows, Recursion
+from .readings_problem import (
+    ReadingsKernel,
+    ReadingsProblem,
+    ReadingsTable,
+    filter_readings,
+    irregular_names,
+    model_of,
+    readings_kernel,
+    run_readings,
+)
 from .series import ReadingInfo, Readings, RowLabels, by_name, like, read_later, read_one, read_series
 from .series_estimate import Diagnostics, SeriesEstimate
 from .time_axis import TimeAxis, next_times
 
+SMOOTHED = ("mean", "covariance", "weight")  # what the smoother changes of what the filter has found
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -81,14 +89,15 @@ class RobustFilter:
         TimeAxis.of([], time_unit)
         self._fitted: Readings | None = None
         self._later: list[Readings] = []  # by `update`
-        self._run: tuple[ReadingsProblem, FilteredRows] | None = None
-        self._carried: Carried | None = None
+        self._run: tuple[ReadingsProblem, Found] | None = None
+        self._state = np.zeros((0, 0))  # what the filter knows after the last reading, once it has run
         self._lock = threading.RLock()
 
     @_alone
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles get: all but the lock. Nothing of it but the list of later readings ever changes."""
-        return {name: x for name, x in vars(self).items() if name != "_lock"} | {"_later": [*self._later]}
+        """All but the lock and compiled code. Nothing of it but the list of later readings ever changes."""
+        kept = {name: x for name, x in vars(self).items() if name not in ("_lock", "_kernel")}
+        return kept | {"_later": [*self._later]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _lock=threading.RLock())
@@ -172,6 +181,7 @@ class RobustFilter:
         found = copy.copy(self)  # a refused series leaves the filter of the one before
         found._fit(times, values, ReadingInfo(sensor, exog, offset, noise, observation), fixed or {}, max_steps)
         with self._lock:
+            vars(self).pop("_kernel", None)
             vars(self).update(found.__getstate__())
         return self
 
@@ -188,7 +198,7 @@ class RobustFilter:
         readings, self._index = read_series(self._axis, times, values, info, self.model.states)
         model = model_of(self.model, readings, None if self._axis.origin is None else self.time_unit)
         self._all, self._fitted, self._kept, self._later = model, readings, readings, []
-        self._run, self._carried, self._scale = None, None, series_scale(readings, self.robust)
+        self._run, self._state, self._scale = None, np.zeros((0, 0)), series_scale(readings, self.robust)
         values_given = read_fixed(model, readings.sensors, fixed)
         self._search = ParameterSearch(model, readings, self._scale, values_given, max_steps)
         if self.robust:
@@ -196,6 +206,9 @@ class RobustFilter:
         else:
             found = self._search.maximum(readings, self._search.start)
         self._values, self.log_likelihood, self.converged = found
+        self._base = ReadingsTable.of(model, self._fitted).problem(self._values)
+        last = self._fitted.selected(slice(-len(readings.sensors), None))
+        self._last = last.selected(last.times == last.times[-1])  # the readings of the last time
 
     @property
     @_alone
@@ -234,8 +247,8 @@ class RobustFilter:
     def smooth(self) -> SeriesEstimate:
         """The estimate at each reading from all readings."""
         problem, filtered = self._filtered()
-        found = filter_readings(problem, problem.first(self._scale), self.robust, smooth=True)
-        return self._estimate(problem, filtered._replace(estimates=found.estimates, weights=found.weights))
+        found = filter_readings(problem, self._scale, self.robust, smooth=True)
+        return self._estimate(problem, filtered._replace(**{x: getattr(found, x) for x in SMOOTHED}))
 
     @_alone
     def forecast(self, query_times: Any, **info: Any) -> SeriesEstimate:
@@ -253,8 +266,9 @@ class RobustFilter:
             ValueError: for a time before the last reading, a number of steps where there is no frequency, and without
                 an argument that `fit` had.
         """
-        problem, run = self._ahead(query_times, ReadingInfo(**info))
-        return self._estimate(problem, run, begin=1)
+        state = self._last_state.copy()
+        problem = self._ahead(query_times, ReadingInfo(**info))
+        return self._estimate(problem, run_readings(self._kernel, problem, state))
 
     @_alone
     def predict(self, query_times: Any, return_std: bool = False, **info: Any) -> Any:
@@ -281,13 +295,14 @@ class RobustFilter:
         if past.any():
             every = readings.followed_by([asked.selected(order[past])])
             by_time = np.argsort(every.times, kind="stable")
-            problem = ReadingsTable.of(self._all, every.selected(by_time)).problem(self._values)
-            run = filter_readings(problem, problem.first(self._scale), self.robust, smooth=True)
-            rows, found = np.argsort(by_time)[len(readings) :], problem.of_readings(run.estimates)
+            problem = self._base.with_readings(every.selected(by_time))
+            run = filter_readings(problem, self._scale, self.robust, smooth=True)
+            rows, found = np.argsort(by_time)[len(readings) :], problem.of_readings(run)
             mean[order[past]], variance[order[past]] = (x[rows] for x in found)
         if not past.all():
-            problem, run = self._continued(asked.selected(order[~past]), self._filtered()[1].carried)
-            mean[order[~past]], variance[order[~past]] = (x[1:] for x in problem.of_readings(run.estimates))
+            problem = self._base.with_readings(asked.selected(order[~past]))
+            run = run_readings(self._kernel, problem, self._last_state.copy())
+            mean[order[~past]], variance[order[~past]] = problem.of_readings(run)
         times = self._axis.labels(asked.times)
         mean, deviation = (like(self._given, x, times) for x in (mean + asked.offset, np.sqrt(variance)))
         return (mean, deviation) if return_std else mean
@@ -307,7 +322,7 @@ class RobustFilter:
             ValueError: for numbers that are no readings, or a target that is not later.
         """
         problem, run = self._filtered()
-        return problem.ahead(self.sde, run.estimates, origins, targets)
+        return problem.ahead(self.sde, run, origins, targets)
 
     @_alone
     def simulate(
@@ -333,10 +348,11 @@ class RobustFilter:
         require(isinstance(paths, numbers.Integral) and paths >= 1, "paths", paths, "a whole number >= 1")
         drawn = generator is None or isinstance(generator, torch.Generator)
         require(drawn, "generator", generator, "a torch.Generator, or None")
-        problem, run = self._ahead(query_times, ReadingInfo(**info))
+        state = self._last_state
+        problem = self._ahead(query_times, ReadingInfo(**info))
         readings = problem.table.readings
-        found = problem.drawn(self.sde, run.estimates, int(paths), generator) + readings.offset[1:, None]
-        return like(self._given, found, self._axis.labels(readings.times[1:]))
+        found = problem.drawn(self.sde, state, int(paths), generator) + readings.offset[:, None]
+        return like(self._given, found, self._axis.labels(readings.times))
 
     @_alone
     def update(self, time: Any, value: float | int, **info: Any) -> SeriesEstimate:
@@ -350,12 +366,19 @@ class RobustFilter:
         Raises:
             ValueError: as `fit`, and for a time before the last reading.
         """
-        last, carried = self._last, self._carried or self._filtered()[1].carried
-        new = read_one(self._axis, last, time, value, ReadingInfo(**info), self.model.states)
-        problem, run = self._continued(new, carried)
-        self._run, self._carried = None, run.carried
+        state = self._last_state.copy()
+        new = read_one(self._axis, self._last, time, value, ReadingInfo(**info), self.model.states)
+        problem = self._base.with_readings(new)
+        found = run_readings(self._kernel, problem, state)
+        self._run, self._state = None, state
+        self._last = self._last.followed_by([new]) if new.times[0] == self._last.times[0] else new
         self._later.append(new)
-        return self._estimate(problem, run, begin=1)
+        while len(self._later) > 1 and len(self._later[-1]) >= len(
+            self._later[-2]
+        ):  # few long parts need little memory
+            part = self._later.pop()
+            self._later[-1] = self._later[-1].followed_by([part])
+        return self._estimate(problem, found)
 
     @_alone
     def export(self, path: str | Path) -> None:
@@ -366,42 +389,52 @@ class RobustFilter:
         | input | what |
         | --- | --- |
         | `state` | what earlier readings have left: `new_state` of the run before |
-        | `gap` | the time since the reading before, >= 0, in `time_unit` |
+        | `gap` | the time since the reading before, >= 0, in `time_unit`. Of a discrete model `steps`, int64 |
         | `value` | the reading, NaN where nothing was read: the estimate is a forecast then |
+        | `reading` | of matrices in its place, `(m,)`: of all sensors, one after another, NaN where nothing was read |
+        | `control` | from the reading before to this one, where matrices have a `control_matrix` |
         | `sensor` | the number of its sensor in `sensors`, int64. This and the next ones where `fit` had them |
         | `exog`, `offset`, `noise`, `observation` | as in `update`. With NaN in them the value counts as missing |
 
         | output | what |
         | --- | --- |
-        | `mean`, `standard_error` | of the reading, as `mean` and the root of `variance` of `SeriesEstimate` |
+        | `mean`, `standard_error` | of the reading, as `mean` and the root of `variance` of the estimate of `update` |
         | `weight`, `outlier` | as `weights` and `outliers` there |
         | `states`, `state_errors` | mean and standard error of each state |
         | `new_state` | for the next run. A forecast is run beside, from the same `state`, for each of its gaps |
 
         The metadata of the file are texts, most of them JSON: `state` after the last reading so far, which was at
         `last_time`; `start`, the state before any reading, for a series that begins; the names of `states`, `sensors`
-        and `regressors`; `parameters`; `time_unit`; `robust`; `rfa_version`.
+        (of matrices with their numbers of components) and `regressors`; `parameters`; `time_unit`; `robust`;
+        `rfa_version`. With matrices `start` is there where the filter has one, and gaps go from it on.
 
         Args:
             path: of the file, which is written whole.
 
         Raises:
-            ValueError: before `fit`, and for a place that cannot be written.
+            ValueError: for components before `fit`, for matrices while a direction of their states is unknown or for
+                many tracks, for functions, and for a place that cannot be written.
             MissingExtra: without the package `onnx`.
         """
         needs("onnx")
-        from .onnx_filter import filter_model
+        from .onnx_filter import step_file
 
-        problem, run = self._filtered()
-        path, readings = Path(path), self._readings
+        step, known, axis, last = self._step()
+        path, dates = Path(path), axis is not None and axis.origin is not None
         check_writable("path", path)
-        sde, before = self._all.sde_of_rates(self._values), problem.first(self._scale)
-        start = Recursion.first(before) if self.robust else before
-        metadata = {"last_time": str(self._axis.labels(readings.times[-1:])[0]), "rfa_version": __version__}
-        metadata |= {"time_unit": "that of the times in fit" if self._axis.origin is None else self.time_unit}
-        metadata |= {"parameters": json.dumps(self.parameters), "robust": json.dumps(self.robust)}
-        found = filter_model(problem, sde, list(self.model.states.values()), start, run.carried, metadata)
-        write_whole(path, lambda temporary: temporary.write_bytes(found.SerializeToString()))
+        known |= {"time_unit": self.time_unit if dates else "that of the times given"}
+        known |= {"parameters": self.parameters, "robust": self.robust, "rfa_version": __version__}
+        known |= {"last_time": "none" if axis is None else str(axis.labels(last)[0])}
+        write_whole(path, lambda temporary: temporary.write_bytes(step_file(step, known)))
+
+    def _step(self) -> tuple[Any, dict[str, Any], TimeAxis | None, np.ndarray]:
+        """What `export` writes, what it says of that, and the last time `(1,)` on its axis."""
+        from .onnx_filter import series_step
+
+        problem, _ = self._filtered()
+        carried = problem.first(self._kernel, self._scale), self._last_state
+        step, known = series_step(problem, self.sde, list(self.model.states.values()), self.robust, *carried)
+        return step, known, self._axis, self._readings.times[-1:]
 
     @_alone
     def diagnostics(self, true_states: Any = None, lags: int | None = None) -> Diagnostics:
@@ -411,7 +444,7 @@ class RobustFilter:
             true_states: `(T, n)`, where they are known, as in a simulation: for the NEES.
             lags: of the test of correlation. By default 10, or a fifth of the readings where that is less.
         """
-        found, states = self.filter(), self._filtered()[1].estimates
+        found, states = self.filter(), self._filtered()[1]
         if true_states is not None:
             rows = RowLabels(self._axis, self._readings.times, self._index)
             true_states = rows.aligned("true_states", by_name("true_states", true_states, list(found.states)))
@@ -423,44 +456,39 @@ class RobustFilter:
         self._fitted, self._later = self._fitted_readings().followed_by(self._later), []
         return self._fitted
 
-    @property
-    def _last(self) -> Readings:
-        """The readings of the last time. It does not go through earlier ones."""
-        first = self._fitted_readings()
-        count = len(first.sensors)
-        last = first.selected(slice(-count, None)).followed_by(self._later[-count:])
-        return last.selected(last.times == last.times[-1])
-
     def _fitted_readings(self) -> Readings:
         if self._fitted is None:
             raise ValueError("fit: got no series yet, expected fit(times, values) first")
         return self._fitted
 
-    def _estimate(self, problem: ReadingsProblem, run: FilteredRows, begin: int = 0) -> SeriesEstimate:
-        fits = begin == 0 and self._index is not None and len(self._index) == len(problem)
-        index = self._index if fits else None
-        return SeriesEstimate.of(self._given, self._axis, self._scale, problem, run, begin, index)
+    @functools.cached_property
+    def _kernel(self) -> ReadingsKernel:
+        return readings_kernel(self._base.sde, self._base.names, self.robust)
 
-    def _ahead(self, query_times: Any, info: ReadingInfo) -> tuple[ReadingsProblem, FilteredRows]:
-        """The last reading and later times, filtered."""
-        carried, readings = self._filtered()[1].carried, self._readings
+    def _estimate(self, problem: ReadingsProblem, run: Found) -> SeriesEstimate:
+        fits = problem.table.readings is self._fitted and self._index is not None and len(self._index) == len(problem)
+        return SeriesEstimate(self._given, self._axis, self._scale, problem, run, self._index if fits else None)
+
+    def _ahead(self, query_times: Any, info: ReadingInfo) -> ReadingsProblem:
+        """Later times."""
         if isinstance(query_times, numbers.Integral) and not isinstance(query_times, bool):
-            query_times = next_times(self._axis, readings.times, int(query_times))
-        later = read_later(self._axis, readings, "query_times", query_times, None, info, self.model.states)
-        return self._continued(later, carried)
+            query_times = next_times(self._axis, self._readings.times, int(query_times))
+        given = self._axis, self._last, "query_times", query_times, None, info, self.model.states
+        return self._base.with_readings(read_later(*given))
 
-    def _continued(self, later: Readings, carried: Carried) -> tuple[ReadingsProblem, FilteredRows]:
-        """Filtered readings after the last one, whose row is there again without its value."""
-        last = self._last.selected(slice(-1, None))
-        both = replace(last, values=np.full(1, np.nan)).followed_by([later])
-        problem = ReadingsTable.of(self._all, both).problem(self._values)
-        return problem, filter_readings(problem, carried, self.robust)
-
-    def _filtered(self) -> tuple[ReadingsProblem, FilteredRows]:
+    def _filtered(self) -> tuple[ReadingsProblem, Found]:
         """All readings so far, and the filter of them."""
         readings = self._readings
         if self._run is None:
-            problem = ReadingsTable.of(self._all, readings).problem(self._values)
-            self._run = problem, filter_readings(problem, problem.first(self._scale), self.robust)
-            self._carried = self._run[1].carried
+            problem = self._base.with_readings(readings)
+            state = problem.first(self._kernel, self._scale)
+            self._run = problem, run_readings(self._kernel, problem, state)
+            self._state = state
         return self._run
+
+    @property
+    def _last_state(self) -> np.ndarray:
+        """What the filter knows after the last reading."""
+        if not len(self._state):
+            self._filtered()
+        return self._state

@@ -55,8 +55,10 @@ class Readings:
     @property
     def wrong(self) -> np.ndarray:
         """Where a reading is refused, `(T,)`. Readings that followed later are not."""
-        refused = np.zeros(0, dtype=bool) if self.refused is None else self.refused
-        return np.pad(refused, (0, len(self) - len(refused)))
+        wrong = np.zeros(len(self), dtype=bool)
+        if self.refused is not None:
+            wrong[: len(self.refused)] = self.refused
+        return wrong
 
     @property
     def known(self) -> np.ndarray:

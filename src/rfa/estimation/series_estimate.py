@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import NormalDist
 from typing import Any
 
@@ -12,8 +13,8 @@ from jaxtyping import Float
 from rfa.checks import needs, require
 
 from .components import SeriesScale
+from .linear_model import Found
 from .readings_problem import ReadingsProblem
-from .recursive_filter import FilteredRows, StateMoments
 from .series import like
 from .time_axis import TimeAxis, as_numbers, drawable
 
@@ -33,83 +34,99 @@ def normal_interval(mean: Any, variance: Any, probability: float) -> tuple[Any, 
     return mean - half, mean + half
 
 
-@dataclass(frozen=True)
 class SeriesEstimate:
-    """The estimate at each of T readings or query times. All fields have T rows, in the order of time as given.
+    """The estimate at each of T readings or query times. All attributes have T rows, in the order of time as given.
 
-    Fields are NumPy arrays, tensors where the caller's values were a tensor, pandas Series where they were one. A
-    Series of `filter` or `smooth` has the index of the values, one of `forecast` or `update` has the times. Where
-    readings have come by `update`, all have the times.
+    They are NumPy arrays, tensors where the caller's values were a tensor, pandas Series where they were one. A Series
+    of `filter` or `smooth` has the index of the values, one of `forecast` or `update` has the times. Where readings
+    have come by `update`, all have the times.
 
     Args:
-        times: as the caller gave them: numbers or dates. Those of pandas are an index of the same kind, zone and name.
-        sensor: the names of the sensors, "" where there is one without a name.
-        values: the readings, NaN where there is none.
-        mean: of the reading: states, regressors and offset. NaN, as its variance, where one of these was missing.
-        variance: of the reading, with the noise of its sensor, and its own where `noise` is not missing.
-        weights: of the readings, in (0, 1]. A reading counts as if its noise were R / weight. NaN without a reading.
-        outliers: where a reading moves the prediction from earlier ones by less than a fifth of what it would move it
-            with weight 1.
-        states: the mean of each state by its name.
-        state_variances: the variance of each state by its name.
-        innovations: reading minus prediction from earlier readings, over its standard deviation. NaN where there is no
-            prediction, and for times without a reading.
+        given: the caller's values, whose kind the attributes get.
+        axis, scale: of the series.
+        problem: the filtered, smoothed or forecast readings.
+        run: what is found there.
+        index: of Series. None: the times.
     """
 
-    times: Any
-    sensor: np.ndarray
-    values: Any
-    mean: Any
-    variance: Any
-    weights: Any
-    outliers: Any
-    states: dict[str, Any]
-    state_variances: dict[str, Any]
-    innovations: Any
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         given: Any,
         axis: TimeAxis,
         scale: SeriesScale,
         problem: ReadingsProblem,
-        run: FilteredRows,
-        begin: int = 0,
+        run: Found,
         index: Any = None,
-    ) -> "SeriesEstimate":
-        """Of filtered, smoothed or forecast readings, from number `begin` on.
+    ):
+        self._given, self._axis, self._scale, self._problem, self._run = given, axis, scale, problem, run
+        self._readings, self._index = problem.table.readings, index
 
-        `given` are the caller's values, whose kind the fields get. Series get the index, or None: the times.
+    @cached_property
+    def times(self) -> Any:
+        """As the caller gave them: numbers or dates. Those of pandas are an index of the same kind, zone and name."""
+        return self._axis.labels(self._readings.times)
+
+    @property
+    def sensor(self) -> np.ndarray:
+        """The names of the sensors, "" where there is one without a name."""
+        return np.array(self._readings.sensors)[self._readings.sensor]
+
+    @cached_property
+    def values(self) -> Any:
+        """The readings, NaN where there is none."""
+        return self._like(self._readings.values)
+
+    @cached_property
+    def mean(self) -> Any:
+        """Of the reading: states, regressors and offset. NaN, as its variance, where one of these was missing."""
+        return self._like(self._moments[0])
+
+    @cached_property
+    def variance(self) -> Any:
+        """Of the reading, with the noise of its sensor, and its own where `noise` is not missing."""
+        return self._like(self._moments[1])
+
+    @cached_property
+    def weights(self) -> Any:
+        """Of the readings, in (0, 1]. A reading counts as if its noise were R / weight. NaN without a reading."""
+        return self._like(self._weights)
+
+    @cached_property
+    def outliers(self) -> Any:
+        """Where a reading moves its prediction by less than a fifth of what it would move it with weight 1."""
+        ratio = self._run._replace(weight=self._weights[:, None]).gain_ratio[:, 0]
+        return self._like((ratio < OUTLIER_GAIN) | self._readings.wrong)
+
+    @cached_property
+    def states(self) -> dict[str, Any]:
+        """The mean of each state by its name."""
+        return {name: self._like(self._run.mean[:, k]) for k, name in enumerate(self._problem.names)}
+
+    @cached_property
+    def state_variances(self) -> dict[str, Any]:
+        """The variance of each state by its name."""
+        variances = np.maximum(self._run.covariance.diagonal(axis1=1, axis2=2), 0.0)  # below 0 by rounding
+        return {name: self._like(variances[:, k]) for k, name in enumerate(self._problem.names)}
+
+    @cached_property
+    def innovations(self) -> Any:
+        """Reading minus prediction from earlier readings, over its standard deviation. NaN where there is no
+        prediction, and for times without a reading.
         """
-        readings = problem.table.readings
-        times = axis.labels(readings.times[begin:])
-        mean, variance = problem.of_readings(run.estimates)
-        mean, variance = (np.where(readings.known, x, np.nan) for x in (mean + readings.offset, variance))
-        expected_variance = problem.of_readings(run.predicted)[1]
-        weights = np.where(np.isnan(readings.values), np.nan, run.weights[0].numpy())
-        weights = np.where(readings.wrong, np.finfo(float).tiny, weights)
-        gain_ratio = expected_variance / (expected_variance + problem.noise[0].numpy() * (1 / weights - 1))
-        outliers = (gain_ratio < OUTLIER_GAIN) | readings.wrong
-        means = run.estimates.mean[0].numpy()
-        covariance = run.estimates.covariance[0]
-        variances = covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0.0).numpy()  # below 0 by rounding
+        return self._like(standardised_innovations(self._problem, self._run, self._scale))
 
-        def each(part: np.ndarray) -> Any:
-            return like(given, part[begin:], times if index is None else index)
+    @cached_property
+    def _moments(self) -> list[np.ndarray]:
+        mean, variance = self._problem.of_readings(self._run)
+        return [np.where(self._readings.known, x, np.nan) for x in (mean + self._readings.offset, variance)]
 
-        return cls(
-            times,
-            np.array(readings.sensors)[readings.sensor[begin:]],
-            each(readings.values),
-            each(mean),
-            each(variance),
-            each(weights),
-            each(outliers),
-            {name: each(means[:, k]) for k, name in enumerate(problem.names)},
-            {name: each(variances[:, k]) for k, name in enumerate(problem.names)},
-            each(standardised_innovations(problem, run, scale)),
-        )
+    @cached_property
+    def _weights(self) -> np.ndarray:
+        weights = np.where(np.isnan(self._readings.values), np.nan, self._run.weight[:, 0])
+        return np.where(self._readings.wrong, np.finfo(float).tiny, weights)
+
+    def _like(self, part: np.ndarray) -> Any:
+        return like(self._given, part, self.times if self._index is None else self._index)
 
     def interval(self, probability: float = 0.9) -> tuple[Any, Any]:
         """The lower and the upper end of the interval that holds a reading with this probability.
@@ -172,13 +189,11 @@ class SeriesEstimate:
         return axes
 
 
-def standardised_innovations(
-    problem: ReadingsProblem, run: FilteredRows, scale: SeriesScale
-) -> Float[np.ndarray, " T"]:
+def standardised_innovations(problem: ReadingsProblem, run: Found, scale: SeriesScale) -> Float[np.ndarray, " T"]:
     """Reading minus prediction from earlier readings, over its standard deviation. NaN without a prediction."""
     readings, noise = problem.table.readings, problem.noise[0].numpy()
-    expected, variance = problem.of_readings(run.predicted)
-    innovations = (readings.used - expected - readings.offset) / np.sqrt(variance)
+    variance = run.variance[:, 0]
+    innovations = (readings.used - run.predicted[:, 0] - readings.offset) / np.sqrt(variance)
     unknown = variance > _NO_PREDICTION * max(scale.widest, float(np.median(noise))) + noise
     return np.where(unknown, np.nan, innovations)
 
@@ -209,7 +224,7 @@ class Diagnostics:
     lags: int
 
     @classmethod
-    def of(cls, found: SeriesEstimate, states: StateMoments, true_states: Any, lags: int | None) -> "Diagnostics":
+    def of(cls, found: SeriesEstimate, states: Found, true_states: Any, lags: int | None) -> "Diagnostics":
         """Of a filter's estimates and states.
 
         Raises:
@@ -302,14 +317,13 @@ class Diagnostics:
         return figure
 
 
-def _nees(states: StateMoments, truth: np.ndarray, used: np.ndarray) -> float:
+def _nees(states: Found, truth: np.ndarray, used: np.ndarray) -> float:
     """The mean over the readings that are tested."""
-    mean, covariance = states.mean[0], states.covariance[0]
-    expected, n = tuple(mean.shape), mean.shape[1]
-    require(truth.shape == expected, "true_states", f"shape {truth.shape}", f"{expected}")
-    error = torch.from_numpy(truth) - mean
-    distances = (error * torch.linalg.solve(covariance, error)).sum(-1)
-    return float(distances[torch.from_numpy(used)].mean() / n)
+    mean, covariance = states.mean, states.covariance
+    require(truth.shape == mean.shape, "true_states", f"shape {truth.shape}", f"{mean.shape}")
+    error = truth - mean
+    distances = (error * np.linalg.solve(covariance, error[..., None])[..., 0]).sum(-1)
+    return float(distances[used].mean() / mean.shape[1])
 
 
 def _upper_tail(statistic: float, freedom: int) -> float:

@@ -101,7 +101,7 @@ class StateEstimate:
     @property
     def outliers(self) -> Any:
         """As `weights`: where a reading moves the prediction by less than a fifth of what it would with weight 1."""
-        return self._of_parts((self.found.spread + 1) / (self.found.spread + 1 / self.found.weight) < OUTLIER_GAIN)
+        return self._of_parts(self.found.gain_ratio < OUTLIER_GAIN)
 
     @property
     def innovations(self) -> Any:
@@ -184,7 +184,9 @@ def read_rows(
     table = given[:, None] if single else given
     fits = table.ndim in (2, 3) and 0 not in table.shape and table.shape[-1] in (own, width)
     expected = f"(times, {own}) or (tracks, times, {own})" + " or (times,)" * (own == 1)
-    require(fits, name, f"shape {given.shape}", expected if time_name == "times" else f"{own} components")
+    expected = expected if time_name == "times" else f"{own} components"
+    expected += " of all sensors, or `sensor=` beside those of one" * (labels is None and len(sizes) > 1)
+    require(fits, name, f"shape {given.shape}", expected)
     tracks, length, count = table.ndim == 3, table.shape[-2], len(table) if table.ndim == 3 else 1
     flat = times if np.ndim(times) < 2 else np.asarray(times).reshape(-1)
     axis = axis or TimeAxis.of(flat, time_unit)
@@ -265,4 +267,8 @@ def read_start(start: Any, at: Any, n: int | None, discrete: bool) -> tuple[np.n
     named = not isinstance(at, str) or at == "reading" or (at == "before" and discrete)
     places = "'reading', " + "'before' (one step), " * discrete + "or a time: where the start stands"
     require(at is not None and named, "start_at", at, places)
+    count = max(len(mean), len(covariance))
+    fits = {len(mean), len(covariance)} <= {1, count}
+    require(fits, "start", f"{len(mean)} means, {len(covariance)} covariances", "one, or one for each track")
+    mean, covariance = (np.broadcast_to(x, (count, *x.shape[1:])) for x in (mean, covariance))
     return mean, covariance, at

@@ -115,7 +115,7 @@ class StateFilter(RobustFilter):
         _ = self._kernel  # its own checks
 
     @functools.cached_property
-    def _kernel(self) -> Kernel:
+    def _kernel(self) -> Kernel:  # type: ignore[override]
         return self._new_kernel(self.robust, self._weights)
 
     def _new_kernel(self, robust: bool, weights: str, **scales: float) -> Kernel:
@@ -271,16 +271,11 @@ class StateFilter(RobustFilter):
             ValueError: as `forecast`, for fewer paths than one, for many tracks, and while a state is unknown.
         """
         require(isinstance(paths, int) and paths >= 1, "paths", paths, "a whole number >= 1")
-        found = self.forecast(query_times, sensor=sensor, control=control)
         with self._lock:
             rows, shape = self._query(query_times, sensor, control)
-            state, kernel = self._present(rows), self._kernel
-            if not isinstance(kernel, LinearKernel):
-                raise ValueError("model: got a nonlinear model, expected a linear one for `simulate`")
-            require(len(state) == 1, "query_times", "times of many tracks", "a filter of one series")
-            known = bool(np.isfinite(found.found.covariance).all())
-            require(known, "simulate", "a state of which nothing is known", "readings, or a start, first")
-            drawn = kernel.simulate(state[0], rows, paths, generator)
+            kernel, state = self._known("simulate", self._present(rows))
+            self._run_rows(rows, state[None].copy(), "query_times")  # its checks
+            drawn = kernel.simulate(state, rows, paths, generator)
             return drawn[..., 0] if shape.single else drawn
 
     def update(  # type: ignore[override]
@@ -335,10 +330,28 @@ class StateFilter(RobustFilter):
             self._steps[label] = self._kernel.bound_step(self._state[0], number)
         return self._estimate_rows(rows, found, replace(shape, single=False), one=True)
 
+    def _step(self) -> tuple[Any, dict[str, Any], TimeAxis | None, np.ndarray]:
+        from .onnx_filter import matrices_step
+
+        starts = self._start and self._kernel.start(*self._start[:2], np.full(len(self._start[0]), np.nan))
+        kernel, state = self._known("export", self._state if len(self._state) else starts)
+        given = kernel, self.robust, None if starts is None else starts[0], state
+        return *matrices_step(*given), self._axis, state[-1:]
+
+    def _known(self, method: str, states: np.ndarray | None) -> tuple[LinearKernel, np.ndarray]:
+        """The kernel of a linear model, and the state of one series, no direction of which is unknown."""
+        kernel, count = self._kernel, 1 if states is None else len(states)
+        if not isinstance(kernel, LinearKernel):
+            raise ValueError(f"model: got a nonlinear model, expected a linear one for `{method}`")
+        require(count == 1, method, f"{count} tracks", "a filter of one series")
+        known = states is not None and states[0, kernel.unknown] == 0
+        require(known, method, "a state of which nothing is known", "readings, or a start, first")
+        return kernel, states[0]  # type: ignore[index]
+
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise ValueError("model: got a linear or nonlinear model, expected a sum of components for this method")
 
-    export = diagnostics = rolling_forecast = _refuse  # type: ignore[assignment]
+    diagnostics = rolling_forecast = _refuse  # type: ignore[assignment]
     standard_errors = sde = property(_refuse)  # type: ignore[assignment]
 
     def _query(self, query_times: Any, sensor: Any, control: Any, in_order: bool = True) -> tuple[Rows, Shape]:

@@ -5,6 +5,15 @@ import statsmodels.api as sm
 import torch
 
 from rfa.estimation import Estimate, LinearSDE, robust_estimate
+from rfa.estimation.problem import Transitions, make_problem
+from rfa.estimation.recursive_filter import (
+    Recursion,
+    diffuse_start,
+    kalman_pass,
+    moments,
+    resumed_filter,
+    robust_smoother,
+)
 
 PAPERS = {"kappa": None, "prior": "lyapunov", "iterations": 1, "start": "query"}
 GAUSSIAN = {"nu": torch.inf, "kappa": 1.0}
@@ -68,3 +77,18 @@ def with_gaps(observations: torch.Tensor, share: float = 0.3, seed: int = 0) -> 
     lost |= torch.rand(observations.shape[:-1], generator=generator, dtype=torch.float64)[..., None] < share / 2
     lost[..., :3, :] = False
     return observations.masked_fill(lost, torch.nan)
+
+
+def looped(sde: LinearSDE, times, observations, initial=None, direction="filter", robust=True):
+    """Mean, covariance and weights of the Kalman filter, the robust filter or their smoothers in PyTorch's loop."""
+    smooth = direction == "smooth"
+    problem = make_problem(sde, times, observations, None, initial, robust=robust)
+    steps = Transitions.of(sde, problem.grid)
+    start = diffuse_start(problem.grid, steps) if initial is None else problem.initial
+    if robust:
+        found = (robust_smoother if smooth else resumed_filter)(problem.grid, steps, Recursion.first(start))[0]
+    else:
+        found = kalman_pass(problem.grid, steps, start)
+    mean, covariance = moments(found.estimates(smooth))
+    weights = found.weight[: len(mean)].where(problem.grid.present, torch.nan)
+    return (problem.grid.by_series(x).numpy() for x in (mean, covariance, weights))

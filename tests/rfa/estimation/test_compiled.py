@@ -9,12 +9,11 @@ import pytest
 import torch
 from cover import cover
 
-from rfa.estimation import LinearSDE, compiled, recursive_estimate, robust_estimate
+from rfa.estimation import Level, LinearSDE, RobustFilter, Trend, compiled, robust_estimate
 
-from .models import coupled, irregular_times, matrix, rotating, statsmodels_of, trend, with_gaps
+from .models import coupled, irregular_times, looped, matrix, rotating, statsmodels_of, trend, with_gaps
 
 MODELS = {"rotating": rotating, "coupled": coupled, "trend": trend}
-QUERIES = matrix([-1.0, 0.5, 3.3, 100.0])
 
 
 def series(sde: LinearSDE, length: int, batch=(), outliers=None):
@@ -29,31 +28,23 @@ def start(sde: LinearSDE, known: bool):
     return (torch.linspace(-1, 1, n).double(), torch.diag(torch.linspace(1, 4, n).double())) if known else None
 
 
-def assert_equal(found, expected, tolerance=1e-9):
-    """But for rounding: the order of sums differs."""
-    for mine, theirs in zip(found, expected, strict=True):
-        if theirs is not None:
-            torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
-
-
-@cover(name=MODELS, direction=["filter", "smooth"], known=[False, True], batch=[(), (3,)], queries=[None, QUERIES])
-def test_kalman_as_in_torch(in_torch, name, direction, known, batch, queries):
-    sde = MODELS[name]()
-    options = {"direction": direction, "initial": start(sde, known), "query_times": queries, "nu": math.inf}
-    given = sde, *series(sde, 25, batch)
-    assert_equal(robust_estimate(*given, **options), in_torch(robust_estimate, *given, **options))
-
-
-@cover(name=MODELS, direction=["filter", "smooth"], known=[False, True], batch=[(), (2,)], queries=[None, QUERIES])
-def test_recursive_as_in_torch(in_torch, name, direction, known, batch, queries):
+@cover(name=MODELS, direction=["filter", "smooth"], known=[False, True], batch=[(), (2,)], robust=[False, True])
+def test_a_linear_model_as_in_torch(name, direction, known, batch, robust):
     """Over outliers, and a jump, which starts challengers."""
     sde = MODELS[name]()
     times, seen = series(sde, 60, batch, (0.2, 20.0))
     seen[..., 40:, :] += 30
-    options = {"direction": direction, "initial": start(sde, known), "query_times": queries}
-    found = recursive_estimate(sde, times, seen, **options)
-    assert_equal(found, in_torch(recursive_estimate, sde, times, seen, **options), 1e-8)
-    assert (found.weights < 0.1).any()
+    initial = start(sde, known)
+    place = "reading" if known else None
+    found = RobustFilter(sde, robust, start=initial, start_at=place).fit(times.numpy(), seen.numpy())
+    found = getattr(found, direction)()
+    mean, covariance, weights = looped(sde, times, seen, initial, direction, robust)
+    known = np.isfinite(covariance)
+    np.testing.assert_array_equal(np.isfinite(found.state_covariances), known)
+    np.testing.assert_allclose(found.state_covariances[known], covariance[known], rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(found.states, mean, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(found.weights, weights, rtol=1e-8)
+    assert (found.weights[~np.isnan(found.weights)] < 0.1).any() == robust
 
 
 def test_one_warning_without_a_compiler(monkeypatch):
@@ -64,21 +55,13 @@ def test_one_warning_without_a_compiler(monkeypatch):
 
     monkeypatch.setattr(compiled, "load_library", refuse)
     monkeypatch.setattr(compiled, "library", functools.cache(compiled.library.__wrapped__))
-    given = rotating(), *series(rotating(), 5)
+    given = np.arange(5.0), np.arange(5.0)
+    fixed = {"sigma2.level": 1.0, "sigma2.irregular": 1.0}
     with pytest.warns(UserWarning, match=r"rfa: .* 40 to 500 times .*: no C\+\+ compiler: .* install"):
-        recursive_estimate(*given)
+        RobustFilter(Level()).fit(*given, fixed=fixed)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        robust_estimate(*given)
-
-
-def test_series_with_models_of_their_own(in_torch):
-    one = rotating()
-    dynamics = one.dynamics * matrix([0.5, 2.0])[:, None, None]
-    sde = LinearSDE(dynamics, one.diffusion, one.observation, 0.5 * one.diffusion)
-    given = sde, *series(one, 20, (2,))
-    options = {"nu": math.inf, "return_weights": False}
-    assert_equal(robust_estimate(*given, **options), in_torch(robust_estimate, *given, **options))
+        RobustFilter(Trend()).fit(*given, fixed={"sigma2.trend": 1.0, **fixed}).filter()
 
 
 @pytest.mark.parametrize("direction", ["filter", "smooth"])

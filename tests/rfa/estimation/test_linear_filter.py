@@ -161,10 +161,10 @@ def test_rows_of_sensors_may_have_different_lengths():
         two_sensors().filter([0.0, 1.0], rows, sensor=["radar", "gps"])
 
 
-def test_diffuse_start_is_that_of_statsmodels():
-    z = readings_of(50)[:, 0]
+def test_starts_states_and_forecasts_are_those_of_statsmodels():
+    z, parameters = readings_of(50)[:, 0], [0.7, 0.1, 0.02]
     other = sm.tsa.UnobservedComponents(z, "lltrend", use_exact_diffuse=True)
-    result = other.smooth([0.7, 0.1, 0.02])
+    result = other.smooth(parameters)
     model = LinearSDE.discrete([[1.0, 1.0], [0.0, 1.0]], np.diag([0.1, 0.02]), np.eye(1, 2), [[0.7]])
     found = RobustFilter(model, robust=False).fit(np.arange(50.0), z)
     assert found.log_likelihood == pytest.approx(result.llf, abs=1e-8)
@@ -174,6 +174,22 @@ def test_diffuse_start_is_that_of_statsmodels():
     ahead, theirs = found.forecast(5), result.get_forecast(5)
     np.testing.assert_allclose(ahead.mean, theirs.predicted_mean, atol=1e-8)
     np.testing.assert_allclose(ahead.variance, theirs.var_pred_mean, atol=1e-8)
+    signal = result.get_prediction(50, 54, signal_only=True).var_pred_mean  # without the noise of readings
+    np.testing.assert_allclose(ahead.state_covariances[:, 0, 0], signal, atol=1e-8)
+    assert result.predicted_state.shape == (2, 51)  # of each reading from those before, and one more
+    np.testing.assert_allclose(ahead.states[0], result.predicted_state[:, -1], atol=1e-8)
+    approximate = sm.tsa.UnobservedComponents(z, "lltrend").smooth(parameters)
+    assert approximate.loglikelihood_burn == 2
+    left_out = np.log(2 * np.pi)  # two readings, of which nothing is known but their scale
+    assert found.log_likelihood == pytest.approx(approximate.llf - left_out, abs=1e-5)
+    other = sm.tsa.UnobservedComponents(z, "lltrend")
+    other.ssm.initialize_known(np.array([1.0, 0.5]), np.diag([2.0, 3.0]))
+    other.ssm.loglikelihood_burn = 0
+    result = other.smooth(parameters)
+    known = RobustFilter(model, robust=False, start=([1.0, 0.5], np.diag([2.0, 3.0])), start_at="reading")
+    known.fit(np.arange(50.0), z)
+    assert known.log_likelihood == pytest.approx(result.llf, abs=1e-8)
+    np.testing.assert_allclose(known.filter().states, result.filtered_state.T, atol=1e-8)
 
 
 @pytest.mark.parametrize("robust", [False, True])
@@ -222,6 +238,7 @@ def test_robust_filter_holds_where_the_kalman_filter_does_not():
     assert found.outliers[wrong].mean() > 0.8
     assert found.outliers[~wrong].mean() < 0.02
     assert found.log_likelihood > kalman.log_likelihood + 1000
+    z[200, 0] = 1e250
     past = tracker(robust=True).smooth(times, z)
     assert np.abs(past.states - tracker().smooth(times, clean).states)[:, [0, 2]].mean() < error[0]
 
@@ -386,8 +403,17 @@ MODEL = LinearSDE.discrete(F, Q, H, R, 0.5)
         (lambda: tracker().fit([0.0], np.ones((1, 2)), noises=["Q"]), "noises: got Q"),
         (lambda: tracker().smooth(), "fit: got None"),
         (lambda: tracker().forecast(3), "query_times: got 3"),
+        (
+            lambda: tracker(start_at=0.0).fit([0.0], np.ones((1, 2))).predict([-1.0]),
+            "query_times: got -1.0 in row 0, expected a time not before the last one, or the start",
+        ),
+        (lambda: tracker().fit([0.0, 0.5], np.ones((2, 2))).predict([0.3]), "expected gaps of whole steps"),
+        (
+            lambda: two_sensors().update(0.0, np.ones(3)),
+            "reading: got shape (1, 3), expected 5 components of all sensors, or `sensor=` beside those of one",
+        ),
         (lambda: RobustFilter(MODEL).simulate([1.0]), "simulate: got a state of which nothing is known"),
-        (lambda: tracker().export("x.onnx"), "model: got a linear or nonlinear model"),
+        (lambda: tracker().diagnostics(), "model: got a linear or nonlinear model"),
         (lambda: tracker(start=(np.ones((3, 4)), START[1])).update(0.0, [1.0, 2.0]), "start: got 3 tracks"),
     ],
 )

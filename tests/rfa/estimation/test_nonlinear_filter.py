@@ -8,7 +8,10 @@ import pytest
 import torch
 from filterpy.kalman import ExtendedKalmanFilter, KalmanFilter, MerweScaledSigmaPoints, UnscentedKalmanFilter
 
-from rfa.estimation import LinearSDE, NonlinearModel, RobustFilter, Sensor, recursive_estimate
+from rfa.estimation import LinearSDE, NonlinearModel, RobustFilter, Sensor
+from rfa.estimation.gaussian import NoiseScale, infer_scale
+
+from .models import looped
 
 GAP = 0.5
 F = np.kron(np.eye(2), [[1, GAP], [0, 1]])
@@ -81,7 +84,7 @@ def test_a_linear_model_is_the_linear_robust_filter(options, direction):
     sde, z = LinearSDE(*map(torch.tensor, rates)), readings()
     times = np.cumsum(np.random.default_rng(1).uniform(0.2, 1.8, 30))
     start = tuple(map(torch.tensor, START))
-    expected = recursive_estimate(sde, torch.tensor(times), torch.tensor(z), initial=start, direction=direction)
+    mean, covariance, weights = looped(sde, torch.tensor(times), torch.tensor(z), start, direction)
     model = NonlinearModel(
         lambda x, dt: sde.transition(dt) @ torch.as_tensor(x),
         lambda dt: sde.covariance(dt),
@@ -89,9 +92,9 @@ def test_a_linear_model_is_the_linear_robust_filter(options, direction):
         **options,
     )
     found = getattr(RobustFilter(model, start=START, start_at="reading", weights="reading"), direction)(times, z)
-    np.testing.assert_allclose(found.states, expected.mean, rtol=0, atol=1e-8)
-    np.testing.assert_allclose(found.state_covariances, expected.covariance, rtol=0, atol=1e-8)
-    np.testing.assert_allclose(found.weights, np.where(np.isnan(z).all(1), np.nan, expected.weights))
+    np.testing.assert_allclose(found.states, mean, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(found.state_covariances, covariance, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(found.weights, weights)
 
 
 def test_updates_one_by_one_are_the_filter():
@@ -142,11 +145,82 @@ def test_inputs_tracks_and_noises_are_those_of_the_linear_filter():
         ours, other = (getattr(x, direction)(days, tracks, control=u, mask=mask) for x in pair)
         for name in ("states", "state_covariances", "mean", "variance", "innovations", "log_likelihood"):
             np.testing.assert_allclose(getattr(ours, name), getattr(other, name), rtol=0, atol=1e-8)
+    wrong = [
+        RobustFilter(x.model, control_matrix=x.control_matrix, **(options | {"robust": True, "weights": "reading"}))
+        for x in pair
+    ]
+    ours, other = (x.smooth(days, z, control=u) for x in wrong)
+    np.testing.assert_allclose(ours.states, other.states, rtol=0, atol=1e-7)
+    np.testing.assert_allclose(ours.weights[~np.isnan(z).all(1)], other.weights[~np.isnan(z).all(1)], atol=1e-8)
     ours, other = (x.forecast(days[-1:] + 1, control=u[:1]) for x in pair)
     np.testing.assert_allclose(ours.states, other.states, atol=1e-8)
     ours, other = (x.fit(days, z, control=u, noises=["observation_noise"]).parameters for x in pair)
     assert ours["observation_noise"] == pytest.approx(other["observation_noise"], rel=1e-4)
     assert ours["observation_noise"] > 5
+
+
+def weighed(mean, covariance, z, known, kind):
+    """Weights of a reading `H x + e` with a diagonal R, the covariance that they add, and its log evidence."""
+
+    def scale(key, error, variance):
+        error = torch.tensor(error)[None]
+        before = known.get(key) or NoiseScale.prior(error)
+        found = infer_scale(before.expected(), error, torch.tensor(variance)[None], torch.ones_like(error, dtype=bool))
+        known[key] = before.updated(found)
+        known["gain"] = found.gain_ratio.item()
+        return found.weight.item(), found.scatter[0].numpy(), found.log_evidence.item()
+
+    deviation, error = R.diagonal() ** 0.5, z - H @ mean
+    rows = H / deviation[:, None]
+    across = covariance @ rows.T
+    weight, scatter, evidence = scale("all", error / deviation, rows @ across)
+    whole = np.full(2, weight), across @ scatter @ across.T, evidence
+    if kind == "reading":
+        return whole
+    weights, total, added = [], 0.0, np.zeros((4, 4))
+    for j in range(2):
+        across = covariance @ rows[j]
+        variance = rows[j] @ across
+        weight, scatter, one = scale(j, error[[j]] / deviation[j], variance[None, None])
+        gain, between = across / (variance + 1 / weight), np.outer(across, across) * scatter
+        error = error - H @ gain * error[j] / deviation[j]
+        covariance, added, total = covariance - np.outer(gain, across) + between, added + between, total + one
+        weights.append(weight)
+    known["odds"] = known.get("odds", 0.0) + total - evidence
+    return whole if kind == "auto" and known["odds"] <= 0 else (np.array(weights), added, total)
+
+
+@pytest.mark.parametrize("kind", ["reading", "component", "auto"])
+def test_weights_are_those_of_infer_scale(kind):
+    z, live = readings(gaps=False)[:20], linear_filter(np.diag(R.diagonal()), weights=kind)
+    z[1::4, 1] += 25 * (-1) ** np.arange(5)
+    found = live.filter(GAP * np.arange(1, 21), z)
+    mean, covariance, known, total = *START, {}, 0.0
+    for k in range(20):
+        mean, covariance = F @ mean, F @ covariance @ F.T + Q
+        weights, added, evidence = weighed(mean, covariance, z[k], known, kind)
+        noise = np.diag(R.diagonal() / weights)
+        gain = covariance @ H.T @ np.linalg.inv(H @ covariance @ H.T + noise)
+        mean, covariance = mean + gain @ (z[k] - H @ mean), covariance - gain @ H @ covariance + added
+        total += evidence - np.log(2 * np.pi * R.diagonal()).sum() / 2
+        np.testing.assert_allclose(found.states[k], mean, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(found.state_covariances[k], covariance, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(np.broadcast_to(found.weights[k], 2), weights, rtol=0, atol=1e-10)
+        if kind == "reading":
+            weight, spread = found.weights[k], found.found.spread[k, 0]
+            np.testing.assert_allclose((spread + 1) / (spread + 1 / weight), known["gain"], rtol=1e-9)
+    assert found.weights.min() < 0.01
+    assert found.log_likelihood == pytest.approx(total, abs=1e-8)
+    if kind == "auto":
+        assert known["odds"] > 0
+        blind = {
+            "a": Sensor(lambda x: H @ x, R.diagonal(), lambda x: H),
+            "b": Sensor(lambda x: [0, 0], [1, 1], lambda x: 0 * H),
+        }
+        both = NonlinearModel(lambda x, dt: F @ x, Q, blind, lambda x, dt: F)
+        rows = np.column_stack([z, 0 * z])  # of a sensor that sees nothing
+        both = RobustFilter(both, start=START, start_at=0.0).filter(GAP * np.arange(1, 21), rows)
+        np.testing.assert_allclose(both.weights[:, :2], found.weights, rtol=0, atol=1e-10)
 
 
 def test_a_wrong_component_leaves_the_others_their_weight():
@@ -171,6 +245,9 @@ def test_wrong_readings_that_agree_are_no_jump_and_a_jump_is_one():
         assert np.abs(found - clean)[later:].max() < 5
     jumped = z + 60 * (np.arange(30) >= 10)[:, None]
     assert np.abs(linear_filter().filter(times, jumped).states - clean)[14:, [0]].min() > 50
+    walk = NonlinearModel(lambda x, dt: x, [[0.1]], Sensor(lambda x: x, [1.0], lambda x: [[1]]), lambda x, dt: [[1]])
+    z = np.where(np.isin(np.arange(20), [10, 11]), 1e6, z[:20, 0])
+    assert np.abs(RobustFilter(walk, start=([0.0], [[1.0]]), start_at=0.0).filter(np.arange(20.0), z).states).max() < 5
 
 
 # Bearing and range
@@ -213,17 +290,18 @@ def scene():
 @pytest.mark.parametrize("direction", ["filter", "smooth"])
 @pytest.mark.parametrize("options", METHODS.values(), ids=METHODS)
 def test_a_scene_turned_by_180_degrees(options, direction):
-    """Behind, the bearings jump between -pi and pi, and `residual` wraps them instead of `angle`. Signs change only."""
+    """Behind, the bearings jump between -pi and pi, and `residual` or `angle` wraps them. Signs change only."""
     times, z = GAP * np.arange(1, 25), scene()
     turned = z + np.array([math.pi, 0])
     turned[:, 0] = (turned[:, 0] + math.pi) % (2 * math.pi) - math.pi
     assert np.ptp(turned[:, 0]) > 6
     functions, start = (polar_numpy, polar_jacobian), (-STARTING[0], STARTING[1])
-    filters = polar_filter(*functions, **options), polar_filter(*functions, start, wrapped, **options)
-    ahead, behind = (getattr(x, direction)(times, y) for x, y in zip(filters, (z, turned), strict=True))
-    np.testing.assert_allclose(behind.states, -ahead.states, rtol=0, atol=1e-8)
-    np.testing.assert_allclose(behind.innovations, ahead.innovations, rtol=0, atol=1e-7)
-    np.testing.assert_allclose(behind.state_covariances, ahead.state_covariances, rtol=0, atol=1e-8)
+    ahead = getattr(polar_filter(*functions, **options), direction)(times, z)
+    for residual in (wrapped, None):
+        behind = getattr(polar_filter(*functions, start, residual, **options), direction)(times, turned)
+        np.testing.assert_allclose(behind.states, -ahead.states, rtol=0, atol=1e-8)
+        np.testing.assert_allclose(behind.innovations, ahead.innovations, rtol=0, atol=1e-7)
+        np.testing.assert_allclose(behind.state_covariances, ahead.state_covariances, rtol=0, atol=1e-8)
     assert np.abs(ahead.states - PATH)[:, [0, 2]].max() < 1
     assert ahead.weights[15, 0] < 0.01
 
@@ -246,6 +324,7 @@ def test_jacobians_given_are_those_of_jacfwd_and_steps_those_of_filterpy():
         other.predict()
         other.sigmas_f = points.sigma_points(other.x, other.P)  # filterpy leaves Q out of the points of the reading
         other.update(row)
+        np.testing.assert_allclose(sigma.innovations[k], other.y / np.sqrt(other.S.diagonal()), atol=1e-9)
         np.testing.assert_allclose(sigma.states[k], other.x, atol=1e-9)
         np.testing.assert_allclose(sigma.state_covariances[k], other.P, atol=1e-9)
 
@@ -259,11 +338,14 @@ def test_iterations_find_the_most_probable_state():
         sensor = Sensor(polar_numpy, noise, polar_jacobian, angle=[True, False])
         model = NonlinearModel(lambda x, dt: x, 0 * Q, sensor, iterations=iterations)
         live = RobustFilter(model, robust=False, start=(mean, covariance), start_at="reading")
-        x = live.update(0.0, reading).states
-        return np.abs(mean - x + polar_jacobian(x).T @ ((reading - polar_numpy(x)) / noise)).max()
+        found = live.update(0.0, reading)
+        x = found.states
+        return np.abs(mean - x + polar_jacobian(x).T @ ((reading - polar_numpy(x)) / noise)).max(), found.innovations
 
-    assert slope(50) < 1e-6
-    assert slope(1) > 100
+    (far, before), (near, after) = slope(1), slope(50)
+    assert near < 1e-6
+    assert far > 100
+    np.testing.assert_array_equal(before, after)  # what earlier readings predict
 
 
 def test_a_filter_that_diverges_says_so_once():
@@ -275,6 +357,8 @@ def test_a_filter_that_diverges_says_so_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         linear_filter().filter(GAP * np.arange(1, 31), readings())
+        z = np.random.default_rng(0).standard_normal((200, 2)) + 50 * (np.arange(200) % 5 == 0)[:, None]
+        linear_filter(robust=False).filter(GAP * np.arange(1, 201), z)  # never so many in a row
 
 
 # Bad input
@@ -300,6 +384,7 @@ def test_a_call_that_raises_leaves_the_filter_as_it_was():
         (lambda: live.update(1.0, [1.0], sensor="sonar"), "sensor: got .'sonar'., expected"),
         (lambda: live.update(math.nan, [1.0]), "time: got"),
         (lambda: live.simulate([1.0]), "model: got a nonlinear model"),
+        (lambda: live.export("x.onnx"), "model: got a nonlinear model, expected a linear one for `export`"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
@@ -326,6 +411,8 @@ def test_a_model_that_cannot_be(change, message):
     ("change", "message"),
     [
         ({"process_noise": lambda dt: -np.eye(2)}, "process_noise: got an eigenvalue of -1"),
+        ({"process_noise": "white"}, "process_noise: got str .*, expected numbers"),
+        ({"sensors": Sensor(lambda x: x, [1, 1], lambda x: np.eye(2), residual=lambda z, y: z[:1])}, "residual: got"),
         ({"transition": lambda x, dt: x[:1]}, "transition"),
         ({"transition_jacobian": lambda x, dt: np.eye(3)}, r"transition, jacobian: got 'shape \(3, 3\)'"),
         ({"transition": lambda x: x}, "transition: got a function that fails"),
@@ -339,4 +426,4 @@ def test_functions_that_do_not_fit(change, message):
     options |= {"transition_jacobian": lambda x, dt: np.eye(2)}
     live = RobustFilter(NonlinearModel(**(options | change)), start=(np.zeros(2), np.eye(2)), start_at=0.0)
     with pytest.raises(ValueError, match=message):
-        live.update(1.0, np.zeros(1 if "sensors" in change else 2))
+        live.update(1.0, np.zeros(1 if "observation" in message else 2))

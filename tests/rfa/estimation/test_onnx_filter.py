@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rfa.checks import MissingExtra
-from rfa.estimation import Autoregression, Cycle, Level, RobustFilter, Season, Trend
+from rfa.estimation import Autoregression, Cycle, Level, LinearSDE, RobustFilter, Season, Trend
 from rfa.estimation.components import StructuralModel
 from rfa.estimation.parameter_search import parameter_kinds
 
@@ -29,8 +29,8 @@ options.intra_op_num_threads = 1
 session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 known = session.get_modelmeta().custom_metadata_map
 names, given = [output.name for output in session.get_outputs()], dict(np.load(given))
-state, rows = np.array(json.loads(known["start"])), []
-for row in range(len(given["gap"])):
+state, rows = np.array(json.loads(known.get("start", known["state"]))), []
+for row in range(len(next(iter(given.values())))):
     if row >= int(steps):  # each from the last reading on
         state = np.array(json.loads(known["state"]))
     inputs = {name: np.asarray(column[row]) for name, column in given.items()}
@@ -70,11 +70,11 @@ def readings(count, generator):
     return times, values
 
 
-def run(folder, steps, **given):
+def run(folder, rows, **given):
     """What the file `filter.onnx` of a folder makes of readings, the first ones one after another."""
     np.savez(folder / "given.npz", **given)
     files = [str(folder / name) for name in ("filter.onnx", "given.npz", "found.npz")]
-    command = [sys.executable, "-I", "-c", RUN, *files[:2], str(steps), files[2]]
+    command = [sys.executable, "-I", "-c", RUN, *files[:2], str(rows), files[2]]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return dict(np.load(files[2]))
@@ -124,6 +124,53 @@ def test_steps_and_forecasts_are_those_of_the_filter(name, tmp_path):
     assert "Kalman" in parts or estimate.outliers.sum() > 5
     assert_same({each: column[:count] for each, column in columns.items()}, estimate)
     assert_same({each: column[count:] for each, column in columns.items()}, found.forecast(times[-1] + LATER, **later))
+
+
+ROWS = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0.5], [0, 0.2, 0, 1], [0, 0, 1, 0], [1, 0, 1, 0]])
+NOISES = [[1.0, 0.3], [0.3, 2.0]], [[0.5, 0.1, 0], [0.1, 1.0, 0.2], [0, 0.2, 2.0]]
+SENSORS = {"gps": ROWS[:2], "radar": ROWS[2:]}
+MOVES, SPREAD = np.kron(np.eye(2), [[0.0, 1.0], [0, 0]]), np.diag([0.1, 0.3, 0.1, 0.3])
+BY_NAME = SENSORS, dict(zip(SENSORS, NOISES, strict=True))
+DIAGONAL = SENSORS, {"gps": np.diag([1.0, 2]), "radar": np.diag([0.5, 1, 2])}
+BY = {"control_matrix": np.eye(4)[:, [1, 3]]}
+OF_MATRICES = {
+    "irregular": ((MOVES, SPREAD, ROWS[:2], NOISES[0]), {}),
+    "Kalman": ((MOVES, SPREAD, ROWS[:2], NOISES[0]), {"robust": False}),
+    "sensors": ((MOVES - np.eye(4) / 100, SPREAD, *BY_NAME), BY),
+    "components": ((MOVES, SPREAD, *DIAGONAL), {"weights": "component"}),
+    "discrete": ((np.eye(4) + MOVES / 2, SPREAD, ROWS[:2], NOISES[0], 0.5), BY),
+}
+
+
+@pytest.mark.parametrize("name", OF_MATRICES)
+def test_steps_of_matrices_are_those_of_update(name, tmp_path):
+    """With outliers, a jump, missing rows and components. The first rows end the diffuse start."""
+    (matrices, options), rng, first, count = OF_MATRICES[name], np.random.default_rng(0), 10, 300
+    model = (LinearSDE.discrete if name == "discrete" else LinearSDE)(*matrices)
+    live = RobustFilter(model, **options)
+    gaps = rng.integers(0, 4, count) / 2 if name == "discrete" else rng.exponential(0.7, count)
+    gaps[50] = 40.0
+    times, shown = gaps.cumsum(), model.observation.numpy()
+    z = rng.normal(size=(count, 4)).cumsum(0) @ shown.T + rng.normal(size=(count, len(shown)))
+    z[rng.random(z.shape) < 0.04] += 60.0
+    z[rng.random(z.shape) < 0.2] = np.nan
+    z[30], z[100:115] = np.nan, np.nan
+    z[:2] = 0.0
+    z[200:] += 200.0 * shown.sum(1)
+    control = rng.normal(size=(count, 2)) if "control_matrix" in options else None
+    for k in range(first):
+        live.update(times[k], z[k], control=None if control is None else control[k])
+    live.export(tmp_path / "filter.onnx")
+    given = {"steps": (2 * gaps).astype(int)} if name == "discrete" else {"gap": gaps}
+    given |= {"reading": z} | ({} if control is None else {"control": control})
+    found = run(tmp_path, count - first, **{name: x[first:] for name, x in given.items()})
+    later = live.update(times[first:], z[first:], control=None if control is None else control[first:])
+    expected = {"mean": later.mean, "standard_error": later.variance**0.5, "states": later.states}
+    expected |= {"weight": later.weights, "outlier": later.outliers}
+    expected["state_errors"] = np.sqrt(later.state_covariances.diagonal(axis1=1, axis2=2))
+    for name, x in expected.items():
+        np.testing.assert_allclose(found[name].reshape(x.shape), x, rtol=1e-9, atol=1e-8, err_msg=name)
+    assert later.outliers.any() == options.get("robust", True)
 
 
 def test_a_fast_component_costs_a_slow_one_no_digits(tmp_path):
@@ -185,3 +232,25 @@ def test_what_is_refused(tmp_path, monkeypatch):
     with pytest.raises(MissingExtra, match=r"onnx is not installed: pip install -e '\.\[onnx\]' in a clone"):
         level.export(tmp_path / "filter.onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_start_of_matrices(tmp_path):
+    """A file of a filter without readings begins with its start; where nothing is known it is refused."""
+    model, start = LinearSDE(MOVES, SPREAD, ROWS[:2], NOISES[0]), (np.ones(4), np.eye(4))
+    live = RobustFilter(model, start=start, start_at=0.0)
+    live.export(tmp_path / "filter.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "filter.onnx")
+    known = {name: json.loads(x) for name, x in session.get_modelmeta().custom_metadata_map.items() if x[0] in "[{"}
+    assert known["state"] == known["start"]
+    assert known["sensors"] == {"": 2}
+    given = {"state": np.array(known["start"]), "gap": np.array(3.0), "reading": np.array([7.0, np.nan])}
+    np.testing.assert_allclose(session.run(["states"], given)[0], live.update(3.0, given["reading"]).states, rtol=1e-10)
+    unknown = RobustFilter(model)
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match="export: got 'a state of which nothing is known', expected readings, or a"
+        ):
+            unknown.export(tmp_path / "filter.onnx")
+        unknown.update(0.0, [1.0, 2.0])  # not enough
+    with pytest.raises(ValueError, match="export: got '2 tracks'"):
+        RobustFilter(model, start=(np.ones((2, 4)), np.eye(4)), start_at=0.0).export(tmp_path / "filter.onnx")

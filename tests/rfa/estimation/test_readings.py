@@ -68,7 +68,7 @@ def assert_same(found, expected, tolerance: float) -> None:
 
 @cover(1, name=MODELS, robust=[False, True], what=["filter", "smooth", "forecast"])
 def test_as_in_torch(in_torch, name, robust, what):
-    """To 1e-5: where the start has a variance of 1e8, PyTorch's loop keeps six digits of the first states."""
+    """To 5e-5: where the start has a variance of 1e8, both keep five digits of the first states."""
     found = fitted(MODELS[name] + Autoregression(), robust)
     later = {"exog": [0.5, 1.0], "sensor": "a", "offset": 0.0, "noise": 0.0}
     given, options = ([[70.0, 71.5]], later) if what == "forecast" else ([], {})
@@ -76,7 +76,7 @@ def test_as_in_torch(in_torch, name, robust, what):
     expected = in_torch(fitted, MODELS[name] + Autoregression(), robust)
     assert found.log_likelihood == pytest.approx(expected.log_likelihood, rel=1e-10)
     theirs = in_torch(getattr(expected, what), *given, **options)
-    assert_same(mine, theirs, 1e-5)
+    assert_same(mine, theirs, 5e-5)
     assert (mine.weights[~np.isnan(mine.weights)] < 0.1).any() == (robust and what != "forecast")
 
 

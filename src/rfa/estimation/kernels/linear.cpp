@@ -1,6 +1,7 @@
 // The filter of a linear model with sensors, as linear_model.py has it: a row when it comes, many series at once, and
 // smoothed. What it knows of a series is one array of numbers, the same in all three.
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <unordered_map>
 
@@ -26,6 +27,7 @@ struct LinearRows {
   int64_t time_stride, sensor_stride, input_stride;  // 0 where all series have the same
   const double *times, *readings, *input;            // (length,), (series, length, width), (length, inputs)
   const int64_t* sensor;                             // (length,) or none
+  const double *observation, *noise;                 // or none: (series, length, width, n or width), C and R of each row
   double* state;                                     // (series, state_size): before the first row, then after the last
   double *mean, *covariance;                         // (series, length, n), (series, length, n, n)
   double *weight, *spread;                           // (series, length, parts)
@@ -38,27 +40,27 @@ constexpr double LOG_TWO_PI = 1.8378770664093454836, NO_NUMBER = std::numeric_li
 constexpr double ROUGH_STEP = 1e-3;  // of a step: times in float64 are rounded
 constexpr int REMEMBERED = 64;       // gaps whose transitions are kept
 
+constexpr double LARGEST_VALUE = 1e70;  // of a reading in units of its noise: fourth powers of larger ones overflow
+inline double bounded(double value) { return std::min(std::max(value, -LARGEST_VALUE), LARGEST_VALUE); }
+
 inline std::vector<double> numbers(int64_t count, double value = 0) { return std::vector<double>(size_t(count), value); }
 
-// Phi and V of a gap, and what an input adds over it: of [x, u] with A = [[A, B], [0, 0]].
-template <int N> struct Gaps {
+// Phi and V of a gap, and what an input adds over it: of [x, u] with A = [[A, B], [0, 0]], by blocks of joined states.
+struct Gaps {
   struct Entry {
     double gap = NO_NUMBER;
     std::vector<double> transition, variance, input;
   };
   const LinearModel& model;
-  const Matrices<N> of;
   const int64_t n, size;
   std::vector<double> dynamics, diffusion;
-  Lags lags;
-  std::unique_ptr<Discretization<N>> small;
-  std::unique_ptr<Discretization<0>> joint;
+  std::vector<std::vector<int64_t>> blocks;
+  std::vector<std::function<void(double, double*, double*)>> of_blocks;
   std::vector<Entry> entries;
 
-  Gaps(const LinearModel& given, Matrices<N> states)
-      : model(given), of(states), n(given.states), size(n + given.inputs), dynamics(size_t(size * size)),
-        diffusion(dynamics.size()), lags{1, 1, size, 1, dynamics.data(), diffusion.data(), nullptr, nullptr, nullptr},
-        entries(REMEMBERED) {
+  explicit Gaps(const LinearModel& given)
+      : model(given), n(given.states), size(n + given.inputs), dynamics(size_t(size * size)),
+        diffusion(dynamics.size()), entries(REMEMBERED) {
     for (int64_t i = 0; i < n; i++) {
       std::copy(model.dynamics + i * n, model.dynamics + (i + 1) * n, &dynamics[i * size]);
       std::copy(model.diffusion + i * n, model.diffusion + (i + 1) * n, &diffusion[i * size]);
@@ -66,8 +68,15 @@ template <int N> struct Gaps {
     }
     for (int64_t i = n; i < size; i++) dynamics[i * size + i] = double(model.discrete);
     if (model.discrete) return;
-    if (model.inputs) joint = std::make_unique<Discretization<0>>(lags, Matrices<0>(size));
-    else small = std::make_unique<Discretization<N>>(lags, of);
+    blocks = joined_states(1, size, dynamics.data(), diffusion.data());
+    for (const auto& block : blocks) {
+      const int64_t s = int64_t(block.size());
+      const auto own = selected(dynamics.data(), size, block), noise = selected(diffusion.data(), size, block);
+      with_size(s, [&](auto of) {
+        Discretization<decltype(of)::SIZE> found(own.data(), noise.data(), of);
+        of_blocks.emplace_back([found](double gap, double* phi, double* v) mutable { found.compute(gap, phi, v); });
+      });
+    }
   }
 
   // None where a gap is no whole number of steps.
@@ -83,8 +92,15 @@ template <int N> struct Gaps {
     if (entry.gap == gap) return &entry;
     std::vector<double> phi(dynamics.size()), v(dynamics.size());
     if (model.discrete) power(gap, phi, v);
-    else if (joint) joint->compute(gap, phi.data(), v.data());
-    else small->compute(gap, phi.data(), v.data());
+    for (size_t b = 0; b < blocks.size(); b++) {
+      const int64_t s = int64_t(blocks[b].size());
+      std::vector<double> own(size_t(s * s)), gained(own.size());
+      of_blocks[b](gap, own.data(), gained.data());
+      for (int64_t i = 0; i < s * s; i++) {
+        const int64_t at = blocks[b][i / s] * size + blocks[b][i % s];
+        phi[at] = own[i], v[at] = gained[i];
+      }
+    }
     entry.transition.resize(size_t(n * n)), entry.variance.resize(size_t(n * n));
     entry.input.resize(size_t(n * model.inputs));
     for (int64_t i = 0; i < n; i++) {
@@ -134,19 +150,21 @@ template <int N> struct LinearFilter : LinearBase {
   const int64_t n, m;  // m: of the largest sensor, or 1 where each component has its own weight
   const Matrices<N> of;
   std::vector<int64_t> begin, noise_begin;  // of each sensor in C, and in R
-  std::vector<double> rows, values, zeros, factor, scratch, whitened, full_logs;
+  std::vector<double> rows, values, before, before_covariance, factor, scratch, full_logs;
   std::vector<std::vector<double>> full;    // L^-1 C of each sensor, all components there
   std::vector<std::vector<double>> factors;  // L
+  const double *own_observation = nullptr, *own_noise = nullptr;  // of a row, in the place of the model's
   int64_t channel = 0;
   Problem problem;
   RobustFilter<N> filter;
-  Gaps<N> gaps;
+  Gaps gaps;
   double time = NO_NUMBER, log_units = 0;
 
   LinearFilter(const LinearModel& given, Matrices<N> states)
       : model(given), n(given.states), m(largest(given)), of(states), rows(size_t(m * n)), values(size_t(m)),
-        zeros(size_t(n * n)), problem(one_row()), filter(problem, of, 0, {channels(given), &channel}, !given.robust),
-        gaps(given, states) {
+        before(size_t(n)), before_covariance(size_t(n * n)), problem(one_row()),
+        filter(problem, Covariance<N>(of, before_covariance.data()), before, {channels(given), &channel}, !given.robust),
+        gaps(given) {
     int64_t at = 0, noise_at = 0, most = 0;
     for (int64_t s = 0; s < model.sensors; s++) {
       const int64_t size = model.sizes[s];
@@ -169,13 +187,18 @@ template <int N> struct LinearFilter : LinearBase {
     for (int64_t s = 0; s < given.sensors; s++) components += given.sizes[s];
     return given.by_component ? components : given.sensors;
   }
-  const double* observation(int64_t s) const { return model.observation + begin[s] * n; }
-  const double* noise(int64_t s) const { return model.noise + noise_begin[s]; }
+  const double* observation(int64_t s) const { return own_observation ? own_observation : model.observation + begin[s] * n; }
+  const double* noise(int64_t s) const { return own_noise ? own_noise : model.noise + noise_begin[s]; }
+
+  void set_own(const LinearRows& r, int64_t at) {
+    if (!r.observation) return;
+    problem.predicted_mean = before.data(), problem.predicted_covariance = before_covariance.data();
+    own_observation = r.observation + at * r.width * n, own_noise = r.noise + at * r.width * r.width;
+  }
 
   Problem one_row() {
     Problem p{};
-    p.series = p.covariances = p.models = p.length = p.threads = 1, p.components = m, p.states = n;
-    p.rows = rows.data(), p.values = values.data(), p.start_mean = p.start_covariance = zeros.data();
+    p.length = 1, p.components = m, p.states = n, p.rows = rows.data(), p.values = values.data();
     p.constants = model.constants;
     return p;
   }
@@ -200,7 +223,7 @@ template <int N> struct LinearFilter : LinearBase {
     for (int64_t i = 0; i < size; i++) complete &= z[i] == z[i];
     const double *l = factors[s].data(), *c = full[s].data();
     double logs = full_logs[s];
-    if (!complete) {  // a missing component has a row of zeros, and noise of its own
+    if (!complete || own_noise) {  // a missing component has a row of zeros, and noise of its own
       std::copy(noise(s), noise(s) + size * size, factor.begin());
       std::copy(observation(s), observation(s) + size * n, scratch.begin());
       for (int64_t i = 0; i < size; i++) {
@@ -215,7 +238,7 @@ template <int N> struct LinearFilter : LinearBase {
     for (int64_t i = 0; i < size; i++) {
       double sum = z[i] == z[i] ? z[i] : 0;
       for (int64_t k = 0; k < i; k++) sum -= l[i * size + k] * values[k];
-      values[i] = sum / l[i * size + i];
+      values[i] = bounded(sum / l[i * size + i]);
     }
     return logs;
   }
@@ -224,7 +247,7 @@ template <int N> struct LinearFilter : LinearBase {
   double set_component(int64_t s, int64_t i, double z) {
     const double deviation = std::sqrt(noise(s)[i * (model.sizes[s] + 1)]);
     for (int64_t j = 0; j < n; j++) rows[j] = z == z ? observation(s)[i * n + j] / deviation : 0;
-    values[0] = z == z ? z / deviation : 0;
+    values[0] = z == z ? bounded(z / deviation) : 0;
     return z == z ? std::log(deviation) : 0;
   }
 
@@ -281,18 +304,19 @@ template <int N> struct LinearFilter : LinearBase {
     return filter.steps.finite(filter.filter.state.p.data()) ? NO_FAULT : OVERFLOWS;
   }
 
-  void add(double* mean, const typename Gaps<N>::Entry& entry, const double* input) const {
+  void add(double* mean, const Gaps::Entry& entry, const double* input) const {
     for (int64_t i = 0; input && i < n; i++)
       for (int64_t j = 0; j < model.inputs; j++) mean[i] += entry.input[i * model.inputs + j] * input[j];
   }
 
-  // What is expected of component i of sensor s, and its variance.
-  void expect(int64_t s, int64_t i, double* predicted, double* variance) {
+  // What is expected of component i of sensor s by a mean and a covariance, and its variance.
+  void expect(int64_t s, int64_t i, const double* mean, const double* p, double* predicted, double* variance) {
     const double* c = observation(s) + i * n;
     const auto& one = filter.filter;
-    *predicted = of.dot(c, one.mean.data());
-    of.apply_transposed(one.state.p.data(), c, filter.x.data());
-    double sum = noise(s)[i * (model.sizes[s] + 1)] + of.dot(c, filter.x.data());
+    *predicted = of.dot(c, mean);
+    of.apply_transposed(p, c, filter.x.data());
+    // states far more uncertain than their sum leave it a negative variance by rounding
+    double sum = noise(s)[i * (model.sizes[s] + 1)] + std::max(of.dot(c, filter.x.data()), 0.0);
     if (one.state.diffuse) {
       double shown = 0, most = 0;
       of.apply_transposed(one.state.root.data(), c, filter.x.data());
@@ -337,7 +361,8 @@ template <int N> struct LinearFilter : LinearBase {
       for (int64_t i = 0; i < size; i++) {
         const bool here = z[at + i] == z[at + i];
         any |= here, seen += here;
-        expect(s, i, out.predicted + at + i, out.variance + at + i);
+        const auto& one = filter.filter;
+        expect(s, i, one.mean.data(), one.state.p.data(), out.predicted + at + i, out.variance + at + i);
         if (!model.by_component) continue;
         channel = begin[s] + i;
         const double logs = set_component(s, i, z[at + i]);
@@ -347,6 +372,8 @@ template <int N> struct LinearFilter : LinearBase {
         channel = s;
         if (any) use_part(set_row(s, z + at), true, out.weight + part, out.spread + part, log_density);
         else out.weight[part] = NO_NUMBER, out.spread[part] = 0;
+        for (int64_t i = 0; any && own_noise && i < size; i++)  // where the challenger takes over, by it
+          expect(s, i, before.data(), before_covariance.data(), out.predicted + at + i, out.variance + at + i);
         part++;
       }
       at += size;
@@ -370,6 +397,7 @@ template <int N> struct LinearFilter : LinearBase {
     if (r.smooth) return smooth(r, series);
     for (int64_t k = 0; k < r.length; k++) {
       const int64_t at = series * r.length + k;
+      set_own(r, at);
       const LinearOutput out{r.mean + at * n, r.covariance + at * n * n, r.weight + at * r.parts, r.spread + at * r.parts,
                              r.predicted + at * r.width, r.variance + at * r.width, r.log_density + at};
       if (r.sensor) {  // a sensor may have fewer components than the row
@@ -395,7 +423,8 @@ template <int N> struct LinearFilter : LinearBase {
     std::vector<int64_t> lag_index(value_table.size()), channel_of(value_table.size());
     std::unordered_map<double, int64_t> known;
     for (int64_t i = 0; i < n; i++) transition[i * n + i] = 1;
-    predict(r.times[series * r.time_stride], input_of(r, series, 0));  // to the first row
+    const auto fail = [&](int64_t fault, int64_t row) { r.fault[2 * series] = fault, r.fault[2 * series + 1] = row; };
+    if (const Fault fault = predict(r.times[series * r.time_stride], input_of(r, series, 0))) return fail(fault, 0);
     const Candidate<N> first = filter.filter;
     for (int64_t k = 0; k < length; k++) {
       const double now = r.times[series * r.time_stride + k], gap = now - time;
@@ -403,6 +432,7 @@ template <int N> struct LinearFilter : LinearBase {
       if (k && gap > 0) {
         const auto [place, is_new] = known.try_emplace(gap, int64_t(known.size()) + 1);
         const auto* entry = gaps.at(gap);
+        if (!entry) return fail(NO_STEPS, k);
         lag_index[k * parts - 1] = place->second;
         if (is_new) {
           transition.insert(transition.end(), entry->transition.begin(), entry->transition.end());
@@ -413,6 +443,7 @@ template <int N> struct LinearFilter : LinearBase {
       }
       std::copy(path.begin(), path.end(), &paths[k * n]);
       const double* z = r.readings + (series * r.length + k) * r.width;
+      set_own(r, series * r.length + k);
       const int64_t sensor = sensor_of(r, series, k);
       const int64_t begin_sensor = std::max<int64_t>(sensor, 0), end = sensor < 0 ? model.sensors : sensor + 1;
       int64_t part = k * parts;
@@ -428,26 +459,24 @@ template <int N> struct LinearFilter : LinearBase {
       }
     }
     auto mean = numbers(total * n), covariance = numbers(total * n * n), weight = numbers(total, 1);
-    auto before = numbers(total * n), covariance_before = numbers(total * n * n), least = numbers(total);
+    auto mean_before = numbers(total * n), covariance_before = numbers(total * n * n);
     int64_t overflow = -1;
     Problem p = problem;
-    p.length = total, p.smooth = 1, p.diffuse = first.state.diffuse;
+    p.length = total, p.smooth = 1;
     p.rows = row_table.data(), p.values = value_table.data(), p.lag_index = lag_index.data();
     p.transition = transition.data(), p.variance = variance.data();
-    p.start_mean = first.mean.data(), p.start_covariance = first.state.p.data();
     p.mean = mean.data(), p.covariance = covariance.data(), p.weight = weight.data(), p.overflow = &overflow;
-    p.predicted_mean = before.data(), p.predicted_covariance = covariance_before.data();
+    p.predicted_mean = mean_before.data(), p.predicted_covariance = covariance_before.data();
     if (model.robust) {
-      RobustFilter<N>(p, of, 0, {filter.channels.count, channel_of.data()}).run();
+      RobustFilter<N>(p, first.state, first.mean, {filter.channels.count, channel_of.data()}).run();
       for (int64_t k = 0; k < total; k++) {
         const double root = std::sqrt(weight[k]);
         for (int64_t i = 0; i < m * n; i++) row_table[k * m * n + i] *= root;
         for (int64_t i = 0; i < m; i++) value_table[k * m + i] *= root;
       }
     }
-    p.predicted_mean = p.predicted_covariance = nullptr, p.least_squares = least.data();
-    if (overflow < 0) run_filter<N>(p, of, 0);
-    if (overflow >= 0) r.fault[2 * series] = OVERFLOWS, r.fault[2 * series + 1] = overflow / parts;
+    if (overflow < 0) smooth_rows<N>(p, first.state, first.mean);
+    if (overflow >= 0) fail(OVERFLOWS, overflow / parts);
     for (int64_t k = 0; k < length; k++) {
       const int64_t at = series * r.length + k, part = (k + 1) * parts - 1;
       for (int64_t i = 0; i < n; i++) r.mean[at * n + i] = mean[part * n + i] + paths[k * n + i];
@@ -471,6 +500,7 @@ struct BoundFilter {
 
 extern "C" {
 
+int64_t rfa_robust_constants_size() { return sizeof(rfa::RobustConstants); }
 int64_t rfa_linear_model_size() { return sizeof(rfa::LinearModel); }
 int64_t rfa_linear_rows_size() { return sizeof(rfa::LinearRows); }
 
@@ -525,5 +555,88 @@ int rfa_linear_run(void* of, const rfa::LinearRows* rows) {
   }
   return failed;
 }
+
+// The weights of a reading of m components that are read off n states by `slope`, for nonlinear_filter.py.
+// kinds: 0, weight 1; 1, one weight; 2, one for each component, whose noise is independent; 3, the more probable of both.
+// scales: NoiseScale of the reading and of each component, counts then last, which change. given: innovation (m), slope
+// (m, n), extra (m, m): its errors, noise (m, m), covariance (n, n), seen (m): 0 where a component is missing, whose slope
+// is 0 and whose noise is 1. out: weights (m), scatter (n, n): the covariance between scales of the state, log evidence,
+// squared distance of the innovation, log odds of kind 2 over 1, which change. Returns 1 where there is no memory.
+int rfa_weigh(const rfa::RobustConstants* constants, int64_t kind, int64_t n, int64_t m, double* scales,
+              const double* given, double* out) try {
+  const double *innovation = given, *slope = innovation + m, *extra = slope + m * n, *noise = extra + m * m;
+  const double *covariance = noise + m * m, *seen = covariance + n * n;
+  double *weights = out, *scatter = out + m, &evidence = scatter[n * n], &distance = (&evidence)[1], &odds = (&evidence)[2];
+  const rfa::Matrices<0> of(m), states(n);
+  auto root = rfa::numbers(m * m), across = rfa::numbers(m * n), variance = rfa::numbers(m * m), e = rfa::numbers(m);
+  std::copy(noise, noise + m * m, root.begin()), of.cholesky(root.data());
+  const auto solve = [&](const double* l, double* x, int64_t stride) {  // x -> L^-1 x
+    for (int64_t i = 0; i < m; i++) {
+      for (int64_t k = 0; k < i; k++) x[i * stride] -= l[i * m + k] * x[k * stride];
+      x[i * stride] /= l[i * m + i];
+    }
+  };
+  for (int64_t i = 0; i < m; i++) {
+    states.apply(covariance, slope + i * n, &across[i * n]), e[i] = innovation[i];
+    for (int64_t j = 0; j <= i; j++)
+      variance[i * m + j] = variance[j * m + i] = states.dot(slope + j * n, &across[i * n]) + extra[i * m + j];
+  }
+  for (int64_t j = 0; j < m; j++) solve(root.data(), &variance[j], m);
+  for (int64_t i = 0; i < m; i++) solve(root.data(), &variance[i * m], 1);
+  for (int64_t j = 0; j < n; j++) solve(root.data(), &across[j], n);
+  solve(root.data(), e.data(), 1);
+
+  std::vector<double> total = variance, error = e;
+  for (int64_t i = 0; i < m; i++) total[i * m + i] += 1, weights[i] = 1;
+  if (!of.cholesky(total.data()))  // rounding: without correlations
+    for (int64_t i = 0; i < m * m; i++) total[i] = i % (m + 1) ? 0 : std::sqrt(std::abs(variance[i]) + 1);
+  solve(total.data(), error.data(), 1), distance = of.dot(error.data(), error.data()), evidence = -distance / 2;
+  for (int64_t i = 0; i < m; i++) evidence -= std::log(total[i * m + i]);
+  std::fill(scatter, scatter + n * n, 0.0);
+  if (!kind) return 0;
+
+  std::unique_ptr<bool[]> present(new bool[size_t(m)]);
+  for (int64_t i = 0; i < m; i++) present[i] = seen[i] != 0;
+  const auto infer = [&](int64_t components, double* known, const double* innovation, double* variance, const bool* there) {
+    rfa::RowScale row(components);
+    rfa::NoiseScale scale(*constants);
+    std::copy(known, known + rfa::SCALES, scale.counts.begin());
+    std::copy(known + rfa::SCALES, known + 2 * rfa::SCALES, scale.last.begin());
+    rfa::ScaleInference(components, *constants).infer(scale.expected(constants->persistence), innovation, variance, there, row);
+    for (int i = 0; i < rfa::SCALES; i++) known[i] += row.probability[i], known[rfa::SCALES + i] = row.probability[i];
+    return row;
+  };
+  const rfa::RowScale whole = infer(m, scales, e.data(), variance.data(), present.get());
+  evidence = whole.log_evidence;
+  std::fill(weights, weights + m, whole.weight);
+  for (int64_t a = 0; a < m * m; a++)
+    for (int64_t i = 0; i < n * n; i++) scatter[i] += across[a / m * n + i / n] * whole.scatter[a] * across[a % m * n + i % n];
+  if (kind == 1) return 0;
+
+  std::vector<double> p(covariance, covariance + n * n), rest(innovation, innovation + m), gain(n), spread(n);
+  std::vector<double> each(m, 1.0), between(n * n);
+  double sum = 0;
+  for (int64_t j = 0; j < m; j++) {
+    if (!present[j]) continue;
+    const double *row = slope + j * n, own = noise[j * m + j], size = std::sqrt(own);
+    states.apply(p.data(), row, spread.data());
+    const double predicted = states.dot(row, spread.data()) + extra[j * m + j], left = rest[j], scaled = left / size;
+    double in_units = predicted / own;
+    const bool there = true;
+    const rfa::RowScale found = infer(1, scales + 2 * rfa::SCALES * (1 + j), &scaled, &in_units, &there);
+    each[j] = found.weight, sum += found.log_evidence;
+    for (int64_t i = 0; i < n; i++) gain[i] = spread[i] / (predicted + own / found.weight);
+    for (int64_t i = 0; i < m; i++) rest[i] -= states.dot(slope + i * n, gain.data()) * left;
+    for (int64_t i = 0; i < n * n; i++) {
+      const double more = spread[i / n] * spread[i % n] * found.scatter[0] / own;
+      p[i] += more - gain[i / n] * spread[i % n], between[i] += more;
+    }
+  }
+  odds += sum - evidence;
+  if (kind == 3 && odds <= 0) return 0;
+  evidence = sum;
+  std::copy(each.begin(), each.end(), weights), std::copy(between.begin(), between.end(), scatter);
+  return 0;
+} catch (const std::exception&) { return 1; }
 
 }  // extern "C"

@@ -4,28 +4,21 @@
 
 namespace rfa {
 
-// A filter of `series` series along a grid. Covariances are shared by all series (`covariances` = 1) or each has its own.
+// The rows of one series, for the filter and the smoother.
 struct Problem {
-  int64_t series, covariances, models, length, components, states, threads, smooth;
-  int64_t diffuse;            // whether nothing is known of the state before the first row
-  const double *rows;         // (models, length, m, n): H, zeros where nothing is seen
-  const double *values;       // (series, length, m)
+  int64_t length, components, states, smooth;
+  const double *rows;         // (length, m, n): H, zeros where nothing is seen
+  const double *values;       // (length, m)
   const double *transition;   // (lags, n, n)
   const double *variance;     // (lags, n, n)
-  const int64_t *lag_index;   // (models, length - 1)
-  const double *start_mean;   // (series, n)
-  const double *start_covariance;  // (covariances, n, n)
-  double *mean;               // (series, length, n)
-  double *covariance;         // (covariances, length, n, n)
-  double *least_squares;      // (series, length)
-  int64_t *overflow;          // (covariances,): the time index at which a covariance overflows, or -1
-  // before each row, where they are wanted: of the Kalman filter with `series` = `covariances`, and of the robust filter
-  double *predicted_mean;     // (series, length, n)
-  double *predicted_covariance;  // (series, length, n, n)
-  // of the robust filter, for which every series has its own covariance
-  double *weight;             // (series, length): of each row, as the filter used it
-  const double *resumed;      // (series, RobustFilter::carried_size()): what earlier rows carry on, in place of the start
-  double *carried;            // the same after the last row, where it is wanted
+  const int64_t *lag_index;   // (length - 1,)
+  double *mean;               // (length, n)
+  double *covariance;         // (length, n, n)
+  int64_t *overflow;          // the row at which a covariance overflows, or -1
+  // of the robust filter: before each row, where that is wanted, and the weight of each row
+  double *predicted_mean;     // (length, n)
+  double *predicted_covariance;  // (length, n, n)
+  double *weight;             // (length,)
   const void *constants;      // RobustConstants
 };
 

@@ -29,8 +29,8 @@ template <int N> struct RobustFilter {
   const RobustConstants& constants;
   const Channels channels;
   const bool kalman;  // all weights are 1
-  const int64_t index, model, n, m;
-  Group<N> group;  // its accessors and working memory
+  const int64_t n, m;
+  Series<N> series;  // its accessors and working memory
   Steps<N>& steps;
   Candidate<N> filter, challenger;
   ScaleInference inference;
@@ -41,16 +41,13 @@ template <int N> struct RobustFilter {
   std::unique_ptr<bool[]> present;
   std::vector<Covariance<N>> diffuse;  // the first predicted states, while a direction is diffuse, for smoothing
 
-  RobustFilter(const Problem& problem, Matrices<N> of, int64_t series, Channels given = {}, bool weightless = false)
+  RobustFilter(const Problem& problem, const Covariance<N>& start, const std::vector<double>& start_mean, Channels given,
+               bool weightless = false)
       : p(problem), constants(*static_cast<const RobustConstants*>(p.constants)), channels(given), kalman(weightless),
-        index(series), model(p.models == 1 ? 0 : series), n(p.states), m(p.components), group(problem, of, series),
-        steps(group.steps), filter{group.state, group.means,
-                                   std::vector<NoiseScale>(size_t(given.count), NoiseScale(constants)), RowScale(m)},
-        challenger(filter),
-        inference(m, constants), x(n), innovation(m), variance(size_t(m * m)), across(size_t(m * n)),
-        scaled(n), present(new bool[size_t(m)]) {
-    if (p.resumed) resume(p.resumed + index * carried_size());
-  }
+        n(p.states), m(p.components), series(problem, start, start_mean), steps(series.steps),
+        filter{start, start_mean, std::vector<NoiseScale>(size_t(given.count), NoiseScale(constants)), RowScale(m)},
+        challenger(filter), inference(m, constants), x(n), innovation(m), variance(size_t(m * m)),
+        across(size_t(m * n)), scaled(n), present(new bool[size_t(m)]) {}
 
   // Of filter and challenger: mean, covariance, and what is known of the noise. Then `trusted` and the odds.
   int64_t carried_size() const { return 2 * (n + n * n + 2 * SCALES * channels.count) + 2; }
@@ -90,29 +87,25 @@ template <int N> struct RobustFilter {
     }
   }
 
+  // The weights of all rows, for smoothing.
   void run() {
     for (int64_t k = 0; k < p.length; k++) {
       if (k) {
-        const double *transition = p.transition + group.lag(k) * n * n, *variance = p.variance + group.lag(k) * n * n;
-        predict(filter, transition, variance);
-        if (log_odds > NONE) predict(challenger, transition, variance);
+        const double *transition = p.transition + series.lag(k), *moved = p.variance + series.lag(k);
+        predict(filter, transition, moved);
+        if (log_odds > NONE) predict(challenger, transition, moved);
       }
       if (!steps.finite(filter.state.p.data())) {
-        p.overflow[index] = k;
+        *p.overflow = k;
         return;
       }
       use(k);
-      const int64_t at = index * p.length + k;
-      std::copy(filter.mean.begin(), filter.mean.end(), p.mean + at * n);
-      steps.write(filter.state, p.covariance + at * n * n);
-      p.weight[at] = filter.row.weight;
     }
-    if (p.carried) carry(p.carried + index * carried_size());
-    if (p.smooth) smooth();
+    smooth();
   }
 
-  double* predicted_mean(int64_t k) const { return p.predicted_mean + (index * p.length + k) * n; }
-  double* predicted_covariance(int64_t k) const { return p.predicted_covariance + (index * p.length + k) * n * n; }
+  double* predicted_mean(int64_t k) const { return p.predicted_mean + k * n; }
+  double* predicted_covariance(int64_t k) const { return p.predicted_covariance + k * n * n; }
 
   // The predicted state at k, for smoothing and for the caller.
   void keep(int64_t k) {
@@ -126,9 +119,9 @@ template <int N> struct RobustFilter {
   // From the last row back, each row has two predictions: the filter's, and the same with the future. The one under which
   // the row is more probable gives its weight.
   void smooth() {
-    Smoother<N> future(group);
+    Smoother<N> future(series);
     Candidate<N>&past = filter, &both = challenger;
-    Component& c = group.components.all[0];
+    Component& c = series.components.all[0];
     for (int64_t k = p.length - 1; k >= 0; k--) {
       if (k < int64_t(diffuse.size())) past.state = diffuse[k];
       else steps.of.copy(predicted_covariance(k), past.state.p.data()), past.state.diffuse = false;
@@ -137,7 +130,7 @@ template <int N> struct RobustFilter {
       both = past;
       infer(past, k, seen);
       future.observe();
-      future.observe_values(future.y.data());
+      future.observe_values();
       for (int64_t r = 0; r < future.rank; r++) {
         steps.update(both.state, &future.c[r * n], c);
         const double e = future.values[r] - steps.of.dot(&future.c[r * n], both.mean.data());
@@ -147,7 +140,7 @@ template <int N> struct RobustFilter {
       const bool past_wins = !both.row.valid || past.row.log_evidence > both.row.log_evidence;
       const RowScale& row = past.row.valid && past_wins ? past.row : both.row;
       if (row.valid) past.scales[channels.at(k)].last = row.probability;
-      p.weight[index * p.length + k] = row.weight;
+      p.weight[k] = row.weight;
       if (k) future.back(k, row.weight);
     }
   }
@@ -196,7 +189,7 @@ template <int N> struct RobustFilter {
     bool any = false;
     for (int64_t i = 0; i < m; i++) {
       present[i] = false;
-      for (int64_t j = 0; j < n; j++) present[i] |= group.row(k, i)[j] != 0;
+      for (int64_t j = 0; j < n; j++) present[i] |= series.row(k, i)[j] != 0;
       any |= present[i];
     }
     return any;
@@ -205,11 +198,11 @@ template <int N> struct RobustFilter {
   // Innovation, P H^T and H P H^T of a row.
   void expect(const Candidate<N>& one, int64_t k) {
     for (int64_t i = 0; i < m; i++) {
-      const double* row = group.row(k, i);
-      innovation[i] = group.values(0, k)[i] - steps.of.dot(row, one.mean.data());
+      const double* row = series.row(k, i);
+      innovation[i] = series.values(k)[i] - steps.of.dot(row, one.mean.data());
       steps.of.apply_transposed(one.state.p.data(), row, &across[i * n]);
       for (int64_t j = 0; j <= i; j++)
-        variance[i * m + j] = variance[j * m + i] = steps.of.dot(group.row(k, j), &across[i * n]);
+        variance[i * m + j] = variance[j * m + i] = steps.of.dot(series.row(k, j), &across[i * n]);
     }
   }
 
@@ -228,8 +221,8 @@ template <int N> struct RobustFilter {
   bool shows_diffuse(const Covariance<N>& state, int64_t k) {
     Covariance<N> copy = state;
     for (int64_t i = 0; i < m; i++) {
-      steps.update(copy, group.row(k, i), group.components.all[i]);
-      if (group.components.all[i].shows) return true;
+      steps.update(copy, series.row(k, i), series.components.all[i]);
+      if (series.components.all[i].shows) return true;
     }
     return false;
   }
@@ -268,12 +261,12 @@ template <int N> struct RobustFilter {
     }
     double distance = 0, determinant = 1, logs = 0;
     const double root = std::sqrt(one.row.weight);
-    Component& c = group.components.all[0];
+    Component& c = series.components.all[0];
     for (int64_t i = 0; i < m; i++) {
-      for (int64_t j = 0; j < n; j++) scaled[j] = root * group.row(k, i)[j];
+      for (int64_t j = 0; j < n; j++) scaled[j] = root * series.row(k, i)[j];
       steps.update(one.state, scaled.data(), c);
       if (!c.seen) continue;
-      const double e = root * group.values(0, k)[i] - steps.of.dot(scaled.data(), one.mean.data());
+      const double e = root * series.values(k)[i] - steps.of.dot(scaled.data(), one.mean.data());
       for (int64_t j = 0; j < n; j++) one.mean[j] += c.gain[j] * e;
       if (!c.shows) distance += e * e / c.variance;
       determinant *= c.shows ? c.length : c.variance;

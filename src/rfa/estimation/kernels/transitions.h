@@ -19,16 +19,14 @@ struct Lags {
 constexpr int TERMS = 18;  // (2 |A| h)^18 / 18! < 1e-15 for |A| h <= 1/2
 
 template <int N> struct Discretization {
-  const Lags& given;
   Matrices<N> of;
   std::vector<double> powers, moments;  // A^k and M_k, of the dynamics times the unit of time
   double norm = 0;
   std::vector<double> a, b, d;
 
-  Discretization(const Lags& lags, Matrices<N> size)
-      : given(lags), of(size), powers(size_t((TERMS + 1) * of.nn())), moments(powers.size()), a(of.nn()), b(of.nn()),
+  Discretization(const double* dynamics, const double* diffusion, Matrices<N> size)
+      : of(size), powers(size_t((TERMS + 1) * of.nn())), moments(powers.size()), a(of.nn()), b(of.nn()),
         d(of.nn()) {
-    const double* dynamics = given.dynamics;
     for (int j = 0; j < of.n(); j++) {
       double sum = 0;
       for (int i = 0; i < of.n(); i++) sum += std::abs(dynamics[i * of.n() + j]);
@@ -38,7 +36,7 @@ template <int N> struct Discretization {
     // powers of A / |A|, so that none overflows
     for (int i = 0; i < of.nn(); i++) d[i] = dynamics[i] / norm;
     for (int i = 0; i < of.n(); i++) powers[i * of.n() + i] = 1;
-    of.copy(given.diffusion, moments.data());
+    of.copy(diffusion, moments.data());
     for (int k = 0; k < TERMS; k++) {
       of.multiply(d.data(), &powers[k * of.nn()], &powers[(k + 1) * of.nn()]);
       moment(&moments[k * of.nn()], &moments[(k + 1) * of.nn()]);
@@ -80,10 +78,34 @@ template <int N> struct Discretization {
     of.symmetrize(variance);
   }
 
-  void run() {
-    for (int64_t k = 0; k < given.count; k++)
-      compute(given.lags[k], given.transition + k * of.nn(), given.variance + k * of.nn());
-  }
 };
+
+// States that some entry of A or Q joins, in any model. Others move independently of each other.
+inline std::vector<std::vector<int64_t>> joined_states(int64_t models, int64_t n, const double* dynamics,
+                                                       const double* diffusion) {
+  std::vector<int64_t> group(size_t(n), 0);
+  for (int64_t i = 0; i < n; i++) group[i] = i;
+  for (int64_t at = 0; at < models * n * n; at++) {
+    const int64_t from = group[at / n % n], to = group[at % n];
+    if (from == to || (dynamics[at] == 0 && diffusion[at] == 0)) continue;
+    for (int64_t& one : group) one = one == from ? to : one;
+  }
+  std::vector<std::vector<int64_t>> found;
+  for (int64_t g = 0; g < n; g++) {
+    std::vector<int64_t> members;
+    for (int64_t i = 0; i < n; i++)
+      if (group[i] == g) members.push_back(i);
+    if (!members.empty()) found.push_back(members);
+  }
+  return found;
+}
+
+// Rows and columns of some states.
+inline std::vector<double> selected(const double* matrix, int64_t n, const std::vector<int64_t>& states) {
+  std::vector<double> found;
+  for (int64_t i : states)
+    for (int64_t j : states) found.push_back(matrix[i * n + j]);
+  return found;
+}
 
 }  // namespace rfa
