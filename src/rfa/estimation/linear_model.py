@@ -91,6 +91,8 @@ class LinearKernel:
         scales: factors of Q ("process_noise") and of a sensor's R.
     """
 
+    needs_control = False  # a row without one has u = 0
+
     def __init__(
         self, model: LinearModel, names: tuple[str, ...], robust: bool, by_component: bool, control: np.ndarray,
         scales: Mapping[str, float],

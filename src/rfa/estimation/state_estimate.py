@@ -240,6 +240,7 @@ def sensor_numbers(kernel: Kernel, sensor: Any) -> np.ndarray:
 def read_control(kernel: Kernel, control: Any, count: int, length: int) -> np.ndarray | None:
     """Inputs as a caller gives them, of so many series and rows, checked."""
     if control is None:
+        require(not kernel.needs_control, "control", None, "an input for each row: transition is f(x, dt, u)")
         return None
     inputs, found = kernel.inputs, as_numbers("control", control)
     require(inputs != 0, "control", "an input", "None: RobustFilter has no control_matrix")
