@@ -75,7 +75,7 @@ FAULTS = ("", "late", "steps", "infinite", "overflow")  # as numbered in kernels
 def compiled_library() -> ctypes.CDLL:
     """The compiled filters. Raises `RuntimeError` without a compiler."""
     if (loaded := library()) is None:
-        raise RuntimeError("RobustFilter of matrices or functions needs compiled code: install a C++17 compiler")
+        raise RuntimeError("this RobustFilter needs compiled code: install a C++17 compiler")
     return loaded
 
 
