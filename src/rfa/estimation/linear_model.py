@@ -75,7 +75,7 @@ FAULTS = ("", "late", "steps", "infinite", "overflow")  # as numbered in kernels
 def compiled_library() -> ctypes.CDLL:
     """The compiled filters. Raises `RuntimeError` without a compiler."""
     if (loaded := library()) is None:
-        raise RuntimeError("RobustFilter of matrices or functions needs compiled code: install a C++17 compiler")
+        raise RuntimeError("this RobustFilter needs compiled code: install a C++17 compiler")
     return loaded
 
 
@@ -90,6 +90,8 @@ class LinearKernel:
         control: B, `(n, inputs)`.
         scales: factors of Q ("process_noise") and of a sensor's R.
     """
+
+    needs_control = False  # a row without one has u = 0
 
     def __init__(
         self, model: LinearModel, names: tuple[str, ...], robust: bool, by_component: bool, control: np.ndarray,

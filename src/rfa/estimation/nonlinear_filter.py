@@ -141,6 +141,7 @@ class NonlinearKernel:
     ):
         check_choice("weights", weights, ("auto", "reading", "component"))
         self.robust, self.weights, self.names, self.states = robust, weights, names, len(names)
+        self.needs_control = model.needs_control
         self.iterations, self.model = model.iterations, Linearised(model, self.states, scales["process_noise"])
         self.by_name = {
             name: replace(sensor, observation_noise=sensor.observation_noise * scales[noise_name(name)])

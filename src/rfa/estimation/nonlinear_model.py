@@ -9,6 +9,7 @@ Source: Särkkä and Svensson, Bayesian Filtering and Smoothing (2023), chapters
 """
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -115,6 +116,17 @@ class NonlinearModel:
         fits = isinstance(given, Mapping) and len(given) > 0 and all(isinstance(x, Sensor) for x in given.values())
         require(fits, "sensors", self.sensors, "a Sensor, or several by name")
         object.__setattr__(self, "sensors", {str(name): sensor.checked(str(name)) for name, sensor in given.items()})
+
+    @property
+    def needs_control(self) -> bool:
+        """Whether the transition is `f(x, dt, u)`."""
+        try:
+            inspect.signature(self.transition).bind(None, None)
+        except TypeError:
+            return True
+        except ValueError:  # a function without a signature
+            pass
+        return False
 
 
 class Linearised:

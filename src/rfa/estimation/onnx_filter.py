@@ -134,7 +134,7 @@ def series_step(
     start: Float[np.ndarray, "1 numbers"],
     last: Float[np.ndarray, "1 numbers"],
 ) -> tuple[StepModel, dict[str, Any]]:
-    """The step of a fitted series. And what its file says: names, and the states at the first and after the last reading."""
+    """The step of a fitted series. And what its file says: names, and the states before and after all readings."""
     readings = problem.table.readings
     given = {name for name in ("offset", "noise") if np.any(getattr(readings, name) != 0)}
     given |= set() if readings.observation is None else {"observation"}

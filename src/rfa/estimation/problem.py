@@ -144,11 +144,11 @@ class ObservationGrid:
         return replace(self, **doubled)
 
 
-def check_rows(rows: Any) -> None:
-    """Raise `ValueError` where rows of C over the noise are too large for a robust filter."""
+def check_rows(rows: Any, name: str = "observation_noise") -> None:
+    """Raise `ValueError`, with the name of the argument, where rows of C over the noise are too large to be robust."""
     least = f"a standard deviation of less than 1 / {_LARGEST_ROW:g} of what the states show"
     expected = "another unit for observations and states"
-    require(not bool((abs(rows) > _LARGEST_ROW).any()), "observation_noise", least, expected)
+    require(not bool((abs(rows) > _LARGEST_ROW).any()), name, least, expected)
 
 
 def along_grid(x: Shaped[Tensor, "b grid ..."], index: Int[Tensor, "#b length"]) -> Tensor:

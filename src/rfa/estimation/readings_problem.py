@@ -195,7 +195,7 @@ class ReadingsProblem:
         values, noise = self.table.values.numpy(), np.maximum(self.noise[0].numpy(), np.finfo(float).tiny)
         if robust:
             deviation = np.sqrt(noise)
-            check_rows(self.table.rows.numpy() / deviation[:, None])
+            check_rows(self.table.rows.numpy() / deviation[:, None], "sigma2.irregular, noise or observation")
             values = np.clip(values, -LARGEST_VALUE * deviation, LARGEST_VALUE * deviation)
         times, observation = self.table.readings.times, self.table.rows.numpy()
         return Rows(

@@ -351,7 +351,7 @@ def without_rounding(transition: Float[Tensor, "*batch n n"]) -> Float[Tensor, "
 class LoopedKernel:
     """The filter of one series without compiled code: as `LinearKernel`, with scalar readings and rows of their own.
 
-    The numbers of a series are those of `LinearKernel`: of the filter, then of the challenger, mean, covariance and
+    The numbers of a series are, of the filter, then of the challenger, mean, covariance and
     what is known of the noise; how many rows the challenger will still use with weight 1 and its log odds; the time.
 
     Args:

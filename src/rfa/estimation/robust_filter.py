@@ -54,7 +54,7 @@ class RobustFilter:
         z_k = C_k x(t_k) + offset_k + e_k,    e_k ~ N(0, sigma2.irregular + noise_k)
 
     The robust filter gives each reading a weight by how well earlier readings predict it. The robust smoother uses
-    later readings too. Both are recursive (`rfa.estimation.recursive_filter`): time and memory are linear.
+    later readings too. Both are recursive: time and memory are linear.
 
     Several threads may use one filter: a call waits for the one before. Copies and pickles share nothing that changes.
 
@@ -95,9 +95,9 @@ class RobustFilter:
 
     @_alone
     def __getstate__(self) -> dict[str, Any]:
-        """All but the lock and compiled code. Nothing of it but the list of later readings ever changes."""
+        """All but the lock, and what the kernel of this machine has found. Only the list of later readings changes."""
         kept = {name: x for name, x in vars(self).items() if name not in ("_lock", "_kernel")}
-        return kept | {"_later": [*self._later]}
+        return kept | {"_later": [*self._later], "_run": None, "_state": np.zeros((0, 0))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _lock=threading.RLock())

@@ -240,6 +240,7 @@ def sensor_numbers(kernel: Kernel, sensor: Any) -> np.ndarray:
 def read_control(kernel: Kernel, control: Any, count: int, length: int) -> np.ndarray | None:
     """Inputs as a caller gives them, of so many series and rows, checked."""
     if control is None:
+        require(not kernel.needs_control, "control", None, "an input for each row: transition is f(x, dt, u)")
         return None
     inputs, found = kernel.inputs, as_numbers("control", control)
     require(inputs != 0, "control", "an input", "None: RobustFilter has no control_matrix")
@@ -267,4 +268,8 @@ def read_start(start: Any, at: Any, n: int | None, discrete: bool) -> tuple[np.n
     named = not isinstance(at, str) or at == "reading" or (at == "before" and discrete)
     places = "'reading', " + "'before' (one step), " * discrete + "or a time: where the start stands"
     require(at is not None and named, "start_at", at, places)
+    count = max(len(mean), len(covariance))
+    fits = {len(mean), len(covariance)} <= {1, count}
+    require(fits, "start", f"{len(mean)} means, {len(covariance)} covariances", "one, or one for each track")
+    mean, covariance = (np.broadcast_to(x, (count, *x.shape[1:])) for x in (mean, covariance))
     return mean, covariance, at

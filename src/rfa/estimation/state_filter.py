@@ -454,10 +454,10 @@ class StateFilter(RobustFilter):
 
     def _fit_noises(self, names: list[str], max_steps: int) -> None:
         """The factors of some noises by maximum likelihood."""
-        for name in names:
-            require(name in self._scales, "noises", name, f"some of {', '.join(self._scales)}")
+        require({*names} <= {*self._scales}, "noises", names, f"some of {', '.join(self._scales)}")
         require(isinstance(max_steps, int) and max_steps >= 1, "max_steps", max_steps, "a whole number >= 1")
         rows, logs, earlier = self._fitted_rows(), np.zeros(len(names)), None
+        require(not np.isnan(rows.readings).all(), "readings", "no reading", "some, by which noises are fitted")
         for _ in range(_MOST_ROUNDS if self.robust else 1):
             wrong = StateEstimate(self._kernel, -1, None, self._filtered_rows).outliers & self.robust
             wrong = wrong.reshape(*rows.readings.shape[:2], -1)

@@ -427,3 +427,11 @@ def test_functions_that_do_not_fit(change, message):
     live = RobustFilter(NonlinearModel(**(options | change)), start=(np.zeros(2), np.eye(2)), start_at=0.0)
     with pytest.raises(ValueError, match=message):
         live.update(1.0, np.zeros(1 if "observation" in message else 2))
+
+
+def test_a_transition_with_a_control_asks_for_it():
+    model = NonlinearModel(lambda x, dt, u: x + dt * u, np.eye(1), Sensor(lambda x: x, [1.0]))
+    live = RobustFilter(model, start=([0.0], np.eye(1)), start_at=0.0)
+    for call in (lambda: live.update(1.0, [1.0]), lambda: live.filter([1.0], [[1.0]]), lambda: live.forecast([1.0])):
+        with pytest.raises(ValueError, match="control: got None, expected an input for each row"):
+            call()

@@ -169,7 +169,7 @@ BAD = [
     ({"direction": "back"}, "direction: got 'back', expected one of 'filter', 'smooth'$"),
     (
         {"sde": rotating(measurement=1e-100), "nu": 4.0},
-        "observation_noise: got a standard deviation .* another unit",
+        "observation_noise: got 'a standard deviation .* another unit",
     ),
     ({"iterations": 0}, "iterations: got 0"),
     ({"query_noise": -1.0}, "query_noise: .*positive semi-definite"),

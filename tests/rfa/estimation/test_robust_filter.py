@@ -338,3 +338,17 @@ def test_nis_and_nees_of_the_right_model_are_one():
     found = RobustFilter(Level(), robust=False).fit(times, values, fixed=wrong).diagnostics(level[:, None])
     assert found.table["NIS"][1] < 1e-6
     assert found.nees > 2
+
+
+def test_a_kalman_filter_takes_readings_as_they_are():
+    """No weight bounds them: an estimate is linear in a reading."""
+    plain = RobustFilter(Level(), robust=False).fit(range(30), np.arange(30.0) % 4)
+    means = [copy.deepcopy(plain).update(30.0, value).mean for value in (1e60, 1e99)]
+    np.testing.assert_allclose(means[1] / means[0], 1e39, rtol=1e-9)
+
+
+def test_a_pickle_goes_on_without_the_compiler_that_made_it(monkeypatch):
+    fitted = RobustFilter(Level()).fit(range(30), np.arange(30.0) % 4)
+    stored, expected = pickle.dumps(fitted), fitted.update(30.0, 1.0).mean
+    monkeypatch.setattr("rfa.estimation.readings_problem.can_run", lambda *tensors: False)
+    np.testing.assert_allclose(pickle.loads(stored).update(30.0, 1.0).mean, expected, rtol=1e-6)

@@ -41,8 +41,11 @@ constexpr double LOG_TWO_PI = 1.8378770664093454836, NO_NUMBER = std::numeric_li
 constexpr double ROUGH_STEP = 1e-3;  // of a step: times in float64 are rounded
 constexpr int REMEMBERED = 64;       // gaps whose transitions are kept
 
-constexpr double LARGEST_VALUE = 1e70;  // of a reading in units of its noise: fourth powers of larger ones overflow
-inline double bounded(double value) { return std::min(std::max(value, -LARGEST_VALUE), LARGEST_VALUE); }
+// A reading in units of its noise: fourth powers of larger ones overflow, or squares in the Kalman filter.
+inline double bounded(double value, int64_t robust) {
+  const double largest = robust ? 1e70 : 1e150;
+  return std::min(std::max(value, -largest), largest);
+}
 
 inline std::vector<double> numbers(int64_t count, double value = 0) { return std::vector<double>(size_t(count), value); }
 
@@ -276,7 +279,7 @@ template <int N> struct LinearFilter : LinearBase {
     for (int64_t i = 0; i < size; i++) {
       double sum = z[i] == z[i] ? z[i] : 0;
       for (int64_t k = 0; k < i; k++) sum -= l[i * size + k] * values[k];
-      values[i] = bounded(sum / l[i * size + i]);
+      values[i] = bounded(sum / l[i * size + i], model.robust);
     }
     return logs;
   }
@@ -285,7 +288,7 @@ template <int N> struct LinearFilter : LinearBase {
   double set_component(int64_t s, int64_t i, double z) {
     const double deviation = std::sqrt(noise(s)[i * (model.sizes[s] + 1)]);
     for (int64_t j = 0; j < n; j++) rows[j] = z == z ? observation(s)[i * n + j] / deviation : 0;
-    values[0] = z == z ? bounded(z / deviation) : 0;
+    values[0] = z == z ? bounded(z / deviation, model.robust) : 0;
     return z == z ? std::log(deviation) : 0;
   }
 

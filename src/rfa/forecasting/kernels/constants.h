@@ -22,7 +22,7 @@ constexpr std::array<double, SCALES> SCALE_COUNTS = {9.2, 0.5, 0.15, 0.07, 0.05,
 constexpr std::array<double, SCALES> MOVED_SHARE = {1, 0.5, 0.1, 0, 0, 0};
 constexpr double MOST_DEGREES = 25;  // readings after which older ones count less for the variance of the error
 
-// Challengers, as in robust.cpp, where the odds are -7 and -9: here two wrong readings in a row are no jump yet
+// Challengers, as in estimation/kernels/robust.h, where the odds are -7 and -9: here two wrong readings in a row are no jump yet
 constexpr double REFUSED = 0.1;         // a reading of smaller weight starts one
 constexpr double CHALLENGER_ODDS = -9;  // log odds of a new one
 constexpr double ABANDONED_ODDS = -12;  // with smaller odds it is given up
