@@ -1,9 +1,9 @@
 """`RobustFilter` of linear models against filterpy, statsmodels and a textbook filter, and what a tracker needs."""
 
 import copy
-from functools import partial
 import pickle
 import threading
+from functools import partial
 
 import numpy as np
 import pandas as pd

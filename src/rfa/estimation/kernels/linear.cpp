@@ -42,8 +42,9 @@ constexpr double ROUGH_STEP = 1e-3;  // of a step: times in float64 are rounded
 constexpr int REMEMBERED = 64;       // gaps whose transitions are kept
 
 // A reading in units of its noise: fourth powers of larger ones overflow, or squares in the Kalman filter.
+constexpr double LARGEST_VALUE = 1e70;
 inline double bounded(double value, int64_t robust) {
-  const double largest = robust ? 1e70 : 1e150;
+  const double largest = robust ? LARGEST_VALUE : 1e150;
   return std::min(std::max(value, -largest), largest);
 }
 
