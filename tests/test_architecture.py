@@ -86,7 +86,7 @@ SHORT = {  # files under 60 lines, and why they are not part of a neighbour
 SIZES = {
     "src": (33_200, 148),
     "src/rfa_lab": (6_200, 35),
-    "tests": (23_760, 200),
+    "tests": (23_900, 200),
 }  # lines and files of Python at most; src is to reach 29,000 in 150
 
 

@@ -120,13 +120,18 @@ class NonlinearModel:
     @property
     def needs_control(self) -> bool:
         """Whether the transition is `f(x, dt, u)`."""
-        try:
-            inspect.signature(self.transition).bind(None, None)
-        except TypeError:
-            return True
-        except ValueError:  # a function without a signature
-            pass
+        return not _takes(self.transition, 2) and _takes(self.transition, 3)
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function can be called with so many arguments. One without a signature can."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
         return False
+    except ValueError:
+        return True
+    return True
 
 
 class Linearised:
