@@ -1,9 +1,9 @@
-"""Speed of `RobustFilter` with a tracker's matrices, as ratios to filterpy and to dynamax's filter under jit(vmap).
+"""Speed of `RobustFilter` with a tracker's matrices, beside filterpy, and dynamax and cuthbert under jit(vmap).
 
-    python benchmarks/tracks.py --peer /path/to/a/python/with/dynamax
+    python benchmarks/tracks.py --peer /path/to/a/python/with/dynamax/and/cuthbert
 
 In turns with the peers, which must find the same: 10,000 updates (filterpy, in this process), and 1,000 tracks of 1,000
-readings (dynamax, compiled before, in processes of their own). The least time of each counts.
+readings (the others, in processes of their own, which say how long they compile). The least time of each counts.
 """
 
 import argparse
@@ -54,52 +54,89 @@ def online(rounds: int, count: int = 10_000) -> None:
         print(f"{count} updates, {name}: {each:.2f} us each, {ratio:.3f} of filterpy's predict and update")
 
 
-def serve(digits: str) -> None:
-    """In the peer's process: filter at each line of stdin, and print the seconds and a sum of the result."""
+def dynamax_filter():
     import jax
-    import jax.numpy as jnp
     from dynamax.linear_gaussian_ssm import LinearGaussianSSM, lgssm_filter
 
-    jax.config.update("jax_enable_x64", digits == "64")
     names = "dynamics_weights dynamics_covariance emission_weights emission_covariance initial_mean initial_covariance"
     arrays = TRANSITION, NOISE, OBSERVATION, READING_NOISE, *START
-    given = {name: jnp.array(x) for name, x in zip(names.split(), arrays, strict=True)}
+    given = {name: jax.numpy.array(x) for name, x in zip(names.split(), arrays, strict=True)}
     parameters, _ = LinearGaussianSSM(4, 2).initialize(jax.random.PRNGKey(0), **given)
-    run = jax.jit(jax.vmap(lambda z: lgssm_filter(parameters, z)))
-    readings = jnp.array(tracks(1000, 1000))
-    jax.block_until_ready(run(readings))
+
+    return lambda z: lgssm_filter(parameters, z), lambda found: found.filtered_means
+
+
+def cuthbert_filter():
+    import jax.numpy as jnp
+    from cuthbert import filter
+    from cuthbert.gaussian import kalman
+
+    roots = [jnp.array(np.linalg.cholesky(x)) for x in (NOISE, READING_NOISE, START[1])]
+    transition, observation, zero = jnp.array(TRANSITION), jnp.array(OBSERVATION), jnp.zeros(4)
+
+    def move(given):  # the first reading updates the start
+        first = given[0] == 0
+        return jnp.where(first, jnp.eye(4), transition), zero, jnp.where(first, 0.0, roots[0])
+
+    def run(z):
+        built = kalman.build_filter(zero, roots[2], move, lambda given: (observation, zero[:2], roots[1], given[1]))
+        return filter(built, (jnp.arange(len(z)), z), built.init_prepare())
+
+    return run, lambda found: found.mean
+
+
+def serve(peer: str) -> None:
+    """In the peer's process: filter at each line of stdin, and print the seconds and a sum of the result."""
+    import jax
+
+    name, digits = peer.split()
+    jax.config.update("jax_enable_x64", digits == "float64")
+    one, means_of = {"dynamax": dynamax_filter, "cuthbert": cuthbert_filter}[name]()
+    run = jax.jit(jax.vmap(one))
+    readings, begin = jax.numpy.array(tracks(1000, 1000)), time.perf_counter()
+    compiled = run.lower(readings).compile()
+    print(time.perf_counter() - begin, flush=True)
     for _ in sys.stdin:
         begin = time.perf_counter()
-        found = jax.block_until_ready(run(readings))
-        print(time.perf_counter() - begin, float(found.filtered_means[:, -1].sum()), flush=True)
+        found = jax.block_until_ready(compiled(readings))
+        print(time.perf_counter() - begin, float(means_of(found)[:, -1].sum()), flush=True)
 
 
 def many(rounds: int, python: str) -> None:
     readings, times, pipe = tracks(1000, 1000), np.arange(1000.0), subprocess.PIPE
-    command, digits = [python, __file__, "--serve"], ("32", "64")
-    peers = [subprocess.Popen([*command, each], stdin=pipe, stdout=pipe, text=True) for each in digits]
-    seconds: dict[str, list[float]] = {name: [] for name in (*digits, "robust", "Kalman")}
-    for _ in range(rounds):
-        for name, peer in zip(digits, peers, strict=True):
+    names, totals = [f"{peer} float{digits}" for peer in ("dynamax", "cuthbert") for digits in (32, 64)], {}
+    command = [python, __file__, "--serve"]
+    peers = {name: subprocess.Popen([*command, name], stdin=pipe, stdout=pipe, text=True) for name in names}
+    compiled = {name: float(peer.stdout.readline()) for name, peer in peers.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in (*names, "robust", "Kalman")}
+    for number in range(rounds):
+        for name, peer in peers.items():
+            if number and name.startswith("cuthbert"):
+                continue  # it takes seconds
             print(file=peer.stdin, flush=True)
-            taken, total = map(float, peer.stdout.readline().split())
+            taken, totals[name] = map(float, peer.stdout.readline().split())
             seconds[name].append(taken)
         for name in ("robust", "Kalman"):
             ours = rfa_filter(name == "robust", "reading")
+            time.sleep(0.2)  # until the threads of the others are idle
             begin = time.perf_counter()
             found = ours.filter(times, readings)
             seconds[name].append(time.perf_counter() - begin)
-        assert abs(found.states[:, -1].sum() / total - 1) < 1e-6, "dynamax finds something else"
-    for peer in peers:
+        for name, total in totals.items():
+            error = abs(found.states[:, -1].sum() / total - 1)
+            assert error < (1e-9 if name.endswith("64") else 1e-3), f"{name} finds something else: {error}"
+    for peer in peers.values():
         peer.communicate()
+    for name, taken in seconds.items():
+        print(f"1,000 tracks of 1,000 readings, {name}: {min(taken):.3f} s", end="")
+        print(f", compiled in {compiled[name]:.1f} s" if name in names else "")
     for name in ("Kalman", "robust"):
-        ratios = " and ".join(f"{min(seconds[name]) / min(seconds[x]):.2f} (float{x})" for x in digits)
-        print(f"1,000 tracks of 1,000 readings, {name}: {min(seconds[name]):.3f} s, {ratios} of dynamax")
+        print(f"{name}:", ", ".join(f"{min(seconds[name]) / min(seconds[x]):.2f} of {x}" for x in names))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer", help="a Python with dynamax")
+    parser.add_argument("--peer", help="a Python with dynamax and cuthbert")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -34,7 +34,7 @@ class _Rows(ctypes.Structure):
     """See kernels/linear.cpp."""
 
     _fields_ = (
-        *_fields(_integer, "series length width parts threads smooth time_stride sensor_stride input_stride"),
+        *_fields(_integer, "series length width parts threads smooth time_stride input_stride"),
         *_fields(_pointer, "times readings input sensor observation noise state mean covariance"),
         *_fields(_pointer, "weight spread predicted variance log_density fault"),
     )
@@ -191,8 +191,7 @@ class LinearKernel:
     def start(self, means: np.ndarray, covariances: np.ndarray, times: np.ndarray) -> np.ndarray:
         """The numbers `(series, size)` of series that start at times, NaN where at their first reading."""
         state = np.zeros((len(means), self.state_size))
-        for k, given in enumerate(zip(means, covariances, strict=True)):
-            self._start(state[k], *map(np.ascontiguousarray, given))
+        self._start(state, means, np.broadcast_to(covariances, (len(means), *covariances.shape[1:])))
         state[~np.isnan(times), -1] = times[~np.isnan(times)]
         return state
 
@@ -207,13 +206,15 @@ class LinearKernel:
             shown, rows = shown + (rows**2).sum(axis=0), rows @ transition
         state = np.zeros(self.state_size)
         shown = np.where((shown > 0) & np.isfinite(shown), shown, 1.0)
-        self._start(state, np.zeros(n), np.zeros((n, n)), shown**-0.5)
+        self._start(state[None], np.zeros((1, n)), np.zeros((1, n, n)), shown**-0.5)
         return np.tile(state, (count, 1))
 
     def _start(self, state: np.ndarray, *given: np.ndarray) -> None:
-        """Write the numbers of a series with a mean and a covariance, and a unit of each state where it is diffuse."""
-        pointers = [_pointer(x.ctypes.data) for x in given] + [None] * (3 - len(given))
-        self._library.rfa_linear_start(self._handle, *pointers, _pointer(state.ctypes.data))
+        """Write the numbers of series with means and covariances, and a unit of each state where it is diffuse."""
+        arrays = [np.ascontiguousarray(x) for x in (*given, state)]
+        *pointers, place = (_pointer(x.ctypes.data) for x in arrays)
+        pointers += [None] * (3 - len(given))
+        self._library.rfa_linear_start(self._handle, _integer(len(state)), *pointers, place)
 
     def bound_step(self, state: np.ndarray, sensor: int) -> tuple[Any, ...]:
         """A step that takes one reading of a sensor, -1 for all, with buffers bound once, and changes the state.
@@ -244,9 +245,9 @@ class LinearKernel:
         (series, length, width), n = rows.readings.shape, self.states
         parts = self.all_parts if rows.sensor is None else self.one_parts
         shapes = [(n,), (n, n), (parts,), (parts,), (width,), (width,), ()]
-        shared = [1 if x is None else len(x) for x in (rows.times, rows.sensor, rows.control)]
+        shared = [1 if x is None else len(x) for x in (rows.times, rows.control)]
         found = Found(*(np.empty((series, length, *shape)) for shape in shapes))
-        strides = (length * (count > 1) * each for count, each in zip(shared, (1, 1, self.inputs), strict=True))
+        strides = (length * (count > 1) * each for count, each in zip(shared, (1, self.inputs), strict=True))
         threads = threads_for(series, length * parts, n + 4)
         given = _Rows(series, length, width, parts, threads, smooth, *strides)
         fault = np.zeros((series, 2), dtype=np.int64)

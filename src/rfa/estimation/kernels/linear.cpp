@@ -3,6 +3,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <unordered_map>
 
 #include "robust.h"
@@ -24,9 +25,9 @@ struct LinearModel {
 // Rows of some series. Without sensors a row has the M components of all, else those of one, in the first places.
 struct LinearRows {
   int64_t series, length, width, parts, threads, smooth;
-  int64_t time_stride, sensor_stride, input_stride;  // 0 where all series have the same
+  int64_t time_stride, input_stride;  // 0 where all series have the same
   const double *times, *readings, *input;            // (length,), (series, length, width), (length, inputs)
-  const int64_t* sensor;                             // (length,) or none
+  const int64_t* sensor;                             // (length,) or none: of all series
   const double *observation, *noise;                 // or none: (series, length, width, n or width), C and R of each row
   double* state;                                     // (series, state_size): before the first row, then after the last
   double *mean, *covariance;                         // (series, length, n), (series, length, n, n)
@@ -41,25 +42,28 @@ constexpr double ROUGH_STEP = 1e-3;  // of a step: times in float64 are rounded
 constexpr int REMEMBERED = 64;       // gaps whose transitions are kept
 
 // A reading in units of its noise: fourth powers of larger ones overflow, or squares in the Kalman filter.
+constexpr double LARGEST_VALUE = 1e70;
 inline double bounded(double value, int64_t robust) {
-  const double largest = robust ? 1e70 : 1e150;
+  const double largest = robust ? LARGEST_VALUE : 1e150;
   return std::min(std::max(value, -largest), largest);
 }
 
 inline std::vector<double> numbers(int64_t count, double value = 0) { return std::vector<double>(size_t(count), value); }
 
-// Phi and V of a gap, and what an input adds over it: of [x, u] with A = [[A, B], [0, 0]], by blocks of joined states.
+// Phi and V of a gap, and what an input adds over it.
+struct Gap {
+  double gap = NO_NUMBER;
+  std::vector<double> transition, variance, input;
+};
+
+// Those of [x, u] with A = [[A, B], [0, 0]], by blocks of joined states.
 struct Gaps {
-  struct Entry {
-    double gap = NO_NUMBER;
-    std::vector<double> transition, variance, input;
-  };
   const LinearModel& model;
   const int64_t n, size;
   std::vector<double> dynamics, diffusion;
   std::vector<std::vector<int64_t>> blocks;
   std::vector<std::function<void(double, double*, double*)>> of_blocks;
-  std::vector<Entry> entries;
+  std::vector<Gap> entries;
 
   explicit Gaps(const LinearModel& given)
       : model(given), n(given.states), size(n + given.inputs), dynamics(size_t(size * size)),
@@ -83,7 +87,7 @@ struct Gaps {
   }
 
   // None where a gap is no whole number of steps.
-  const Entry* at(double gap) {
+  const Gap* at(double gap) {
     if (model.discrete) {
       const double count = std::round(gap / model.step);
       if (!(std::abs(gap / model.step - count) < ROUGH_STEP)) return nullptr;
@@ -91,7 +95,7 @@ struct Gaps {
     }
     uint64_t bits;
     std::memcpy(&bits, &gap, 8);
-    Entry& entry = entries[bits * 0x9E3779B97F4A7C15u >> 58];
+    Gap& entry = entries[bits * 0x9E3779B97F4A7C15u >> 58];
     if (entry.gap == gap) return &entry;
     std::vector<double> phi(dynamics.size()), v(dynamics.size());
     if (model.discrete) power(gap, phi, v);
@@ -139,35 +143,77 @@ struct LinearOutput {
 };
 
 struct LinearBase {
+  const LinearModel& model;
+  const int64_t n;
+  const RobustConstants& constants;
+  std::vector<int64_t> begin, noise_begin;   // of each sensor in C, and in R
+  std::vector<std::vector<double>> full;     // L^-1 C of each sensor, all components there
+  std::vector<std::vector<double>> factors;  // L
+  std::vector<double> full_logs;             // log |L|
+  const double *own_observation = nullptr, *own_noise = nullptr;  // of a row, in the place of the model's
+
+  explicit LinearBase(const LinearModel& given)
+      : model(given), n(given.states), constants(*static_cast<const RobustConstants*>(given.constants)) {}
   virtual ~LinearBase() = default;
-  virtual int64_t state_size() const = 0;
   virtual void start(const double* mean, const double* covariance, const double* units, double* state) = 0;
   virtual Fault use(double* state, double time, const double* reading, int64_t sensor, const double* input,
                     const LinearOutput& out) = 0;
-  virtual void run(const LinearRows& rows, int64_t series) = 0;
+  virtual const Gap* at(double gap) = 0;
+  virtual void run(const LinearRows& rows, int64_t first, int64_t series) = 0;  // some, at most LANES; or one
   virtual std::unique_ptr<LinearBase> another() const = 0;
+
+  const double* observation(int64_t s) const { return own_observation ? own_observation : model.observation + begin[s] * n; }
+  const double* noise(int64_t s) const { return own_noise ? own_noise : model.noise + noise_begin[s]; }
+  int64_t channels() const {
+    return model.by_component ? std::accumulate(model.sizes, model.sizes + model.sensors, int64_t(0)) : model.sensors;
+  }
+  // The numbers of a series: what RobustFilter carries, diffuse directions of filter and challenger, then two more.
+  int64_t carried_size() const { return rfa::carried_size(n, channels()); }
+  int64_t state_size() const { return carried_size() + 2 * (2 * n * n + 1) + 2; }
+
+  // Whether a state has no diffuse direction and no challenger.
+  bool ordinary(const double* state) const {
+    const int64_t carried = carried_size();
+    return !(state[carried - 1] > NONE) && state[carried + 2 * n * n] == 0 && state[state_size() - 2] == 0;
+  }
+
+  int64_t sensor_of(const LinearRows& r, int64_t k) const { return r.sensor ? r.sensor[k] : -1; }
+  const double* input_of(const LinearRows& r, int64_t series, int64_t k) const {
+    return r.input ? r.input + series * r.input_stride + k * model.inputs : nullptr;
+  }
+
+  // Where what is found in a row goes: all NaN where a sensor may have fewer components than the row.
+  LinearOutput output(const LinearRows& r, int64_t at) const {
+    const LinearOutput out{r.mean + at * n, r.covariance + at * n * n, r.weight + at * r.parts, r.spread + at * r.parts,
+                           r.predicted + at * r.width, r.variance + at * r.width, r.log_density + at};
+    for (double* one : {out.weight, out.spread}) std::fill(one, one + r.parts * !!r.sensor, NO_NUMBER);
+    for (double* one : {out.predicted, out.variance}) std::fill(one, one + r.width * !!r.sensor, NO_NUMBER);
+    return out;
+  }
 };
 
+}  // namespace rfa
+
+#include "lanes.h"
+
+namespace rfa {
+
 template <int N> struct LinearFilter : LinearBase {
-  const LinearModel& model;
-  const int64_t n, m;  // m: of the largest sensor, or 1 where each component has its own weight
+  const int64_t m;  // of the largest sensor, or 1 where each component has its own weight
   const Matrices<N> of;
-  std::vector<int64_t> begin, noise_begin;  // of each sensor in C, and in R
-  std::vector<double> rows, values, before, before_covariance, factor, scratch, full_logs;
-  std::vector<std::vector<double>> full;    // L^-1 C of each sensor, all components there
-  std::vector<std::vector<double>> factors;  // L
-  const double *own_observation = nullptr, *own_noise = nullptr;  // of a row, in the place of the model's
+  std::vector<double> rows, values, before, before_covariance, factor, scratch;
   int64_t channel = 0;
   Problem problem;
   RobustFilter<N> filter;
   Gaps gaps;
   double time = NO_NUMBER, log_units = 0;
+  LaneFilter<N == 4 ? 4 : 0> lanes;
 
   LinearFilter(const LinearModel& given, Matrices<N> states)
-      : model(given), n(given.states), m(largest(given)), of(states), rows(size_t(m * n)), values(size_t(m)),
+      : LinearBase(given), m(largest(given)), of(states), rows(size_t(m * n)), values(size_t(m)),
         before(size_t(n)), before_covariance(size_t(n * n)), problem(one_row()),
-        filter(problem, Covariance<N>(of, before_covariance.data()), before, {channels(given), &channel}, !given.robust),
-        gaps(given) {
+        filter(problem, Covariance<N>(of, before_covariance.data()), before, {channels(), &channel}, !given.robust),
+        gaps(given), lanes(*this) {
     int64_t at = 0, noise_at = 0, most = 0;
     for (int64_t s = 0; s < model.sensors; s++) {
       const int64_t size = model.sizes[s];
@@ -185,13 +231,6 @@ template <int N> struct LinearFilter : LinearBase {
   static int64_t largest(const LinearModel& given) {
     return given.by_component ? 1 : *std::max_element(given.sizes, given.sizes + given.sensors);
   }
-  static int64_t channels(const LinearModel& given) {
-    int64_t components = 0;
-    for (int64_t s = 0; s < given.sensors; s++) components += given.sizes[s];
-    return given.by_component ? components : given.sensors;
-  }
-  const double* observation(int64_t s) const { return own_observation ? own_observation : model.observation + begin[s] * n; }
-  const double* noise(int64_t s) const { return own_noise ? own_noise : model.noise + noise_begin[s]; }
 
   void set_own(const LinearRows& r, int64_t at) {
     if (!r.observation) return;
@@ -254,9 +293,6 @@ template <int N> struct LinearFilter : LinearBase {
     return z == z ? std::log(deviation) : 0;
   }
 
-  // The numbers of a series: what RobustFilter carries, diffuse directions of filter and challenger, then two more.
-  int64_t state_size() const override { return filter.carried_size() + 2 * (2 * n * n + 1) + 2; }
-
   void load(const double* from) {
     filter.resume(from), from += filter.carried_size();
     for (auto* one : {&filter.filter, &filter.challenger}) {
@@ -283,7 +319,7 @@ template <int N> struct LinearFilter : LinearBase {
   void start(const double* mean, const double* covariance, const double* units, double* state) override {
     auto& one = filter.filter;
     one.mean.assign(mean, mean + n), one.state = Covariance<N>(of, covariance);
-    one.scales.assign(one.scales.size(), NoiseScale(filter.constants));
+    one.scales.assign(one.scales.size(), NoiseScale<double>(filter.constants));
     log_units = 0, time = NO_NUMBER;
     if (units) one.state.set_diffuse({units, units + n});
     for (int64_t i = 0; units && i < n; i++) log_units += std::log(units[i]);
@@ -307,7 +343,7 @@ template <int N> struct LinearFilter : LinearBase {
     return filter.steps.finite(filter.filter.state.p.data()) ? NO_FAULT : OVERFLOWS;
   }
 
-  void add(double* mean, const Gaps::Entry& entry, const double* input) const {
+  void add(double* mean, const Gap& entry, const double* input) const {
     for (int64_t i = 0; input && i < n; i++)
       for (int64_t j = 0; j < model.inputs; j++) mean[i] += entry.input[i * model.inputs + j] * input[j];
   }
@@ -387,30 +423,20 @@ template <int N> struct LinearFilter : LinearBase {
     return NO_FAULT;
   }
 
-  int64_t sensor_of(const LinearRows& r, int64_t series, int64_t k) const {
-    return r.sensor ? r.sensor[series * r.sensor_stride + k] : -1;
-  }
-  const double* input_of(const LinearRows& r, int64_t series, int64_t k) const {
-    return r.input ? r.input + series * r.input_stride + k * model.inputs : nullptr;
-  }
+  const Gap* at(double gap) override { return gaps.at(gap); }
 
-  void run(const LinearRows& r, int64_t series) override {
-    double* state = r.state + series * state_size();
+  void run(const LinearRows& r, int64_t first, int64_t series) override {
+    if (series > 1) return lanes.run(r, first, series);
+    double* state = r.state + first * state_size();
     load(state);
-    if (r.smooth) return smooth(r, series);
+    if (r.smooth) return smooth(r, first);
     for (int64_t k = 0; k < r.length; k++) {
-      const int64_t at = series * r.length + k;
+      const int64_t at = first * r.length + k;
       set_own(r, at);
-      const LinearOutput out{r.mean + at * n, r.covariance + at * n * n, r.weight + at * r.parts, r.spread + at * r.parts,
-                             r.predicted + at * r.width, r.variance + at * r.width, r.log_density + at};
-      if (r.sensor) {  // a sensor may have fewer components than the row
-        for (double* one : {out.weight, out.spread}) std::fill(one, one + r.parts, NO_NUMBER);
-        for (double* one : {out.predicted, out.variance}) std::fill(one, one + r.width, NO_NUMBER);
-      }
-      const Fault fault = row(r.times[series * r.time_stride + k], r.readings + at * r.width, sensor_of(r, series, k),
-                              input_of(r, series, k), out);
+      const Fault fault = row(r.times[first * r.time_stride + k], r.readings + at * r.width, sensor_of(r, k),
+                              input_of(r, first, k), output(r, at));
       if (fault) {
-        r.fault[2 * series] = fault, r.fault[2 * series + 1] = k;
+        r.fault[2 * first] = fault, r.fault[2 * first + 1] = k;
         return;
       }
     }
@@ -447,7 +473,7 @@ template <int N> struct LinearFilter : LinearBase {
       std::copy(path.begin(), path.end(), &paths[k * n]);
       const double* z = r.readings + (series * r.length + k) * r.width;
       set_own(r, series * r.length + k);
-      const int64_t sensor = sensor_of(r, series, k);
+      const int64_t sensor = sensor_of(r, k);
       const int64_t begin_sensor = std::max<int64_t>(sensor, 0), end = sensor < 0 ? model.sensors : sensor + 1;
       int64_t part = k * parts;
       const auto keep = [&](int64_t which) {
@@ -520,8 +546,13 @@ void rfa_linear_free(void* bound) { delete static_cast<rfa::BoundFilter*>(bound)
 
 int64_t rfa_linear_state_size(void* bound) { return static_cast<rfa::BoundFilter*>(bound)->filter->state_size(); }
 
-void rfa_linear_start(void* bound, const double* mean, const double* covariance, const double* units, double* state) {
-  static_cast<rfa::BoundFilter*>(bound)->filter->start(mean, covariance, units, state);
+// Of `count` series, one after another.
+void rfa_linear_start(void* bound, int64_t count, const double* mean, const double* covariance, const double* units,
+                      double* state) {
+  auto& filter = *static_cast<rfa::BoundFilter*>(bound)->filter;
+  const int64_t n = filter.n;
+  for (int64_t k = 0; k < count; k++)
+    filter.start(mean + k * n, covariance + k * n * n, units, state + k * filter.state_size());
 }
 
 // The buffers that rfa_linear_step reads and writes. `out`: mean, covariance, weight and spread of each part, what was
@@ -543,14 +574,15 @@ int rfa_linear_step(void* of) {
 // 0, or 1 where there is no memory.
 int rfa_linear_run(void* of, const rfa::LinearRows* rows) {
   const auto& filter = *static_cast<rfa::BoundFilter*>(of)->filter;
+  const int64_t together = rows->observation || rows->smooth ? 1 : rfa::LANES;  // lanes share C and R
   int failed = 0;
 #pragma omp parallel num_threads(rows->threads)
   {
     std::unique_ptr<rfa::LinearBase> own;
 #pragma omp for schedule(dynamic)
-    for (int64_t series = 0; series < rows->series; series++) try {
+    for (int64_t first = 0; first < rows->series; first += together) try {
         if (!own) own = filter.another();
-        own->run(*rows, series);
+        own->run(*rows, first, std::min(together, rows->series - first));
       } catch (const std::exception&) {
 #pragma omp atomic write
         failed = 1;
@@ -601,15 +633,15 @@ int rfa_weigh(const rfa::RobustConstants* constants, int64_t kind, int64_t n, in
   std::unique_ptr<bool[]> present(new bool[size_t(m)]);
   for (int64_t i = 0; i < m; i++) present[i] = seen[i] != 0;
   const auto infer = [&](int64_t components, double* known, const double* innovation, double* variance, const bool* there) {
-    rfa::RowScale row(components);
-    rfa::NoiseScale scale(*constants);
+    rfa::RowScale<double> row(components);
+    rfa::NoiseScale<double> scale(*constants);
     std::copy(known, known + rfa::SCALES, scale.counts.begin());
     std::copy(known + rfa::SCALES, known + 2 * rfa::SCALES, scale.last.begin());
-    rfa::ScaleInference(components, *constants).infer(scale.expected(constants->persistence), innovation, variance, there, row);
+    rfa::ScaleInference<double>(components, *constants).infer(scale.expected(constants->persistence), innovation, variance, there, row);
     for (int i = 0; i < rfa::SCALES; i++) known[i] += row.probability[i], known[rfa::SCALES + i] = row.probability[i];
     return row;
   };
-  const rfa::RowScale whole = infer(m, scales, e.data(), variance.data(), present.get());
+  const auto whole = infer(m, scales, e.data(), variance.data(), present.get());
   evidence = whole.log_evidence;
   std::fill(weights, weights + m, whole.weight);
   for (int64_t a = 0; a < m * m; a++)
@@ -626,7 +658,7 @@ int rfa_weigh(const rfa::RobustConstants* constants, int64_t kind, int64_t n, in
     const double predicted = states.dot(row, spread.data()) + extra[j * m + j], left = rest[j], scaled = left / size;
     double in_units = predicted / own;
     const bool there = true;
-    const rfa::RowScale found = infer(1, scales + 2 * rfa::SCALES * (1 + j), &scaled, &in_units, &there);
+    const auto found = infer(1, scales + 2 * rfa::SCALES * (1 + j), &scaled, &in_units, &there);
     each[j] = found.weight, sum += found.log_evidence;
     for (int64_t i = 0; i < n; i++) gain[i] = spread[i] / (predicted + own / found.weight);
     for (int64_t i = 0; i < m; i++) rest[i] -= states.dot(slope + i * n, gain.data()) * left;

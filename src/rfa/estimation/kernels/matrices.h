@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "lane.h"
+
 namespace rfa {
 
 template <int N> struct Matrices {
@@ -80,20 +82,20 @@ template <int N> struct Matrices {
   }
 
   // The lower factor of a symmetric matrix, in place. False where it is not positive definite.
-  bool cholesky(double* a) const {
+  template <class T> Truth<T> cholesky(T* a) const {
+    Truth<T> positive = T{} == T{};
     for (int j = 0; j < n(); j++) {
-      double pivot = a[j * n() + j];
+      T pivot = a[j * n() + j];
       for (int k = 0; k < j; k++) pivot -= a[j * n() + k] * a[j * n() + k];
-      if (!(pivot > 0)) return false;
-      const double root = std::sqrt(pivot);
-      a[j * n() + j] = root;
+      positive = positive & (pivot > T{});
+      a[j * n() + j] = root(pivot);
       for (int i = j + 1; i < n(); i++) {
-        double sum = a[i * n() + j];
+        T sum = a[i * n() + j];
         for (int k = 0; k < j; k++) sum -= a[i * n() + k] * a[j * n() + k];
-        a[i * n() + j] = sum / root;
+        a[i * n() + j] = sum / a[j * n() + j];
       }
     }
-    return true;
+    return positive;
   }
 
   // inverse = a^-1, with row pivots; a is overwritten.

@@ -13,8 +13,8 @@ constexpr double NONE = -std::numeric_limits<double>::infinity();  // odds where
 template <int N> struct Candidate {
   Covariance<N> state;
   std::vector<double> mean;
-  std::vector<NoiseScale> scales;  // of each channel
-  RowScale row;
+  std::vector<NoiseScale<double>> scales;  // of each channel
+  RowScale<double> row;
 };
 
 // Which rows share a scale of their noise: those of one sensor, or of one component of it. By default all do.
@@ -23,6 +23,9 @@ struct Channels {
   const int64_t* of_row = nullptr;
   int64_t at(int64_t k) const { return of_row ? of_row[k] : 0; }
 };
+
+// Of filter and challenger: mean, covariance, and what is known of the noise. Then `trusted` and the odds.
+inline int64_t carried_size(int64_t n, int64_t channels) { return 2 * (n + n * n + 2 * SCALES * channels) + 2; }
 
 template <int N> struct RobustFilter {
   const Problem& p;
@@ -33,7 +36,7 @@ template <int N> struct RobustFilter {
   Series<N> series;  // its accessors and working memory
   Steps<N>& steps;
   Candidate<N> filter, challenger;
-  ScaleInference inference;
+  ScaleInference<double> inference;
   double log_odds = NONE;
   double log_density = 0;  // of the last row, in units of its noise, by what was known before it
   int64_t trusted = 0;  // how many rows the challenger will still use with weight 1
@@ -45,12 +48,12 @@ template <int N> struct RobustFilter {
                bool weightless = false)
       : p(problem), constants(*static_cast<const RobustConstants*>(p.constants)), channels(given), kalman(weightless),
         n(p.states), m(p.components), series(problem, start, start_mean), steps(series.steps),
-        filter{start, start_mean, std::vector<NoiseScale>(size_t(given.count), NoiseScale(constants)), RowScale(m)},
+        filter{start, start_mean, std::vector<NoiseScale<double>>(size_t(given.count), NoiseScale<double>(constants)),
+               RowScale<double>(m)},
         challenger(filter), inference(m, constants), x(n), innovation(m), variance(size_t(m * m)),
         across(size_t(m * n)), scaled(n), present(new bool[size_t(m)]) {}
 
-  // Of filter and challenger: mean, covariance, and what is known of the noise. Then `trusted` and the odds.
-  int64_t carried_size() const { return 2 * (n + n * n + 2 * SCALES * channels.count) + 2; }
+  int64_t carried_size() const { return rfa::carried_size(n, channels.count); }
 
   void resume(const double* from) {
     const double* odds = from + carried_size() - 2;
@@ -80,7 +83,7 @@ template <int N> struct RobustFilter {
       to = std::copy(one->mean.begin(), one->mean.end(), to);
       to = std::copy(one->state.p.begin(), one->state.p.end(), to);
       if (!whole && kalman) return;
-      for (const NoiseScale& scale : one->scales) {
+      for (const auto& scale : one->scales) {
         to = std::copy(scale.counts.begin(), scale.counts.end(), to);
         to = std::copy(scale.last.begin(), scale.last.end(), to);
       }
@@ -138,7 +141,7 @@ template <int N> struct RobustFilter {
       }
       infer(both, k, seen);
       const bool past_wins = !both.row.valid || past.row.log_evidence > both.row.log_evidence;
-      const RowScale& row = past.row.valid && past_wins ? past.row : both.row;
+      const auto& row = past.row.valid && past_wins ? past.row : both.row;
       if (row.valid) past.scales[channels.at(k)].last = row.probability;
       p.weight[k] = row.weight;
       if (k) future.back(k, row.weight);
@@ -254,7 +257,7 @@ template <int N> struct RobustFilter {
   double update(Candidate<N>& one, int64_t k, bool seen) {
     if (!seen) return 0;
     if (one.row.valid) {
-      NoiseScale& scale = one.scales[channels.at(k)];
+      auto& scale = one.scales[channels.at(k)];
       for (int i = 0; i < SCALES; i++) scale.counts[i] += one.row.probability[i];
       scale.last = one.row.probability;
       expect(one, k);
