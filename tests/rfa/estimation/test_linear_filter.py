@@ -472,8 +472,8 @@ MODEL = LinearSDE.discrete(F, Q, H, R, 0.5)
         (lambda: tracker().filter([0.0], np.ones((1, 2)), mask=[1]), "mask: got int64 of shape (1,)"),
         (lambda: two_sensors().filter([0.0], [[1.0, 2, 3]], sensor="gps"), "numbers beyond the components"),
         (lambda: tracker().filter([0.0], [[np.inf, 0.0]]), "readings: got an infinite value at 0.0"),
-        (lambda: tracker().fit([0.0], np.ones((1, 2)), noises=["Q"]), r"noises: got \['Q'\]"),
-        (lambda: tracker().fit([0.0], np.full((1, 2), np.nan), noises="all"), "readings: got 'no reading'"),
+        (lambda: tracker().fit([0.0], np.ones((1, 2)), noises=["Q"]), "noises: got [Q]"),
+        (lambda: tracker().fit([0.0], np.full((1, 2), np.nan), noises="all"), "readings: got no reading"),
         (lambda: tracker().smooth(), "fit: got None"),
         (lambda: tracker().forecast(3), "query_times: got 3"),
         (
