@@ -213,7 +213,7 @@ class LinearKernel:
         """Write the numbers of series with means and covariances, and a unit of each state where it is diffuse."""
         arrays = [np.ascontiguousarray(x) for x in (*given, state)]
         *pointers, place = (_pointer(x.ctypes.data) for x in arrays)
-        pointers += [None] * (3 - len(given))
+        pointers += [None] * (3 - len(given))  # type: ignore[list-item]
         self._library.rfa_linear_start(self._handle, _integer(len(state)), *pointers, place)
 
     def bound_step(self, state: np.ndarray, sensor: int) -> tuple[Any, ...]:
