@@ -191,7 +191,7 @@ class LinearKernel:
     def start(self, means: np.ndarray, covariances: np.ndarray, times: np.ndarray) -> np.ndarray:
         """The numbers `(series, size)` of series that start at times, NaN where at their first reading."""
         state = np.zeros((len(means), self.state_size))
-        self._start(state, means, np.broadcast_to(covariances, (len(means), *covariances.shape[1:])))
+        self._start(state, means, covariances)
         state[~np.isnan(times), -1] = times[~np.isnan(times)]
         return state
 

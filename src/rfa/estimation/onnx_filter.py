@@ -35,7 +35,7 @@ from .linear_model import LinearKernel
 from .linear_sde import LinearSDE
 from .onnx_graph import Graph, Value
 from .problem import LARGEST_VALUE
-from .readings_problem import ReadingsProblem
+from .readings_problem import ReadingsKernel, ReadingsProblem
 from .series_estimate import OUTLIER_GAIN
 
 _NO_CHALLENGER = -1e300  # its log odds, in the place of -inf, which JSON does not have
@@ -130,29 +130,25 @@ def series_step(
     problem: ReadingsProblem,
     sde: LinearSDE,
     shown: Sequence[float],
-    robust: bool,
-    start: Float[np.ndarray, "1 numbers"],
-    last: Float[np.ndarray, "1 numbers"],
+    kernel: ReadingsKernel,
+    start: Float[np.ndarray, " numbers"],
+    last: Float[np.ndarray, " numbers"],
 ) -> tuple[StepModel, dict[str, Any]]:
     """The step of a fitted series. And what its file says: names, and the states before and after all readings."""
     readings = problem.table.readings
     given = {name for name in ("offset", "noise") if np.any(getattr(readings, name) != 0)}
     given |= set() if readings.observation is None else {"observation"}
-    noises, regressors, n = problem.sensor_noise[0].numpy(), len(readings.regressors), len(sde.dynamics)
+    noises, regressors = problem.sensor_noise[0].numpy(), len(readings.regressors)
 
     def inputs(graph: Graph) -> list[_Reading]:
         return [_series_reading(graph, shown, noises, regressors, given)]
 
-    matrices = sde.dynamics.numpy(), sde.diffusion.numpy(), np.zeros((n, 0))
+    matrices = sde.dynamics.numpy(), sde.diffusion.numpy(), np.zeros((kernel.states, 0))
     known: dict[str, Any] = {"states": problem.names, "sensors": readings.sensors, "regressors": readings.regressors}
-    count = 2 * (n + n * n + 2 * SCALES) + 2 if robust else n + n * n
-    known |= {name: x[0, :count] for name, x in (("start", start), ("state", last))}
-    return StepModel(*matrices, False, robust, [1], inputs, single=True), known
+    return StepModel(*matrices, False, kernel.robust, [1], inputs, single=True), known | _carried(kernel, start, last)
 
 
-def matrices_step(
-    kernel: LinearKernel, robust: bool, start: np.ndarray | None, last: np.ndarray
-) -> tuple[StepModel, dict[str, Any]]:
+def matrices_step(kernel: LinearKernel, start: np.ndarray | None, last: np.ndarray) -> tuple[StepModel, dict[str, Any]]:
     """The same of a model's matrices. `start` and `last` are what the compiled filter carries."""
     n, blocks, sizes = kernel.states, kernel.blocks, kernel.sizes.tolist()
     known: dict[str, Any] = {"states": kernel.names, "sensors": dict(zip(kernel.sensors, sizes, strict=True))}
@@ -165,10 +161,14 @@ def matrices_step(
         parts = [(z, graph.constant(c), graph.constant(r), len(c)) for z, (c, r) in zip(values, given, strict=True)]
         return [_reading(*part, n) for part in parts]
 
-    count = kernel.carried if robust else n + n * n
-    known |= {name: x[:count] for name, x in (("start", start), ("state", last)) if x is not None}
     matrices = kernel.dynamics, kernel.diffusion, kernel.control
-    return StepModel(*matrices, kernel.step > 0, robust, sizes, inputs), known
+    return StepModel(*matrices, kernel.step > 0, kernel.robust, sizes, inputs), known | _carried(kernel, start, last)
+
+
+def _carried(kernel: ReadingsKernel, start: np.ndarray | None, last: np.ndarray) -> dict[str, np.ndarray]:
+    """What a step needs of the states before and after all readings, by its name in the file."""
+    count = kernel.carried if kernel.robust else kernel.states + kernel.states**2
+    return {name: x[:count] for name, x in (("start", start), ("state", last)) if x is not None}
 
 
 def step_file(step: StepModel, known: dict[str, Any]) -> bytes:

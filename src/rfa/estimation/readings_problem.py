@@ -24,7 +24,7 @@ from .components import Component, ComponentMatrices, ParameterValues, SeriesSca
 from .gaussian import Gaussian
 from .linear_model import UNIT_FACTORS, Found, LinearKernel, Rows
 from .linear_sde import LinearSDE
-from .problem import LARGEST_VALUE, ObservationGrid, Transitions, check_rows
+from .problem import ObservationGrid, Transitions, check_rows
 from .recursive_filter import LoopedKernel, kalman_filter
 from .series import Readings
 from .time_axis import as_numbers, doubtful_period
@@ -191,16 +191,12 @@ class ReadingsProblem:
         return Transitions(transition.flatten(0, 1), variance.flatten(0, 1), of_models)
 
     def rows(self, robust: bool) -> Rows:
-        """Of one model: the readings as a kernel takes them, for a robust filter bounded so that squares are finite."""
-        values, noise = self.table.values.numpy(), np.maximum(self.noise[0].numpy(), np.finfo(float).tiny)
+        """Of one model: the readings as a kernel takes them. `ValueError` where a robust filter would overflow."""
+        noise, observation = np.maximum(self.noise[0].numpy(), np.finfo(float).tiny), self.table.rows.numpy()
         if robust:
-            deviation = np.sqrt(noise)
-            check_rows(self.table.rows.numpy() / deviation[:, None], "sigma2.irregular, noise or observation")
-            values = np.clip(values, -LARGEST_VALUE * deviation, LARGEST_VALUE * deviation)
-        times, observation = self.table.readings.times, self.table.rows.numpy()
-        return Rows(
-            times[None], values[None, :, None], None, None, observation[None, :, None], noise[None, :, None, None]
-        )
+            check_rows(observation / np.sqrt(noise)[:, None], "sigma2.irregular, noise or observation")
+        times, values = self.table.readings.times[None], self.table.values.numpy()[None, :, None]
+        return Rows(times, values, None, None, observation[None, :, None], noise[None, :, None, None])
 
     def of_readings(self, found: Found) -> tuple[np.ndarray, np.ndarray]:
         """Of one model: the mean of what the rows of C show of the states, and its variance with the noise, `(T,)`."""

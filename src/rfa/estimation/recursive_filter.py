@@ -351,8 +351,8 @@ def without_rounding(transition: Float[Tensor, "*batch n n"]) -> Float[Tensor, "
 class LoopedKernel:
     """The filter of one series without compiled code: as `LinearKernel`, with scalar readings and rows of their own.
 
-    The numbers of a series are, of the filter, then of the challenger, mean, covariance and
-    what is known of the noise; how many rows the challenger will still use with weight 1 and its log odds; the time.
+    The numbers of a series are, of the filter, then of the challenger, mean, covariance and what is known of the noise;
+    how many rows the challenger will still use with weight 1 and its log odds; the time.
 
     Args:
         model: A and Q.
@@ -361,7 +361,7 @@ class LoopedKernel:
 
     def __init__(self, model: LinearSDE, robust: bool):
         self.model, self.robust, self.states = model, robust, model.state_size
-        self.carried_size = 2 * (self.states + self.states**2 + 2 * SCALES) + 2
+        self.carried = 2 * (self.states + self.states**2 + 2 * SCALES) + 2
 
     def start(self, means: np.ndarray, covariances: np.ndarray, times: np.ndarray) -> np.ndarray:
         """The numbers `(1, size)` of a series that starts at a time, NaN where at its first reading."""
@@ -383,6 +383,7 @@ class LoopedKernel:
         grid = ObservationGrid(
             times, whitened, torch.where(present, values / deviation, 0.0), index, index, seen, torch.Size([1])
         )
+        grid = grid.bounded() if self.robust else grid
         before = times[:, :1] if np.isnan(state[0, -1]) else torch.from_numpy(state[:, -1:])
         lags, which = torch.unique(torch.diff(times, prepend=before), return_inverse=True)
         transition, variance = (x[0] for x in discretize(self.model, lags))
@@ -412,7 +413,7 @@ class LoopedKernel:
         return torch.cat([*each.chunk(2), trusted[:, None], log_odds[:, None]], dim=1).numpy()
 
     def _recursion(self, numbers: np.ndarray) -> Recursion:
-        n, carried = self.states, torch.from_numpy(numbers[:, : self.carried_size])
+        n, carried = self.states, torch.from_numpy(numbers[:, : self.carried])
         each = torch.cat(carried[:, :-2].chunk(2, dim=1))
         mean, covariance, counts, last = each.split([n, n * n, SCALES, SCALES], dim=1)
         state = Gaussian(mean, covariance.unflatten(1, (n, n)), None, mean.new_zeros(2))

@@ -373,9 +373,8 @@ class RobustFilter:
         self._run, self._state = None, state
         self._last = self._last.followed_by([new]) if new.times[0] == self._last.times[0] else new
         self._later.append(new)
-        while len(self._later) > 1 and len(self._later[-1]) >= len(
-            self._later[-2]
-        ):  # few long parts need little memory
+        # few long parts need little memory
+        while len(self._later) > 1 and len(self._later[-1]) >= len(self._later[-2]):
             part = self._later.pop()
             self._later[-1] = self._later[-1].followed_by([part])
         return self._estimate(problem, found)
@@ -432,8 +431,8 @@ class RobustFilter:
         from .onnx_filter import series_step
 
         problem, _ = self._filtered()
-        carried = problem.first(self._kernel, self._scale), self._last_state
-        step, known = series_step(problem, self.sde, list(self.model.states.values()), self.robust, *carried)
+        states = problem.first(self._kernel, self._scale)[0], self._last_state[0]
+        step, known = series_step(problem, self.sde, list(self.model.states.values()), self._kernel, *states)
         return step, known, self._axis, self._readings.times[-1:]
 
     @_alone

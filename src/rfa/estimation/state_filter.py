@@ -335,8 +335,7 @@ class StateFilter(RobustFilter):
 
         starts = self._start and self._kernel.start(*self._start[:2], np.full(len(self._start[0]), np.nan))
         kernel, state = self._known("export", self._state if len(self._state) else starts)
-        given = kernel, self.robust, None if starts is None else starts[0], state
-        return *matrices_step(*given), self._axis, state[-1:]
+        return *matrices_step(kernel, None if starts is None else starts[0], state), self._axis, state[-1:]
 
     def _known(self, method: str, states: np.ndarray | None) -> tuple[LinearKernel, np.ndarray]:
         """The kernel of a linear model, and the state of one series, no direction of which is unknown."""
@@ -391,7 +390,7 @@ class StateFilter(RobustFilter):
         if self._start is None:
             assert isinstance(kernel, LinearKernel)
             return kernel.diffuse_start(count, rows.times)
-        (mean, covariance, at), given = self._start, max(map(len, self._start[:2]))
+        (mean, covariance, at), given = self._start, len(self._start[0])
         require(given in (1, count), "start", f"{given} tracks", f"one start, or {count}")
         times = np.full(count, np.nan)
         if at == "before":
