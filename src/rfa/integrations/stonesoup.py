@@ -20,8 +20,7 @@ class RobustUpdater(ExtendedKalmanUpdater):
 
     A posterior has `weights`, `(m,)`: one of its reading, or one of each component, whichever makes the readings so far
     more probable. In `learned` it carries what they said of the noise, by class and mapping of the measurement models.
-    The next update finds it through the `prior` of predictions, so one updater serves many tracks. A mixture of
-    hypotheses (PDA) starts anew. Readings that a gate leaves out teach nothing.
+    The next update finds it through the `prior` of predictions, so one updater serves many tracks. PDA starts anew.
 
     Raises:
         ValueError: in `update`, for an R that is not positive definite, and for NaN.
@@ -43,8 +42,8 @@ class RobustUpdater(ExtendedKalmanUpdater):
         )
         name = f"{type(model).__name__} {tuple(model.mapping)}"
         functions = NonlinearModel(lambda x, dt: x, np.zeros((n, n)), {name: sensor})  # the predictor has made the step
-        factors = {"process_noise": 1.0, f"observation_noise.{name}": 1.0}
-        kernel = NonlinearKernel(functions, ("",) * n, robust=True, weights="auto", scales=factors)
+        scales = {"process_noise": 1.0, f"observation_noise.{name}": 1.0}
+        kernel = NonlinearKernel(functions, ("",) * n, robust=True, weights="auto", scales=scales)
         posterior.learned, step = kernel.used(_before(prediction), Reading(0.0, name, np.zeros(len(reading))))
         posterior.state_vector = prediction.state_vector + step.after.mean[:, None]
         posterior.covar[...], posterior.weights = step.after.covariance, step.posterior.weights  # type: ignore[union-attr]

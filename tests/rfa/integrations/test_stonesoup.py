@@ -44,9 +44,7 @@ def test_one_updater_of_two_tracks_is_two_robust_filters(model):
     functions = NonlinearModel(lambda x, dt: F @ x, Q, sensor, transition_jacobian=lambda x, dt: F)
     for values, track in zip(readings, tracks, strict=True):
         found = RobustFilter(functions, start=(MEAN, COVARIANCE), start_at=0.0).filter(np.arange(61.0), values)
-        pairs = [
-            ([x.state_vector[:, 0] for x in track], found.states),
-            ([x.covar for x in track], found.state_covariances),
-        ]
-        for own, expected in [*pairs, ([track[k].weights for k in there], found.weights[there])]:
-            np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-4)  # its Jacobian is a difference quotient
+        close = {"rtol": 1e-4, "atol": 1e-4}  # Stone Soup's Jacobian is a difference quotient
+        np.testing.assert_allclose([x.state_vector[:, 0] for x in track], found.states, **close)
+        np.testing.assert_allclose([x.covar for x in track], found.state_covariances, **close)
+        np.testing.assert_allclose([track[k].weights for k in there], found.weights[there], **close)
