@@ -56,7 +56,7 @@ test-oldest:  ## the tests with the oldest versions of packaging/oldest.txt, in 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
 		|| { echo "test-oldest: $(PYTHON) is no Python 3.11; choose one: make test-oldest PYTHON=python3.11" >&2; exit 1; }
 	@$(PYTHON) -m venv $(OLDEST)
-	@$(OLDEST)/bin/python -m pip install -qq --no-compile -r packaging/oldest.txt --editable '.[all,onnx,sktime,darts]'
+	@$(OLDEST)/bin/python -m pip install -qq --no-compile -r packaging/oldest.txt --editable '.[all,onnx,sktime,darts,stonesoup]'
 	@OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest tests/rfa tests/lab tests/test_cli.py tests/test_import.py \
 		--ignore tests/rfa/ops/triton --ignore tests/lab/test_bench.py
 

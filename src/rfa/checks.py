@@ -19,6 +19,7 @@ _MODULES = {
     "darts": ("darts",),
     "fugue": ("fugue",),
     "statsforecast": ("statsforecast",),
+    "stonesoup": ("stonesoup",),
     "lab": ("datasets", "jinja2", "pyarrow", "pydantic", "rich", "tensorboard", "typer", "yaml"),
 }
 EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules}

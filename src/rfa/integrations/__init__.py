@@ -1,4 +1,4 @@
-"""The filter in other libraries: decoders of transformers here; sktime, darts, statsforecast and fugue a file each."""
+"""The filter in other libraries: decoders of transformers here; each other library has a file."""
 
 from rfa.checks import installed
 
