@@ -24,6 +24,7 @@ from .time_axis import TimeAxis, as_numbers, next_times
 _FLOAT, _ARRAY = np.dtype(np.float64), np.ndarray
 _DIFFERENCE, _SMALLEST_GAIN = 1e-3, 1e-7  # of the logarithm of a noise, and in nats: of the search
 _WEAK, _LONGEST, _LEAST = 1e-3, 3.0, -46.0  # curvature in nats, a step of a logarithm, and the logarithm taken as 0
+_NO_GAIN = 1e-4  # in nats, between a small noise and none: its logarithm would fall for ever
 _MOST_ROUNDS = 4  # of a robust fit, which leaves out outliers
 
 
@@ -470,10 +471,10 @@ class StateFilter(RobustFilter):
                 return dict(zip(names, np.exp(np.maximum(logs, _LEAST)).tolist(), strict=True))
 
             def total(logs: np.ndarray, kept: Rows = kept) -> float:
-                found, _ = self._new_kernel(False, "reading", **scales(logs)).run(kept, self._start_states(kept))
-                return float(np.nansum(found.log_density))
+                found, fault = self._new_kernel(False, "reading", **scales(logs)).run(kept, self._start_states(kept))
+                return float(np.nansum(found.log_density)) if fault is None else -np.inf
 
-            logs, self.converged = _maximum(total, logs, max_steps)
+            logs, self.converged = _maximum(total, np.maximum(logs, -_LONGEST), max_steps)
             self._scales |= scales(logs)
             self._kernel = self._new_kernel(self.robust, self._weights)
             self._filter_again()
@@ -495,5 +496,8 @@ def _maximum(total: Callable[[np.ndarray], float], at: np.ndarray, max_steps: in
             step = step / 2
         if not found > best + _SMALLEST_GAIN:
             return at, True
-        at, best = at + step, found
+        flat = (slope < 0) & (np.abs(curvature.diagonal()) < _WEAK * _DIFFERENCE**2)
+        at, gained, best = at + step, found - best, found
+        if flat.any() and gained < _NO_GAIN and 0 <= total(np.where(flat, _LEAST, at)) - best < _NO_GAIN:
+            return at, True
     return at, False
