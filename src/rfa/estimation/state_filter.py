@@ -12,7 +12,7 @@ import torch
 
 from rfa.checks import check_choice, require, require_each
 
-from .linear_model import FAULTS, Found, LinearKernel, Rows, check_model, noise_name
+from .linear_model import FAULTS, Found, LinearKernel, Rows, check_model, fault_error, noise_name
 from .linear_sde import DiscreteModel, LinearSDE
 from .nonlinear_filter import NonlinearKernel
 from .nonlinear_model import NonlinearModel
@@ -215,9 +215,11 @@ class StateFilter(RobustFilter):
             control: as in `fit`.
 
         Raises:
-            ValueError: for a time before the last reading.
+            ValueError: for a time before the last reading, and where there is neither a reading nor a start.
         """
         with self._lock:
+            started = len(self._state) > 0 or self._start is not None
+            require(started, "forecast", "a state of which nothing is known", "readings, or a start, first")
             rows, shape = self._query(query_times, sensor, control)
             return self._estimate_rows(rows, self._run_rows(rows, self._present(rows).copy(), "query_times"), shape)
 
@@ -305,7 +307,7 @@ class StateFilter(RobustFilter):
                     head[0] = time
                     fault = run(handle)
                     if fault:
-                        raise self._fault(FAULTS[fault], "time", time)
+                        raise fault_error(FAULTS[fault], "time", time, kernel.step)
                     return StateEstimate(kernel, number, time, out.tobytes())
             return self._update(time, reading, sensor, control)
 
@@ -423,21 +425,9 @@ class StateFilter(RobustFilter):
             what, series, row = fault
             axis = axis or self._axis or TimeAxis.of(rows.times[0], self.time_unit)
             time = axis.labels(rows.times[series % len(rows.times)])[row]
-            raise self._fault(what, name, f"{time} in row {row}" if rows.times.shape[1] > 1 else time)
+            where = f"{time} in row {row}" if rows.times.shape[1] > 1 else time
+            raise fault_error(what, name, where, self._kernel.step)
         return found
-
-    def _fault(self, what: str, name: str, time: Any) -> ValueError:
-        if what == "infinite":
-            name, time = name.replace("time", "reading"), f"an infinite value at {time}"
-        expected = {
-            "late": "a time not before the last one, or the start",
-            "steps": f"gaps of whole steps of {self._kernel.step:g}",
-            "overflow": "a shorter gap: the state overflows",
-            "infinite": "finite numbers, NaN where missing",
-        }
-        if what not in expected:  # of a function
-            return ValueError(f"{what}, at time {time}")
-        return ValueError(f"{name}: got {time}, expected {expected[what]}")
 
     def _estimate_rows(self, rows: Rows, found: Any, shape: Shape, one: bool = False) -> StateEstimate:
         axis, sensor = self._axis, np.array(-1) if rows.sensor is None else rows.sensor[0]

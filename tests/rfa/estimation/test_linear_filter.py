@@ -377,6 +377,7 @@ MODEL = LinearSDE.discrete(F, Q, H, R, 0.5)
             "reading: got shape (1, 3), expected 5 components of all sensors, or `sensor=` beside those of one",
         ),
         (lambda: RobustFilter(MODEL).simulate([1.0]), "simulate: got a state of which nothing is known"),
+        (lambda: RobustFilter(MODEL).forecast([1.0]), "forecast: got a state of which nothing is known"),
         (lambda: tracker().diagnostics(), "model: got a linear or nonlinear model"),
         (lambda: tracker(start=(np.ones((3, 4)), START[1])).update(0.0, [1.0, 2.0]), "start: got 3 tracks"),
     ],
