@@ -144,11 +144,12 @@ def test_each_fault_of_a_row_says_what_is_wrong():
     values = 1e6 * np.cumsum(np.cumsum(np.random.default_rng(0).standard_normal(30)))
     found = RobustFilter(Trend() + Season(5.0)).fit(np.arange(30.0), values)
     problem, kernel = found._filtered()[0], found._kernel
+    start = problem.first(kernel, found._scale)
     spoilt = torch.where(torch.arange(30) == 7, torch.inf, problem.table.values)
     infinite = replace(problem, table=replace(problem.table, values=spoilt))
     for call, says in (
-        (lambda: run_readings(kernel, problem, found._state.copy()), "times: got 0 in row 0, expected a time not before"),
-        (lambda: run_readings(kernel, infinite, problem.first(kernel, found._scale)), "readings: got an infinite value"),
+        (lambda: run_readings(kernel, problem, found._state.copy()), "times: got 0 in row 0, expected a time not"),
+        (lambda: run_readings(kernel, infinite, start), "readings: got an infinite value at 7 in row 7, expected"),
         (lambda: found.forecast([40.0, 1e99]), "query_times: got 1e.99 in row 1, expected a shorter gap"),
         (lambda: found.update(1e99, 1.0), "time: got 1e.99, expected a shorter gap"),
     ):
