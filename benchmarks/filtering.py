@@ -21,9 +21,8 @@ import scipy.stats
 import torch
 
 from rfa.environment import environment
-from rfa.estimation import Component, Level, LinearSDE, Season, StructuralModel, Trend
+from rfa.estimation import Component, Level, LinearSDE, RobustFilter, Season, StructuralModel, Trend
 from rfa.estimation.components import ComponentMatrices, ParameterKind, ParameterValues, SeriesScale
-from rfa.estimation.linear_model import UNIT_FACTORS, LinearKernel, Rows
 from rfa.estimation.parameter_search import ParameterSearch, series_scale
 from rfa.estimation.readings_problem import ReadingsProblem, ReadingsTable, readings_kernel
 from rfa.estimation.series import ReadingInfo, Readings, read_series
@@ -205,15 +204,14 @@ def predict(problem: ReadingsProblem, scale: SeriesScale, weight: Weight | None,
     first = start[:n], start[n : n + n * n].reshape(n, n)
     transition, variance = (x[0].numpy()[between] for x in problem.steps)
     if weight is None:
-        model = LinearSDE(problem.sde.dynamics[0], problem.sde.diffusion[0], torch.from_numpy(rows[0]), torch.eye(size))
-        kernel = LinearKernel(model, problem.names, True, False, np.zeros((n, 0)), UNIT_FACTORS)
-        errors = noise[..., None] * np.eye(size)
-        given = table.readings.times[None, ::size].copy(), values[None], None, None, rows[None], errors[None]
-        state = kernel.start(*(x[None] for x in first), np.full(1, np.nan))
-        found, _ = kernel.run(Rows(*given), state)
-        root = np.sqrt(np.maximum(found.variance[0] - noise, 0.0))  # all readings of a row are of one quantity
-        return Predicted(found.predicted[0], root[:, :, None] * root[:, None] + errors)
-    mean, covariance, *_ = weighted(rows, values, noise, transition, variance, *first, weight)
+        errors = torch.from_numpy(noise[0]).diag()
+        model = LinearSDE(problem.sde.dynamics[0], problem.sde.diffusion[0], torch.from_numpy(rows[0]), errors)
+        given = np.stack([np.full_like(values, np.nan), values], axis=1).reshape(-1, size)  # a prediction, a reading
+        live = RobustFilter(model, start=first, start_at="reading")
+        found = live.filter(np.repeat(table.readings.times[::size], 2), given)
+        mean, covariance = found.states[::2], found.state_covariances[::2]
+    else:
+        mean, covariance, *_ = weighted(rows, values, noise, transition, variance, *first, weight)
     of_rows = rows @ covariance @ rows.swapaxes(1, 2)
     return Predicted(np.einsum("tij,tj->ti", rows, mean), of_rows + noise[:, None] * np.eye(size))
 

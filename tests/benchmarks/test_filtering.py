@@ -59,11 +59,15 @@ def test_a_track_is_filtered_as_two_sensors_of_one_state(sets):
     direct.fit(times, draw.given.reshape(-1), sensor=sensor, observation=observation, fixed=values)
     estimate = direct.filter()
     fit = fitted(sets, draw, sets.Track(), "Kalman")
-    found = fit.predictions(values | {"damping.velocity": -np.log(0.8)}, fit.readings)
+    rates = values | {"damping.velocity": -np.log(0.8)}
+    found = fit.predictions(rates, fit.readings)
     held = np.repeat(draw.held, 2)
     np.testing.assert_allclose(found.mean[draw.held].reshape(-1), estimate.mean[held], rtol=1e-6, atol=1e-6)
     variances = found.variance.diagonal(axis1=1, axis2=2)
     np.testing.assert_allclose(variances[draw.held].reshape(-1), estimate.variance[held], rtol=1e-6)
+    robust = fitted(sets, draw, sets.Track(), "rfa").predictions(rates, fit.readings)
+    (a, b), (_, c) = np.moveaxis(robust.variance[sets.QUIET :], 0, -1)
+    assert abs(np.mean(b / np.sqrt(a * c))) < 0.2  # independent, but for unclear weights; 0.9 as one quantity
 
 
 @pytest.mark.parametrize("name", ["Huber", "WoLF", "Student-t"])

@@ -272,6 +272,21 @@ def noise_name(sensor: str) -> str:
     return f"observation_noise.{sensor}" if sensor else "observation_noise"
 
 
+def fault_error(fault: str, name: str, time: Any, step: float = 0.0) -> ValueError:
+    """Of a fault of a kernel at a time. `name` is the argument with the times, `step` that of a discrete model."""
+    if fault == "infinite":
+        name, time = name.replace("time", "reading"), f"an infinite value at {time}"
+    expected = {
+        "late": "a time not before the last one, or the start",
+        "steps": f"gaps of whole steps of {step:g}",
+        "overflow": "a shorter gap, or smaller numbers: the state overflows",
+        "infinite": "finite numbers, NaN where missing",
+    }
+    if fault not in expected:  # of a function
+        return ValueError(f"{fault}, at time {time}")
+    return ValueError(f"{name}: got {time}, expected {expected[fault]}")
+
+
 def check_model(model: LinearModel, names: tuple[str, ...], diffuse: bool) -> None:
     """Raise `ValueError` for a batch of models or a singular R; warn of states that no reading will ever show."""
     require(not len(model.batch_shape), "model", f"a batch of {tuple(model.batch_shape)} models", "one model")

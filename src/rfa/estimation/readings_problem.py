@@ -22,7 +22,7 @@ from rfa.checks import require, require_each
 from .compiled import LikelihoodProblem, can_run, discretize, run, threads_for
 from .components import Component, ComponentMatrices, ParameterValues, SeriesScale, StructuralModel
 from .gaussian import Gaussian
-from .linear_model import UNIT_FACTORS, Found, LinearKernel, Rows
+from .linear_model import UNIT_FACTORS, Found, LinearKernel, Rows, fault_error
 from .linear_sde import LinearSDE
 from .problem import ObservationGrid, Transitions, check_rows
 from .recursive_filter import LoopedKernel, kalman_filter
@@ -30,7 +30,6 @@ from .series import Readings
 from .time_axis import as_numbers, doubtful_period
 
 IRREGULAR = "sigma2.irregular"
-OVERFLOW = "a gap over which the state overflows", "shorter gaps"
 _DIFFUSE = 1e8  # variance of a diffuse state, in units of the series' variance
 _MANTISSA = 2.0**34  # steps that differ by less, relatively, share a transition: times have been rounded
 _NO_SHARE = 1e-12  # relative: a direction that others explain but for less is not told from them
@@ -147,7 +146,8 @@ class ReadingsProblem:
     def steps(self) -> tuple[Float[Tensor, "b lags n n"], Float[Tensor, "b lags n n"]]:
         """Phi and V of each different lag."""
         transition, variance = discretize(self.sde, self.table.lags[0])
-        require(bool((transition.sum() + variance.sum()).isfinite()), "times", *OVERFLOW)
+        finite = bool((transition.sum() + variance.sum()).isfinite())
+        require(finite, "times", "a gap over which the state overflows", "shorter gaps")
         return transition, variance
 
     @functools.cached_property
@@ -264,10 +264,19 @@ def readings_kernel(sde: LinearSDE, names: tuple[str, ...], robust: bool) -> Rea
     return LinearKernel(sde, names, robust, False, np.zeros((len(names), 0)), UNIT_FACTORS)
 
 
-def run_readings(kernel: ReadingsKernel, problem: ReadingsProblem, state: np.ndarray, smooth: bool = False) -> Found:
-    """Filter readings from the state before them, which becomes the one after. Or smooth them from a start."""
+def run_readings(
+    kernel: ReadingsKernel, problem: ReadingsProblem, state: np.ndarray, smooth: bool = False, name: str = "times"
+) -> Found:
+    """Filter readings from the state before them, which becomes the one after. Or smooth them from a start.
+
+    Raises:
+        ValueError: with the name of the argument that has the times.
+    """
     found, fault = kernel.run(problem.rows(kernel.robust), state, smooth)
-    require(fault is None, "times", *OVERFLOW)
+    if fault is not None:
+        what, _, row = fault
+        time = f"{problem.table.readings.times[row]:g}"
+        raise fault_error(what, name, f"{time} in row {row}" if len(problem) > 1 else time)
     return Found(*(x[0] for x in found))
 
 

@@ -268,7 +268,7 @@ class RobustFilter:
         """
         state = self._last_state.copy()
         problem = self._ahead(query_times, ReadingInfo(**info))
-        return self._estimate(problem, run_readings(self._kernel, problem, state))
+        return self._estimate(problem, run_readings(self._kernel, problem, state, name="query_times"))
 
     @_alone
     def predict(self, query_times: Any, return_std: bool = False, **info: Any) -> Any:
@@ -301,7 +301,7 @@ class RobustFilter:
             mean[order[past]], variance[order[past]] = (x[rows] for x in found)
         if not past.all():
             problem = self._base.with_readings(asked.selected(order[~past]))
-            run = run_readings(self._kernel, problem, self._last_state.copy())
+            run = run_readings(self._kernel, problem, self._last_state.copy(), name="query_times")
             mean[order[~past]], variance[order[~past]] = problem.of_readings(run)
         times = self._axis.labels(asked.times)
         mean, deviation = (like(self._given, x, times) for x in (mean + asked.offset, np.sqrt(variance)))
@@ -369,7 +369,7 @@ class RobustFilter:
         state = self._last_state.copy()
         new = read_one(self._axis, self._last, time, value, ReadingInfo(**info), self.model.states)
         problem = self._base.with_readings(new)
-        found = run_readings(self._kernel, problem, state)
+        found = run_readings(self._kernel, problem, state, name="time")
         self._run, self._state = None, state
         self._last = self._last.followed_by([new]) if new.times[0] == self._last.times[0] else new
         self._later.append(new)

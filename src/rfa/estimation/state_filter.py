@@ -12,7 +12,7 @@ import torch
 
 from rfa.checks import check_choice, require, require_each
 
-from .linear_model import FAULTS, Found, LinearKernel, Rows, check_model, noise_name
+from .linear_model import FAULTS, Found, LinearKernel, Rows, check_model, fault_error, noise_name
 from .linear_sde import DiscreteModel, LinearSDE
 from .nonlinear_filter import NonlinearKernel
 from .nonlinear_model import NonlinearModel
@@ -24,6 +24,7 @@ from .time_axis import TimeAxis, as_numbers, next_times
 _FLOAT, _ARRAY = np.dtype(np.float64), np.ndarray
 _DIFFERENCE, _SMALLEST_GAIN = 1e-3, 1e-7  # of the logarithm of a noise, and in nats: of the search
 _WEAK, _LONGEST, _LEAST = 1e-3, 3.0, -46.0  # curvature in nats, a step of a logarithm, and the logarithm taken as 0
+_NO_GAIN = 1e-4  # in nats, between a small noise and none: its logarithm would fall for ever
 _MOST_ROUNDS = 4  # of a robust fit, which leaves out outliers
 
 
@@ -214,9 +215,11 @@ class StateFilter(RobustFilter):
             control: as in `fit`.
 
         Raises:
-            ValueError: for a time before the last reading.
+            ValueError: for a time before the last reading, and where there is neither a reading nor a start.
         """
         with self._lock:
+            started = len(self._state) > 0 or self._start is not None
+            require(started, "forecast", "a state of which nothing is known", "readings, or a start, first")
             rows, shape = self._query(query_times, sensor, control)
             return self._estimate_rows(rows, self._run_rows(rows, self._present(rows).copy(), "query_times"), shape)
 
@@ -304,7 +307,7 @@ class StateFilter(RobustFilter):
                     head[0] = time
                     fault = run(handle)
                     if fault:
-                        raise self._fault(FAULTS[fault], "time", time)
+                        raise fault_error(FAULTS[fault], "time", time, kernel.step)
                     return StateEstimate(kernel, number, time, out.tobytes())
             return self._update(time, reading, sensor, control)
 
@@ -422,21 +425,9 @@ class StateFilter(RobustFilter):
             what, series, row = fault
             axis = axis or self._axis or TimeAxis.of(rows.times[0], self.time_unit)
             time = axis.labels(rows.times[series % len(rows.times)])[row]
-            raise self._fault(what, name, f"{time} in row {row}" if rows.times.shape[1] > 1 else time)
+            where = f"{time} in row {row}" if rows.times.shape[1] > 1 else time
+            raise fault_error(what, name, where, self._kernel.step)
         return found
-
-    def _fault(self, what: str, name: str, time: Any) -> ValueError:
-        if what == "infinite":
-            name, time = name.replace("time", "reading"), f"an infinite value at {time}"
-        expected = {
-            "late": "a time not before the last one, or the start",
-            "steps": f"gaps of whole steps of {self._kernel.step:g}",
-            "overflow": "a shorter gap: the state overflows",
-            "infinite": "finite numbers, NaN where missing",
-        }
-        if what not in expected:  # of a function
-            return ValueError(f"{what}, at time {time}")
-        return ValueError(f"{name}: got {time}, expected {expected[what]}")
 
     def _estimate_rows(self, rows: Rows, found: Any, shape: Shape, one: bool = False) -> StateEstimate:
         axis, sensor = self._axis, np.array(-1) if rows.sensor is None else rows.sensor[0]
@@ -470,10 +461,10 @@ class StateFilter(RobustFilter):
                 return dict(zip(names, np.exp(np.maximum(logs, _LEAST)).tolist(), strict=True))
 
             def total(logs: np.ndarray, kept: Rows = kept) -> float:
-                found, _ = self._new_kernel(False, "reading", **scales(logs)).run(kept, self._start_states(kept))
-                return float(np.nansum(found.log_density))
+                found, fault = self._new_kernel(False, "reading", **scales(logs)).run(kept, self._start_states(kept))
+                return float(np.nansum(found.log_density)) if fault is None else -np.inf
 
-            logs, self.converged = _maximum(total, logs, max_steps)
+            logs, self.converged = _maximum(total, np.maximum(logs, -_LONGEST), max_steps)
             self._scales |= scales(logs)
             self._kernel = self._new_kernel(self.robust, self._weights)
             self._filter_again()
@@ -495,5 +486,8 @@ def _maximum(total: Callable[[np.ndarray], float], at: np.ndarray, max_steps: in
             step = step / 2
         if not found > best + _SMALLEST_GAIN:
             return at, True
-        at, best = at + step, found
+        flat = (slope < 0) & (np.abs(curvature.diagonal()) < _WEAK * _DIFFERENCE**2)
+        at, gained, best = at + step, found - best, found
+        if flat.any() and gained < _NO_GAIN and 0 <= total(np.where(flat, _LEAST, at)) - best < _NO_GAIN:
+            return at, True
     return at, False

@@ -282,6 +282,24 @@ def test_noises_by_maximum_likelihood():
     np.testing.assert_allclose([robust[x] for x in names], result.params, rtol=0.4)
 
 
+def test_a_noise_that_vanishes():
+    """Readings around a constant have no process noise. One of a round of a robust fit may be back in the next."""
+    model, rng = LinearSDE.discrete([[1.0]], [[1.0]], [[1.0]], [[1.0]]), np.random.default_rng(0)
+    z = rng.standard_normal(200)
+    found = RobustFilter(model, robust=False).fit(np.arange(200), z, noises="all")
+    assert found.converged
+    assert found.parameters["process_noise"] < 1e-6
+    assert found.parameters["observation_noise"] == pytest.approx(np.var(z, ddof=1), rel=1e-4)
+    assert not RobustFilter(model, robust=False).fit(np.arange(200), z, noises="all", max_steps=5).converged
+    rng = np.random.default_rng(228)
+    z = np.cumsum(rng.standard_normal(40)) + 0.5 * rng.standard_normal(40)
+    z[rng.random(40) < 0.15] += 8 * rng.standard_normal()
+    robust = RobustFilter(model).fit(np.arange(40), z, noises="all")
+    assert not robust.filter().outliers.any()
+    plain = RobustFilter(model, robust=False).fit(np.arange(40), z, noises="all")
+    assert robust.parameters == pytest.approx(plain.parameters, rel=1e-2)
+
+
 def test_kinds_names_and_dates():
     z, days = readings_of(30), pd.date_range("2024-01-01", periods=30, freq="12h")
     frame = pd.DataFrame(z, days, ["x", "y"])
@@ -359,6 +377,7 @@ MODEL = LinearSDE.discrete(F, Q, H, R, 0.5)
             "reading: got shape (1, 3), expected 5 components of all sensors, or `sensor=` beside those of one",
         ),
         (lambda: RobustFilter(MODEL).simulate([1.0]), "simulate: got a state of which nothing is known"),
+        (lambda: RobustFilter(MODEL).forecast([1.0]), "forecast: got a state of which nothing is known"),
         (lambda: tracker().diagnostics(), "model: got a linear or nonlinear model"),
         (lambda: tracker(start=(np.ones((3, 4)), START[1])).update(0.0, [1.0, 2.0]), "start: got 3 tracks"),
     ],

@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+import scipy.optimize
 import torch
 from filterpy.kalman import ExtendedKalmanFilter, KalmanFilter, MerweScaledSigmaPoints, UnscentedKalmanFilter
 
@@ -95,6 +96,20 @@ def test_a_linear_model_is_the_linear_robust_filter(options, direction):
     np.testing.assert_allclose(found.states, mean, rtol=0, atol=1e-8)
     np.testing.assert_allclose(found.state_covariances, covariance, rtol=0, atol=1e-8)
     np.testing.assert_allclose(found.weights, weights)
+
+
+def test_challengers_are_those_of_the_linear_filter():
+    """A jump behind a smaller error, whose challenger ends for another; one that goes on, with a row missing."""
+    behind, moving = (np.cumsum(np.random.default_rng(0).standard_normal((30, 2)), axis=0) for _ in range(2))
+    behind[8] += 20
+    behind[9:] += 1e4
+    moving[8:] += 40 + 30 * np.arange(22)[:, None]
+    moving[9] = np.nan
+    linear = RobustFilter(LinearSDE.discrete(F, Q, H, R, GAP), start=START, start_at=0.0)
+    for z in (behind, moving):
+        found, expected = (live.filter(GAP * np.arange(1, 31), z) for live in (linear_filter(), linear))
+        np.testing.assert_allclose(found.states, expected.states, rtol=1e-9, atol=1e-7)
+        np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-6)
 
 
 def test_updates_one_by_one_are_the_filter():
@@ -346,6 +361,15 @@ def test_iterations_find_the_most_probable_state():
     assert near < 1e-6
     assert far > 100
     np.testing.assert_array_equal(before, after)  # what earlier readings predict
+
+
+def test_an_iteration_that_goes_too_far_is_halved():
+    """Gauss-Newton steps of an arc tangent diverge from 3. The readings are of the angle 0, far more precise."""
+    sensor = Sensor(np.arctan, [1e-4], lambda x: [1 / (1 + x**2)])
+    model = NonlinearModel(lambda x, dt: x, [[0.0]], sensor, lambda x, dt: [[1.0]], iterations=10)
+    found = RobustFilter(model, robust=False, start=([3.0], [[100.0]]), start_at="reading").update(0.0, [0.0])
+    cost = scipy.optimize.minimize_scalar(lambda x: (x - 3) ** 2 / 100 + np.arctan(x) ** 2 / 1e-4, bounds=(-5, 5))
+    assert found.states[0] == pytest.approx(cost.x, abs=1e-4)
 
 
 def test_a_filter_that_diverges_says_so_once():

@@ -1,5 +1,7 @@
 """`RobustFilter` on compiled code against the same in PyTorch, one reading after another."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ from rfa.estimation import (
     compiled,
 )
 from rfa.estimation.parameter_search import series_scale
-from rfa.estimation.readings_problem import ReadingsTable, exact_log_likelihood
+from rfa.estimation.readings_problem import ReadingsTable, exact_log_likelihood, run_readings
 
 MODELS: dict[str, Component | StructuralModel] = {
     "level": Level(),
@@ -136,3 +138,20 @@ def test_an_update_is_the_same_number(robust):
         found = part.update(k, values[k])
         assert (found.mean[0], found.variance[0]) == (whole.mean[k], whole.variance[k])
         np.testing.assert_equal(found.weights[0], whole.weights[k])
+
+
+def test_each_fault_of_a_row_says_what_is_wrong():
+    values = 1e6 * np.cumsum(np.cumsum(np.random.default_rng(0).standard_normal(30)))
+    found = RobustFilter(Trend() + Season(5.0)).fit(np.arange(30.0), values)
+    problem, kernel = found._filtered()[0], found._kernel
+    start = problem.first(kernel, found._scale)
+    spoilt = torch.where(torch.arange(30) == 7, torch.inf, problem.table.values)
+    infinite = replace(problem, table=replace(problem.table, values=spoilt))
+    for call, says in (
+        (lambda: run_readings(kernel, problem, found._state.copy()), "times: got 0 in row 0, expected a time not"),
+        (lambda: run_readings(kernel, infinite, start), "readings: got an infinite value at 7 in row 7, expected"),
+        (lambda: found.forecast([40.0, 1e99]), "query_times: got 1e.99 in row 1, expected a shorter gap"),
+        (lambda: found.update(1e99, 1.0), "time: got 1e.99, expected a shorter gap"),
+    ):
+        with pytest.raises(ValueError, match=f"^{says}"):
+            call()
