@@ -23,7 +23,7 @@ import torch
 from rfa.environment import environment
 from rfa.estimation import Component, Level, LinearSDE, Season, StructuralModel, Trend
 from rfa.estimation.components import ComponentMatrices, ParameterKind, ParameterValues, SeriesScale
-from rfa.estimation.linear_model import UNIT_FACTORS, LinearKernel, Rows
+from rfa.estimation.linear_model import LinearKernel, Rows
 from rfa.estimation.parameter_search import ParameterSearch, series_scale
 from rfa.estimation.readings_problem import ReadingsProblem, ReadingsTable, readings_kernel
 from rfa.estimation.series import ReadingInfo, Readings, read_series
@@ -206,7 +206,7 @@ def predict(problem: ReadingsProblem, scale: SeriesScale, weight: Weight | None,
     transition, variance = (x[0].numpy()[between] for x in problem.steps)
     if weight is None:
         model = LinearSDE(problem.sde.dynamics[0], problem.sde.diffusion[0], torch.from_numpy(rows[0]), torch.eye(size))
-        kernel = LinearKernel(model, problem.names, True, False, np.zeros((n, 0)), UNIT_FACTORS)
+        kernel = LinearKernel(model, problem.names, robust=True, by_component=False)
         errors = noise[..., None] * np.eye(size)
         given = table.readings.times[None, ::size].copy(), values[None], None, None, rows[None], errors[None]
         state = kernel.start(*(x[None] for x in first), np.full(1, np.nan))

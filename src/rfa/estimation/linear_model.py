@@ -3,6 +3,7 @@
 import ctypes
 import warnings
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,12 +13,9 @@ from jaxtyping import Float
 from rfa.checks import require
 
 from .compiled import _ROBUST_CONSTANTS, _fields, _integer, _number, _pointer, library, threads_for
-from .linear_sde import DiscreteModel, LinearSDE
+from .linear_sde import DiscreteModel, LinearModel
 
 _UNSEEN = 1e-9  # relative: a direction of the states that shows less in the readings shows nothing
-
-
-LinearModel = LinearSDE | DiscreteModel
 
 
 class _Model(ctypes.Structure):
@@ -62,13 +60,17 @@ class Found(NamedTuple):
     variance: np.ndarray  # (..., width): of that prediction, with the noise
     log_density: np.ndarray  # (...)
 
+    def smoothed(self, found: "Found") -> "Found":
+        """What a filter has found, with the states and weights by all rows, as the smoother has found them."""
+        weight = np.where(np.isnan(self.weight), np.nan, found.weight)
+        return self._replace(mean=found.mean, covariance=found.covariance, weight=weight)
+
     @property
     def gain_ratio(self) -> np.ndarray:
         """By how much a part of a reading moves its prediction, over what it would with weight 1."""
         return (self.spread + 1) / (self.spread + 1 / self.weight)
 
 
-UNIT_FACTORS = {"process_noise": 1.0, "observation_noise": 1.0}  # of a model whose noises are as given
 FAULTS = ("", "late", "steps", "infinite", "overflow")  # as numbered in kernels/linear.cpp
 
 
@@ -87,29 +89,30 @@ class LinearKernel:
         names: of the states.
         robust: whether readings are weighted.
         by_component: whether each component of a reading has a weight of its own, where R is diagonal.
-        control: B, `(n, inputs)`.
-        scales: factors of Q ("process_noise") and of a sensor's R.
+        control: B, `(n, inputs)`. None: no inputs.
+        scales: factors of Q ("process_noise") and of a sensor's R, 1 where there is none.
     """
 
     needs_control = False  # a row without one has u = 0
 
     def __init__(
-        self, model: LinearModel, names: tuple[str, ...], robust: bool, by_component: bool, control: np.ndarray,
-        scales: Mapping[str, float],
+        self, model: LinearModel, names: tuple[str, ...], robust: bool, by_component: bool,
+        control: np.ndarray | None = None, scales: Mapping[str, float] = MappingProxyType({}),
     ):  # fmt: skip
         loaded = compiled_library()
+        control = np.zeros((len(names), 0)) if control is None else control
         (self.states, self.inputs), self.names, self.sensors = control.shape, names, tuple(model.sensors)
         self.robust = robust
         self.sizes, self.by_component = np.array([*model.sensors.values()], dtype=np.int64), by_component
         ends, noise = np.cumsum(self.sizes), model.observation_noise.detach().numpy()
         self.blocks = [
-            noise[end - size : end, end - size : end] * scales[noise_name(name)]
+            noise[end - size : end, end - size : end] * scales.get(noise_name(name), 1.0)
             for end, size, name in zip(ends, self.sizes, self.sensors, strict=True)
         ]
         self.noise = np.concatenate([np.diag(x) for x in self.blocks])
         self.control = control
         self.observation, self.dynamics = (x.detach().numpy().copy() for x in (model.observation, model.dynamics))
-        self.diffusion = model.diffusion.detach().numpy() * scales["process_noise"]
+        self.diffusion = model.diffusion.detach().numpy() * scales.get("process_noise", 1.0)
         self.step = model.step if isinstance(model, DiscreteModel) else 0.0
         self.all_parts, self.one_parts = (int(ends[-1]), int(self.sizes.max())) if by_component else (len(ends), 1)
         width, n = len(self.noise), self.states

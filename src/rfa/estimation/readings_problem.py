@@ -22,7 +22,7 @@ from rfa.checks import require, require_each
 from .compiled import LikelihoodProblem, can_run, discretize, run, threads_for
 from .components import Component, ComponentMatrices, ParameterValues, SeriesScale, StructuralModel
 from .gaussian import Gaussian
-from .linear_model import UNIT_FACTORS, Found, LinearKernel, Rows
+from .linear_model import Found, LinearKernel, Rows
 from .linear_sde import LinearSDE
 from .problem import ObservationGrid, Transitions, check_rows
 from .recursive_filter import LoopedKernel, kalman_filter
@@ -173,17 +173,6 @@ class ReadingsProblem:
         table = self.table  # in NumPy, as below: PyTorch would start threads for it
         return torch.from_numpy(self.sensor_noise.numpy()[:, table.sensor.numpy()] + table.noise.numpy())
 
-    def grid(self) -> ObservationGrid:
-        """The readings in units of their noise. One that is missing has a row of zeros."""
-        values = self.table.values.numpy()
-        present, scale = ~np.isnan(values), np.sqrt(np.maximum(self.noise.numpy(), np.finfo(float).tiny))
-        rows = torch.from_numpy(np.where(present[:, None], self.table.rows.numpy() / scale[..., None], 0.0))
-        whitened = torch.from_numpy(np.where(present, values / scale, 0.0))
-        times = torch.from_numpy(self.table.readings.times).expand_as(whitened)
-        index, seen = torch.arange(len(values)).expand_as(times), torch.from_numpy(present.astype(np.int64))
-        parts = times, rows[:, :, None], whitened[..., None], index, index, seen.expand_as(times)
-        return ObservationGrid(*parts, torch.Size(times.shape[:1]))
-
     def transitions(self) -> Transitions:
         """Of each step, by the lags of all models."""
         transition, variance = self.steps
@@ -256,12 +245,9 @@ class ReadingsProblem:
 
 def readings_kernel(sde: LinearSDE, names: tuple[str, ...], robust: bool) -> ReadingsKernel:
     """The filter of readings of one model, compiled where that is possible."""
-    sde = LinearSDE(
-        *(x.reshape(x.shape[-2:]) for x in (sde.dynamics, sde.diffusion, sde.observation, sde.observation_noise))
-    )
-    if not can_run():
-        return LoopedKernel(sde, robust)
-    return LinearKernel(sde, names, robust, False, np.zeros((len(names), 0)), UNIT_FACTORS)
+    matrices = sde.dynamics, sde.diffusion, sde.observation, sde.observation_noise
+    sde = LinearSDE(*(x.reshape(x.shape[-2:]) for x in matrices))
+    return LinearKernel(sde, names, robust, by_component=False) if can_run() else LoopedKernel(sde, robust)
 
 
 def run_readings(kernel: ReadingsKernel, problem: ReadingsProblem, state: np.ndarray, smooth: bool = False) -> Found:
@@ -312,7 +298,9 @@ def exact_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
 
 def _looped_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
     """The same in PyTorch."""
-    grid, transitions = problem.grid(), problem.transitions()
+    noise = np.maximum(problem.noise.numpy(), np.finfo(float).tiny)
+    readings = problem.table.readings.times, problem.table.values.numpy(), problem.table.rows.numpy()
+    grid, transitions = ObservationGrid.of_numbers(*readings, noise), problem.transitions()
     start, sizes = problem.initial
     zero = start.new_zeros(start.shape[:-1])
     states = kalman_filter(grid, transitions, Gaussian(zero, start, None, zero[:, 0]))

@@ -12,11 +12,11 @@ from torch import Tensor
 from rfa.checks import require, require_each
 
 from .linear_model import Found, LinearKernel, Rows
-from .linear_sde import DiscreteModel, LinearSDE, check_covariance
+from .linear_sde import LinearModel, check_covariance
 from .nonlinear_filter import NonlinearKernel
 from .nonlinear_model import NonlinearModel
 from .series import column_names, index_of
-from .series_estimate import OUTLIER_GAIN, normal_interval
+from .series_estimate import OUTLIER_GAIN, ReadingMoments
 from .time_axis import TimeAxis, as_numbers
 
 
@@ -47,11 +47,11 @@ class Shape:
 
 
 ARRAYS = Shape()
-Model = LinearSDE | DiscreteModel | NonlinearModel
+Model = LinearModel | NonlinearModel
 Kernel = LinearKernel | NonlinearKernel
 
 
-class StateEstimate:
+class StateEstimate(ReadingMoments):
     """The estimate at each row of readings, or at one reading of `update`: then there is no dimension of times.
 
     Many tracks have a leading dimension. Results are arrays, tensors or tables of pandas, as the readings were.
@@ -140,14 +140,6 @@ class StateEstimate:
         """
         density = np.asarray(self.found.log_density)
         return np.nansum(density, axis=-1) if density.ndim > 1 else float(np.nansum(density))
-
-    def interval(self, probability: float = 0.9) -> tuple[Any, Any]:
-        """The ends `mean -+ q sqrt(variance)` of the interval that holds a component with this probability.
-
-        Raises:
-            ValueError: unless the probability is between 0 and 1.
-        """
-        return normal_interval(self.mean, self.variance, probability)
 
     def _read(self) -> Any:
         return self.found and self._readings

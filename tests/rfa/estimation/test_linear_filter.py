@@ -282,6 +282,14 @@ def test_noises_by_maximum_likelihood():
     np.testing.assert_allclose([robust[x] for x in names], result.params, rtol=0.4)
 
 
+def test_tensors_in_single_precision():
+    """The compiled filter takes numbers in float64."""
+    single = (torch.tensor(x, dtype=torch.float32) for x in (F, Q, H, R))
+    z, times = readings_of(20), 0.5 * np.arange(20)
+    filters = (RobustFilter(model, start=START, start_at="reading") for model in (LinearSDE.discrete(*single, 0.5), MODEL))
+    np.testing.assert_allclose(*(each.filter(times, z).states for each in filters), rtol=1e-5)
+
+
 def test_kinds_names_and_dates():
     z, days = readings_of(30), pd.date_range("2024-01-01", periods=30, freq="12h")
     frame = pd.DataFrame(z, days, ["x", "y"])
