@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from rfa.checks import require
 
-from .compiled import _ROBUST_CONSTANTS, _fields, _integer, _number, _pointer, library, threads_for
+from .compiled import _ROBUST_CONSTANTS, _fields, _integer, _number, _pointer, library, set_pointers, threads_for
 from .linear_sde import DiscreteModel, LinearModel
 
 _UNSEEN = 1e-9  # relative: a direction of the states that shows less in the readings shows nothing
@@ -120,9 +120,9 @@ class LinearKernel:
         arrays = {"sizes": self.sizes, "dynamics": self.dynamics, "diffusion": self.diffusion, "input": control}
         arrays |= {"observation": self.observation, "noise": np.concatenate([x.ravel() for x in self.blocks])}
         self._kept = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
-        pointers = {name: x.ctypes.data for name, x in self._kept.items()}
         options = robust, by_component, self.step > 0, self.step
-        self._model = _Model(n, self.inputs, len(ends), *options, **pointers)
+        self._model = _Model(n, self.inputs, len(ends), *options)
+        set_pointers(self._model, **self._kept)
         self._model.constants = ctypes.addressof(_ROBUST_CONSTANTS)
         self._library = loaded
         for name, kind in (("new", _pointer), ("state_size", _integer)):
@@ -257,11 +257,7 @@ class LinearKernel:
         arrays = {"times": rows.times, "readings": rows.readings, "input": rows.control, "sensor": rows.sensor}
         arrays |= {"observation": rows.observation, "noise": rows.noise}
         arrays |= {"state": state, "fault": fault, **found._asdict()}
-        for name, array in arrays.items():
-            if array is not None:
-                assert array.flags.c_contiguous, name
-                assert array.itemsize == 8, name
-                setattr(given, name, array.ctypes.data)
+        set_pointers(given, **arrays)
         if self._library.rfa_linear_run(self._handle, ctypes.byref(given)):
             raise MemoryError("rfa: no memory for the linear filter")
         if not fault[:, 0].any():

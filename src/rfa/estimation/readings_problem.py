@@ -25,7 +25,7 @@ from .gaussian import Gaussian
 from .linear_model import Found, LinearKernel, Rows
 from .linear_sde import LinearSDE
 from .problem import ObservationGrid, Transitions, check_rows
-from .recursive_filter import LoopedKernel, kalman_filter
+from .recursive_filter import LoopedKernel, kalman_filter, moments
 from .series import Readings
 from .time_axis import as_numbers, doubtful_period
 
@@ -169,9 +169,10 @@ class ReadingsProblem:
 
     @property
     def noise(self) -> Float[Tensor, "b T"]:
-        """R of each reading."""
-        table = self.table  # in NumPy, as below: PyTorch would start threads for it
-        return torch.from_numpy(self.sensor_noise.numpy()[:, table.sensor.numpy()] + table.noise.numpy())
+        """R of each reading, > 0."""
+        table = self.table  # in NumPy: PyTorch would start threads for it
+        noise = self.sensor_noise.numpy()[:, table.sensor.numpy()] + table.noise.numpy()
+        return torch.from_numpy(np.maximum(noise, np.finfo(float).tiny))  # a reading that is missing may have none
 
     def transitions(self) -> Transitions:
         """Of each step, by the lags of all models."""
@@ -181,7 +182,7 @@ class ReadingsProblem:
 
     def rows(self, robust: bool) -> Rows:
         """Of one model: the readings as a kernel takes them. `ValueError` where a robust filter would overflow."""
-        noise, observation = np.maximum(self.noise[0].numpy(), np.finfo(float).tiny), self.table.rows.numpy()
+        noise, observation = self.noise[0].numpy(), self.table.rows.numpy()
         if robust:
             check_rows(observation / np.sqrt(noise)[:, None], "sigma2.irregular, noise or observation")
         times, values = self.table.readings.times[None], self.table.values.numpy()[None, :, None]
@@ -298,14 +299,13 @@ def exact_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
 
 def _looped_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
     """The same in PyTorch."""
-    noise = np.maximum(problem.noise.numpy(), np.finfo(float).tiny)
-    readings = problem.table.readings.times, problem.table.values.numpy(), problem.table.rows.numpy()
-    grid, transitions = ObservationGrid.of_numbers(*readings, noise), problem.transitions()
+    table, transitions = problem.table, problem.transitions()
+    readings = table.readings.times, table.values.numpy(), table.rows.numpy()
+    grid = ObservationGrid.of_numbers(*readings, problem.noise.numpy())
     start, sizes = problem.initial
     zero = start.new_zeros(start.shape[:-1])
     states = kalman_filter(grid, transitions, Gaussian(zero, start, None, zero[:, 0]))
-    mean = torch.stack([state.predicted.mean for state in states], dim=1)
-    covariance = torch.stack([state.predicted.covariance for state in states], dim=1)
+    mean, covariance = moments([state.predicted for state in states])
     row = grid.rows[:, :, 0]
     deviation = (1 + (row * (covariance @ row[..., None])[..., 0]).sum(-1)).sqrt()
     residual = (grid.values[..., 0] - (row * mean).sum(-1)) / deviation

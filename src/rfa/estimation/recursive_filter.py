@@ -201,17 +201,16 @@ def resumed_filter(
         ended = replaced | ~(log_odds > gaussian.ABANDONED_LOG_ODDS)
         predicted, scale, posterior = _series_at((predicted, scale, posterior), _origin(replaced, nothing))
         started = (ended | same) & posterior.valid[filters] & (posterior.weight[filters] < gaussian.REJECTED)
-        cleared = nothing
+        cleared = torch.cat([nothing, nothing])
         log_odds = torch.where(started, gaussian.PRIOR_LOG_ODDS, torch.where(ended, -torch.inf, log_odds))
         if bool(started.any()):
             predicted, scale, posterior = _series_at((predicted, scale, posterior), _origin(nothing, started))
             new = torch.cat([nothing, started])
-            challenger, cleared = _challenger(predicted, grid, k)
-            predicted = predicted._replace(
-                mean=torch.where(new[:, None], challenger.mean, predicted.mean),
-                covariance=torch.where(new[:, None, None], challenger.covariance, predicted.covariance),
-            )
-            cleared = cleared[challengers] & started
+            # beside its mean the row would lose its digits, as beside a fill value
+            cleared = new & (_misfit(predicted, grid, k) > gaussian.NO_DIGITS)
+            predicted = predicted._replace(mean=torch.where(cleared[:, None], 0.0, predicted.mean))
+            inflation = torch.where(new, _misfit(predicted, grid, k), 1.0)
+            predicted = predicted._replace(covariance=predicted.covariance * inflation[:, None, None])
             posterior = _full_weight(scale.expected(), grid, k).where(new, posterior)
         trusted = torch.where(started, 2.0 * determining, (trusted - valid.to(trusted.dtype)).clamp(min=0.0))
         scale = scale.updated(posterior)
@@ -220,7 +219,7 @@ def resumed_filter(
         posteriors.append(posterior)
         medians.append(scale.median()[filters])
         origins.append(_origin(replaced, started))
-        clearings.append(torch.cat([nothing, cleared]))
+        clearings.append(cleared)
     weight, gain_ratio = _stacked_weights(posteriors)
     median = torch.stack(medians, dim=1)
     found = FilterPass(grid.weighted(weight), transitions, states, weight, gain_ratio, median, origins, clearings)
@@ -244,17 +243,6 @@ def _stacked_weights(posteriors: list[ScalePosterior]) -> tuple[Tensor, Tensor]:
     """Weight and gain ratio of each row, `(b, G)`."""
     weights, gain_ratios = zip(*((posterior.weight, posterior.gain_ratio) for posterior in posteriors), strict=True)
     return torch.stack(weights, dim=1), torch.stack(gain_ratios, dim=1)
-
-
-def _challenger(predicted: Gaussian, grid: ObservationGrid, index: int) -> tuple[Gaussian, Bool[Tensor, " c"]]:
-    """The challenger that a row would start, and whether it starts without a mean.
-
-    The mean is set to zero where the row would lose its digits beside it, as beside a fill value.
-    """
-    cleared = _misfit(predicted, grid, index) > gaussian.NO_DIGITS
-    predicted = predicted._replace(mean=torch.where(cleared[:, None], 0.0, predicted.mean))
-    inflation = _misfit(predicted, grid, index)[:, None, None]
-    return predicted._replace(covariance=predicted.covariance * inflation), cleared
 
 
 def _with_trust(posterior: ScalePosterior, trusted: Bool[Tensor, " c"]) -> ScalePosterior:

@@ -295,8 +295,9 @@ def test_tensors_in_single_precision():
     """The compiled filter takes numbers in float64."""
     single = (torch.tensor(x, dtype=torch.float32) for x in (F, Q, H, R))
     z, times = readings_of(20), 0.5 * np.arange(20)
-    filters = (RobustFilter(model, start=START, start_at="reading") for model in (LinearSDE.discrete(*single, 0.5), MODEL))
-    np.testing.assert_allclose(*(each.filter(times, z).states for each in filters), rtol=1e-5)
+    models = LinearSDE.discrete(*single, 0.5), MODEL
+    found = (RobustFilter(model, start=START, start_at="reading").filter(times, z).states for model in models)
+    np.testing.assert_allclose(*found, rtol=1e-5)
 
 
 def test_kinds_names_and_dates():
