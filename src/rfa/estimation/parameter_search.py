@@ -238,10 +238,8 @@ class ParameterSearch:
         found = {name: float(value) for name, value in values(at).items()}
         fallen = dict(zip(free, (origin - at).tolist(), strict=True))
         vanished = {**found, **{name: 0.0 for name in of_components if fallen[name] > _VANISHING_FALL}}
-        if (
-            vanished != found
-            and (at_zero := exact_log_likelihood(table.problem(vanished)).item()) > total - _EQUAL_LIKELIHOODS
-        ):
+        at_zero = exact_log_likelihood(table.problem(vanished)).item() if vanished != found else -math.inf
+        if at_zero > total - _EQUAL_LIKELIHOODS:
             found, total = vanished, at_zero
         slowest = _LEAST_DECAY / self.scale.gap
         slow = {decay: names for decay, names in self.decays.items() if found[decay] < slowest}

@@ -335,14 +335,14 @@ def _order(own: Any, wanted: Any) -> np.ndarray | None:
     return order if len(own) == len(wanted) and bool((order >= 0).all()) else None
 
 
-def like(given: Any, found: np.ndarray, index: Any = None) -> Any:
+def like(given: Any, found: np.ndarray, index: Any = None, columns: list[str] | None = None) -> Any:
     """Results in the kind of `given`: a tensor, a pandas Series (of a matrix a DataFrame) over `index`, or an array."""
     if isinstance(given, Tensor):
         return torch.from_numpy(np.ascontiguousarray(found))
-    if index_of(given) is not None:
+    if index_of(given) is not None and found.ndim <= 2:
         import pandas as pd
 
-        return pd.Series(found, index=index) if found.ndim == 1 else pd.DataFrame(found, index=index)
+        return pd.Series(found, index) if found.ndim == 1 else pd.DataFrame(found, index, columns)
     return found
 
 

@@ -367,7 +367,7 @@ class StateFilter(RobustFilter):
         own, width = (kernel.sizes[number], kernel.sizes.max()) if number >= 0 else (len(kernel.noise),) * 2
         which = None if number < 0 else np.full((1, len(numbers)), number, dtype=np.int64)
         shape, length = self._shape, len(numbers)
-        index = axis.labels(numbers) if shape.kind == "pandas" else None
+        index = None if index_of(shape.given) is None else axis.labels(numbers)
         columns = shape.columns if len(shape.columns) == own else ()
         single = own == 1 and (shape.single or self._rows is None)
         shape = replace(shape, single=single, width=own, index=index, columns=columns)
