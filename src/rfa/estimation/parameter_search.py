@@ -84,10 +84,6 @@ class Maximum(NamedTuple):
     at: Tensor
     slope: Tensor
 
-    def has_converged(self, count: int) -> bool:
-        """Whether it is a maximum of the likelihood of so many readings."""
-        return bool(self.slope.abs().max() < _LARGEST_END_SLOPE * max(1.0, count / 1000))
-
 
 def parameter_kinds(model: StructuralModel, sensors: tuple[str, ...]) -> dict[str, ParameterKind]:
     """All parameters by name: the components' and the readings' noise."""
@@ -225,16 +221,16 @@ class ParameterSearch:
                 sizes, basis = torch.linalg.eigh(-curvature * len(readings) / len(block))
                 root = basis * sizes.clamp(min=1.0).rsqrt()  # of the inverse. What hardly curves counts as if by one
                 tolerance = _SMALLEST_STEP_OF_LONG
-        best = maximum_from(begin, likelihood, self.max_steps, root, tolerance)
+        best = _maximum_from(begin, likelihood, self.max_steps, root, tolerance)
         for _ in range(_MOST_RESTARTS):
             alone = torch.eye(len(free), dtype=torch.bool)[lifted]  # each variance by itself
             candidates = torch.where(alone[:, None], origin + _LIFTS[:, None], best.at).reshape(-1, len(free))
             total, begin = _best(torch.cat([best.at[None], candidates]), likelihood)
             if not total > best.total + _LEAST_GAIN:
                 break
-            again = maximum_from(begin, likelihood, self.max_steps, root, tolerance)
+            again = _maximum_from(begin, likelihood, self.max_steps, root, tolerance)
             best = again if again.total > best.total else best
-        total, at, _ = best
+        total, at, slope = best
         found = {name: float(value) for name, value in values(at).items()}
         fallen = dict(zip(free, (origin - at).tolist(), strict=True))
         vanished = {**found, **{name: 0.0 for name in of_components if fallen[name] > _VANISHING_FALL}}
@@ -248,7 +244,7 @@ class ParameterSearch:
         if raised != found and (at_raised := exact_log_likelihood(table.problem(raised)).item()) > total - _LEAST_GAIN:
             found, total = raised, at_raised
         count = int((~np.isnan(readings.used)).sum())
-        return FoundParameters(found, total, best.has_converged(count))
+        return FoundParameters(found, total, bool(slope.abs().max() < _LARGEST_END_SLOPE * max(1.0, count / 1000)))
 
     def _block(self, readings: Readings) -> Readings | None:
         """The last readings of a long series, by which a search gets near the maximum. None: it is short."""
@@ -402,20 +398,15 @@ class ParameterSearch:
         return np.pad(wrong, (0, len(self.readings) - len(wrong)))
 
 
-def maximum_from(
-    origin: Tensor,
-    likelihood: Callable[[Tensor], Tensor],
-    max_steps: int,
-    root: Tensor | None = None,
-    tolerance: float = _SMALLEST_STEP,
+def _maximum_from(
+    origin: Tensor, likelihood: Callable[[Tensor], Tensor], max_steps: int, root: Tensor, tolerance: float
 ) -> Maximum:
     """The best point of L-BFGS from `origin`, with slopes by central differences.
 
-    The search is along the columns of `root`, by which the likelihood curves alike, or along the coordinates. None of
-    them changes by more than 60, where the likelihood has no maximum: a step too far must not end the search.
+    The search is along the columns of `root`, by which the likelihood curves alike. No coordinate changes by more than
+    60, where the likelihood has no maximum: a step too far must not end the search.
     """
     free = len(origin)
-    root = torch.eye(free, dtype=torch.float64) if root is None else root
     shifts = _SLOPE_STEP * torch.cat([torch.zeros(1, free), torch.eye(free), -torch.eye(free)])
     along = torch.zeros_like(origin).requires_grad_()
     seen: list[Maximum] = []

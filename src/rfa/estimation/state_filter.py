@@ -3,13 +3,12 @@
 import copy
 import functools
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rfa.checks import check_choice, require, require_each
 
@@ -17,14 +16,14 @@ from .linear_model import FAULTS, Found, LinearKernel, Rows, check_model, noise_
 from .linear_sde import DiscreteModel, LinearModel
 from .nonlinear_filter import NonlinearKernel
 from .nonlinear_model import NonlinearModel
-from .parameter_search import maximum_from
 from .robust_filter import RobustFilter
 from .series import index_of
 from .state_estimate import Kernel, Model, Shape, StateEstimate, read_control, read_rows, read_start, sensor_numbers
 from .time_axis import TimeAxis, as_numbers, next_times
 
 _FLOAT, _ARRAY = np.dtype(np.float64), np.ndarray
-_LEAST = -46.0  # the logarithm of a noise that is taken as 0
+_DIFFERENCE, _SMALLEST_GAIN = 1e-3, 1e-7  # of the logarithm of a noise, and in nats: of the search
+_WEAK, _LONGEST, _LEAST = 1e-3, 3.0, -46.0  # curvature in nats, a step of a logarithm, and the logarithm taken as 0
 _MOST_ROUNDS = 4  # of a robust fit, which leaves out outliers
 
 
@@ -463,13 +462,31 @@ class StateFilter(RobustFilter):
             def scales(logs: np.ndarray) -> dict[str, float]:
                 return dict(zip(names, np.exp(np.maximum(logs, _LEAST)).tolist(), strict=True))
 
-            def likelihood(points: Tensor, kept: Rows = kept) -> Tensor:
-                kernels = (self._new_kernel(False, "reading", **scales(logs)) for logs in points.numpy())
-                found = [np.nansum(kernel.run(kept, self._start_states(kept))[0].log_density) for kernel in kernels]
-                return torch.tensor(found, dtype=torch.float64)
+            def total(logs: np.ndarray, kept: Rows = kept) -> float:
+                found, _ = self._new_kernel(False, "reading", **scales(logs)).run(kept, self._start_states(kept))
+                return float(np.nansum(found.log_density))
 
-            best = maximum_from(torch.from_numpy(logs), likelihood, max_steps)
-            logs, self.converged = best.at.numpy(), best.has_converged(int((~np.isnan(kept.readings)).sum()))
+            logs, self.converged = _maximum(total, logs, max_steps)
             self._scales |= scales(logs)
             self._kernel = self._new_kernel(self.robust, self._weights)
             self._filter_again()
+
+
+def _maximum(total: Callable[[np.ndarray], float], at: np.ndarray, max_steps: int) -> tuple[np.ndarray, bool]:
+    """Where a function has its maximum, by Newton's method with differences, and whether the search has ended there."""
+    best, moves = total(at), _DIFFERENCE * np.eye(len(at))
+    for _ in range(max_steps):
+        ahead, behind = (np.array([total(at + sign * move) for move in moves]) for sign in (1, -1))
+        slope = (ahead - behind) / (2 * _DIFFERENCE)
+        curvature = np.diag(ahead + behind - 2 * best)
+        for i, j in zip(*np.tril_indices(len(at), -1), strict=True):
+            curvature[i, j] = curvature[j, i] = total(at + moves[i] + moves[j]) - ahead[i] - ahead[j] + best
+        values, basis = np.linalg.eigh(curvature / _DIFFERENCE**2)
+        step = basis @ ((basis.T @ slope) / np.maximum(np.abs(values), _WEAK))
+        step *= min(1.0, _LONGEST / max(float(np.abs(step).max()), 1e-300))
+        while not (found := total(at + step)) > best and np.abs(step).max() > _DIFFERENCE**2:
+            step = step / 2
+        if not found > best + _SMALLEST_GAIN:
+            return at, True
+        at, best = at + step, found
+    return at, False

@@ -282,15 +282,6 @@ def test_noises_by_maximum_likelihood():
     np.testing.assert_allclose([robust[x] for x in names], result.params, rtol=0.4)
 
 
-def test_a_noise_that_vanishes_ends_the_search():
-    walk = np.cumsum(np.random.default_rng(0).normal(size=(100, 1)), axis=0)
-    model = LinearSDE(*(np.full((1, 1), x) for x in (0.0, 1.0, 1.0, 1.0)))
-    found = RobustFilter(model, robust=False).fit(np.arange(100.0), walk, noises="all")
-    assert found.converged
-    assert found.parameters["observation_noise"] < 1e-4
-    assert found.parameters["process_noise"] == pytest.approx(np.mean(np.diff(walk, axis=0) ** 2), rel=1e-3)
-
-
 def test_tensors_in_single_precision():
     """The compiled filter takes numbers in float64."""
     single = (torch.tensor(x, dtype=torch.float32) for x in (F, Q, H, R))
