@@ -10,6 +10,7 @@ import functools
 import warnings
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -110,13 +111,19 @@ def threads_for(parts: int, steps: int, states: int) -> int:
     return min(torch.get_num_threads(), parts) if nanoseconds > _WORTH_THREADS else 1
 
 
+def set_pointers(problem: ctypes.Structure, **arrays: Tensor | np.ndarray | None) -> None:
+    """Set fields to arrays, which must be contiguous, in float64 or int64."""
+    for name, given in arrays.items():
+        if given is not None:
+            array = given.detach().numpy() if isinstance(given, Tensor) else given
+            assert array.flags.c_contiguous, name
+            assert array.itemsize == 8, name
+            setattr(problem, name, array.ctypes.data)
+
+
 def run(entry: str, problem: LagsProblem | LikelihoodProblem, **tensors: Tensor | None) -> None:
-    """Run `rfa_<entry>`. Fields that are tensors must be contiguous, in float64 or int64."""
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            assert tensor.is_contiguous(), name
-            assert tensor.element_size() == 8, name
-            setattr(problem, name, tensor.data_ptr())
+    """Run `rfa_<entry>`."""
+    set_pointers(problem, **tensors)
     if getattr(library(), f"rfa_{entry}")(ctypes.byref(problem)):
         raise MemoryError(f"rfa: no memory for the {entry} on the CPU")
 

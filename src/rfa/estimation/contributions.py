@@ -60,9 +60,8 @@ class CarriedObservations(NamedTuple):
             factor = torch.where((failed > 0)[..., None, None], identity, factor)
             known = self._where(failed == 0)
         rows = torch.linalg.solve_triangular(factor, known.rows, upper=False)
-        return CarriedObservations(
-            rows, torch.linalg.solve_triangular(factor, known.values[..., None], upper=False)[..., 0]
-        )
+        values = torch.linalg.solve_triangular(factor, known.values[..., None], upper=False)[..., 0]
+        return CarriedObservations(rows, values)
 
     def substituted(self, matrix: Float[Tensor, "#b n n"]) -> "CarriedObservations":
         """Of x, where these are observations of `M x`: `H M`."""
@@ -272,12 +271,9 @@ class RiccatiAverage:
         return torch.where(mean.isfinite().all(-1, keepdim=True), mean, self.state.mean), factor
 
     def _full_covariance(self, state: Gaussian, count: Tensor) -> Tensor:
-        covariance = state.full_covariance()
-        return (
-            covariance
-            if self.stationary is None
-            else torch.where((count == 0)[:, None, None], self.stationary, covariance)
-        )
+        if self.stationary is None:
+            return state.full_covariance()
+        return torch.where((count == 0)[:, None, None], self.stationary, state.full_covariance())
 
     @functools.cached_property
     def _root(self) -> Tensor:

@@ -193,9 +193,8 @@ class Information(NamedTuple):
 
     def weighted(self, weight: Float[Tensor, "*batch"]) -> "Information":
         """The information of the same observations with their noise divided by a weight."""
-        return Information(
-            self.matrix * weight[..., None, None], self.vector * weight[..., None], self.constant * weight
-        )
+        vector, constant = self.vector * weight[..., None], self.constant * weight
+        return Information(self.matrix * weight[..., None, None], vector, constant)
 
     def shrinkage(self, variance: Float[Tensor, "*#batch n n"]) -> Float[Tensor, "*batch n n"]:
         """`(I + J V)^-1`: the factor by which J shrinks where V is added to the state."""
@@ -309,10 +308,8 @@ class ScalePosterior(NamedTuple):
 
     def where(self, condition: Bool[Tensor, " b"], other: "ScalePosterior") -> "ScalePosterior":
         """Itself in the series where the condition holds, the other one elsewhere."""
-        pairs = zip(self, other, strict=True)
-        return ScalePosterior(
-            *(torch.where(condition.reshape(-1, *(1,) * (mine.dim() - 1)), mine, theirs) for mine, theirs in pairs)
-        )
+        conditions = (condition.reshape(-1, *(1,) * (x.dim() - 1)) for x in self)
+        return ScalePosterior(*map(torch.where, conditions, self, other))
 
 
 def infer_scale(

@@ -3,6 +3,7 @@
 import ctypes
 import warnings
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,13 +12,10 @@ from jaxtyping import Float
 
 from rfa.checks import require
 
-from .compiled import _ROBUST_CONSTANTS, _fields, _integer, _number, _pointer, library, threads_for
-from .linear_sde import DiscreteModel, LinearSDE
+from .compiled import _ROBUST_CONSTANTS, _fields, _integer, _number, _pointer, library, set_pointers, threads_for
+from .linear_sde import DiscreteModel, LinearModel
 
 _UNSEEN = 1e-9  # relative: a direction of the states that shows less in the readings shows nothing
-
-
-LinearModel = LinearSDE | DiscreteModel
 
 
 class _Model(ctypes.Structure):
@@ -62,13 +60,17 @@ class Found(NamedTuple):
     variance: np.ndarray  # (..., width): of that prediction, with the noise
     log_density: np.ndarray  # (...)
 
+    def smoothed(self, found: "Found") -> "Found":
+        """What a filter has found, with the states and weights by all rows, as the smoother has found them."""
+        weight = np.where(np.isnan(self.weight), np.nan, found.weight)
+        return self._replace(mean=found.mean, covariance=found.covariance, weight=weight)
+
     @property
     def gain_ratio(self) -> np.ndarray:
         """By how much a part of a reading moves its prediction, over what it would with weight 1."""
         return (self.spread + 1) / (self.spread + 1 / self.weight)
 
 
-UNIT_FACTORS = {"process_noise": 1.0, "observation_noise": 1.0}  # of a model whose noises are as given
 FAULTS = ("", "late", "steps", "infinite", "overflow")  # as numbered in kernels/linear.cpp
 
 
@@ -87,29 +89,30 @@ class LinearKernel:
         names: of the states.
         robust: whether readings are weighted.
         by_component: whether each component of a reading has a weight of its own, where R is diagonal.
-        control: B, `(n, inputs)`.
-        scales: factors of Q ("process_noise") and of a sensor's R.
+        control: B, `(n, inputs)`. None: no inputs.
+        scales: factors of Q ("process_noise") and of a sensor's R, 1 where there is none.
     """
 
     needs_control = False  # a row without one has u = 0
 
     def __init__(
-        self, model: LinearModel, names: tuple[str, ...], robust: bool, by_component: bool, control: np.ndarray,
-        scales: Mapping[str, float],
+        self, model: LinearModel, names: tuple[str, ...], robust: bool, by_component: bool,
+        control: np.ndarray | None = None, scales: Mapping[str, float] = MappingProxyType({}),
     ):  # fmt: skip
         loaded = compiled_library()
+        control = np.zeros((len(names), 0)) if control is None else control
         (self.states, self.inputs), self.names, self.sensors = control.shape, names, tuple(model.sensors)
         self.robust = robust
         self.sizes, self.by_component = np.array([*model.sensors.values()], dtype=np.int64), by_component
         ends, noise = np.cumsum(self.sizes), model.observation_noise.detach().numpy()
         self.blocks = [
-            noise[end - size : end, end - size : end] * scales[noise_name(name)]
+            noise[end - size : end, end - size : end] * scales.get(noise_name(name), 1.0)
             for end, size, name in zip(ends, self.sizes, self.sensors, strict=True)
         ]
         self.noise = np.concatenate([np.diag(x) for x in self.blocks])
         self.control = control
         self.observation, self.dynamics = (x.detach().numpy().copy() for x in (model.observation, model.dynamics))
-        self.diffusion = model.diffusion.detach().numpy() * scales["process_noise"]
+        self.diffusion = model.diffusion.detach().numpy() * scales.get("process_noise", 1.0)
         self.step = model.step if isinstance(model, DiscreteModel) else 0.0
         self.all_parts, self.one_parts = (int(ends[-1]), int(self.sizes.max())) if by_component else (len(ends), 1)
         width, n = len(self.noise), self.states
@@ -117,9 +120,9 @@ class LinearKernel:
         arrays = {"sizes": self.sizes, "dynamics": self.dynamics, "diffusion": self.diffusion, "input": control}
         arrays |= {"observation": self.observation, "noise": np.concatenate([x.ravel() for x in self.blocks])}
         self._kept = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
-        pointers = {name: x.ctypes.data for name, x in self._kept.items()}
         options = robust, by_component, self.step > 0, self.step
-        self._model = _Model(n, self.inputs, len(ends), *options, **pointers)
+        self._model = _Model(n, self.inputs, len(ends), *options)
+        set_pointers(self._model, **self._kept)
         self._model.constants = ctypes.addressof(_ROBUST_CONSTANTS)
         self._library = loaded
         for name, kind in (("new", _pointer), ("state_size", _integer)):
@@ -254,11 +257,7 @@ class LinearKernel:
         arrays = {"times": rows.times, "readings": rows.readings, "input": rows.control, "sensor": rows.sensor}
         arrays |= {"observation": rows.observation, "noise": rows.noise}
         arrays |= {"state": state, "fault": fault, **found._asdict()}
-        for name, array in arrays.items():
-            if array is not None:
-                assert array.flags.c_contiguous, name
-                assert array.itemsize == 8, name
-                setattr(given, name, array.ctypes.data)
+        set_pointers(given, **arrays)
         if self._library.rfa_linear_run(self._handle, ctypes.byref(given)):
             raise MemoryError("rfa: no memory for the linear filter")
         if not fault[:, 0].any():

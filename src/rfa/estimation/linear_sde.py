@@ -86,7 +86,26 @@ class Simulation(NamedTuple):
     observations: Float[Tensor, "*batch T m"]
 
 
-class LinearSDE:
+class LinearModel:
+    """The matrices of a linear model, checked, in float64. `names` are those of the arguments of its process."""
+
+    def __init__(self, names: tuple[str, str], dynamics: Any, diffusion: Any, observation: Any, noise: Any):
+        observation, noise, self.sensors = stacked_sensors(observation, noise)
+        self.dynamics, self.diffusion = (
+            real(name, matrix(name, x)) for name, x in zip(names, (dynamics, diffusion), strict=True)
+        )
+        self.observation, self.observation_noise = real("observation", observation), real("observation_noise", noise)
+        check_matrix(names[0], self.dynamics)
+        self.state_size = n = self.dynamics.shape[-1]
+        check_covariance(names[1], self.diffusion, n)
+        check_matrix("observation", self.observation, columns=n)
+        self.observation_size = m = self.observation.shape[-2]
+        check_covariance("observation_noise", self.observation_noise, m)
+        shapes = [x.shape[:-2] for x in (self.dynamics, self.diffusion, self.observation, self.observation_noise)]
+        self.batch_shape = broadcast_shapes("sde", " of A, Q, C, R", shapes)
+
+
+class LinearSDE(LinearModel):
     """`dx = A x dt + G dW` with `G G^T = Q`, observed as `z_i = C x(t_i) + e_i`, `e_i ~ N(0, R)`.
 
     All matrices are kept in float64 and carry gradients. They may have leading batch dimensions that broadcast.
@@ -112,19 +131,7 @@ class LinearSDE:
         observation: Real[Tensor, "*#batch m n"] | Mapping[str, Tensor],
         observation_noise: Real[Tensor, "*#batch m m"] | Mapping[str, Tensor],
     ):
-        observation, observation_noise, self.sensors = stacked_sensors(observation, observation_noise)
-        self.dynamics = real("dynamics", matrix("dynamics", dynamics))
-        self.diffusion = real("diffusion", matrix("diffusion", diffusion))
-        self.observation = real("observation", observation)
-        self.observation_noise = real("observation_noise", observation_noise)
-        check_matrix("dynamics", self.dynamics)
-        self.state_size = n = self.dynamics.shape[-1]
-        check_covariance("diffusion", self.diffusion, n)
-        check_matrix("observation", self.observation, columns=n)
-        self.observation_size = m = self.observation.shape[-2]
-        check_covariance("observation_noise", self.observation_noise, m)
-        shapes = [x.shape[:-2] for x in (self.dynamics, self.diffusion, self.observation, self.observation_noise)]
-        self.batch_shape = broadcast_shapes("sde", " of A, Q, C, R", shapes)
+        super().__init__(("dynamics", "diffusion"), dynamics, diffusion, observation, observation_noise)
         off_diagonal = self.dynamics - torch.diag_embed(self.dynamics.diagonal(dim1=-2, dim2=-1))
         # where A needs a gradient, its zeros need one too
         self._diagonal = not self.dynamics.requires_grad and not bool(off_diagonal.any())
@@ -309,23 +316,16 @@ class LinearSDE:
             return zeros, torch.diag_embed(zeros)
 
 
-class DiscreteModel:
+class DiscreteModel(LinearModel):
     """`x_k+1 = F x_k + w_k`, `w_k ~ N(0, Q)`, at times a step apart, observed as `z = H x + e`, `e ~ N(0, R)`.
 
     `LinearSDE.discrete` makes it. It has the same attributes as `LinearSDE`; gaps are whole numbers of steps.
     """
 
     def __init__(self, transition: Any, process_noise: Any, observation: Any, observation_noise: Any, step: float):
-        self.observation, self.observation_noise, self.sensors = stacked_sensors(observation, observation_noise)
-        self.dynamics, self.diffusion = matrix("transition", transition), matrix("process_noise", process_noise)
-        check_matrix("transition", self.dynamics)
-        self.state_size = n = self.dynamics.shape[-1]
-        check_covariance("process_noise", self.diffusion, n)
-        check_matrix("observation", self.observation, columns=n)
-        check_covariance("observation_noise", self.observation_noise, self.observation.shape[-2])
-        self.batch_shape = torch.Size()
-        single = all(x.dim() == 2 for x in (self.dynamics, self.diffusion, self.observation, self.observation_noise))
-        require(single, "transition", "matrices of more than two dimensions", "one model, (n, n)")
+        names = ("transition", "process_noise")
+        super().__init__(names, transition, process_noise, observation, observation_noise)
+        require(not self.batch_shape, "transition", "matrices of more than two dimensions", "one model, (n, n)")
         number = isinstance(step, float | int) and not isinstance(step, bool) and 0 < step < float("inf")
         require(number, "step", step, "a length of time > 0")
         self.step = float(step)

@@ -24,18 +24,9 @@ from numpy import ndarray
 
 from rfa.checks import check_choice, require
 
+from . import gaussian
 from .compiled import _ROBUST_CONSTANTS, _integer, _pointer
-from .gaussian import (
-    ABANDONED_LOG_ODDS,
-    MOST_LOG_ODDS_GAIN,
-    NO_DIGITS,
-    PRIOR_LOG_ODDS,
-    REJECTED,
-    SAME_LOG_ODDS,
-    Gaussian,
-    Information,
-    NoiseScale,
-)
+from .gaussian import Gaussian, Information, NoiseScale
 from .linear_model import Found, Rows, compiled_library, noise_name
 from .nonlinear_model import REGULAR, Linearised, NonlinearModel, of_sensor
 from .problem import LARGEST_VALUE
@@ -263,19 +254,19 @@ class NonlinearKernel:
         own, other = self.posterior(before, row), rival and _result_or_none(self.posterior, rival, row)
         log_odds, trusted, ended, same = state.log_odds, max(state.trusted - 1, 0), True, False
         if other is not None:
-            if state.trusted and other.weights.min() < REJECTED:  # it keeps what it says of the scale
+            if state.trusted and other.weights.min() < gaussian.REJECTED:  # it keeps what it says of the scale
                 full = self.posterior(rival, row, np.ones(len(row.value)))
                 learned = full.candidate._replace(scales=other.candidate.scales, log_odds=other.candidate.log_odds)
                 other = full._replace(candidate=learned, log_evidence=other.log_evidence)
             change = other.log_evidence - own.log_evidence
-            log_odds, same = log_odds + min(change, MOST_LOG_ODDS_GAIN), abs(change) < SAME_LOG_ODDS
+            log_odds, same = log_odds + min(change, gaussian.MOST_LOG_ODDS_GAIN), abs(change) < gaussian.SAME_LOG_ODDS
             if log_odds > 0:  # they change places: where the challenger was wrong, the next reading says so
                 own, other, before, log_odds, trusted = other, own, rival, -log_odds, 0
-            ended = not ABANDONED_LOG_ODDS < log_odds <= 0
-        if (ended or same) and own.weights.min() < REJECTED and own.distance < NO_DIGITS:
+            ended = not gaussian.ABANDONED_LOG_ODDS < log_odds <= 0
+        if (ended or same) and own.weights.min() < gaussian.REJECTED and own.distance < gaussian.NO_DIGITS:
             wide = before._replace(covariance=before.covariance * max(own.distance / m, 1.0))
             other = _result_or_none(self.posterior, wide, row, np.ones(len(row.value)))
-            log_odds, trusted = PRIOR_LOG_ODDS, 2 * (-(-len(before.mean) // m) - 1)
+            log_odds, trusted = gaussian.PRIOR_LOG_ODDS, 2 * (-(-len(before.mean) // m) - 1)
         elif ended:
             other = None
         beyond = own.distance > m * (1 - 2 / (9 * m) + _NORMAL_QUANTILE * math.sqrt(2 / (9 * m))) ** 3

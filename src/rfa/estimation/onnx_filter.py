@@ -20,17 +20,7 @@ from jaxtyping import Float
 from onnx import TensorProto
 from onnx.parser import parse_graph
 
-from .gaussian import (
-    ABANDONED_LOG_ODDS,
-    LARGEST_VARIANCE,
-    MOST_LOG_ODDS_GAIN,
-    NO_DIGITS,
-    PERSISTENCE,
-    PRIOR_LOG_ODDS,
-    REJECTED,
-    SAME_LOG_ODDS,
-    SCALES,
-)
+from . import gaussian
 from .linear_model import LinearKernel
 from .linear_sde import LinearSDE
 from .onnx_graph import Graph, Value
@@ -182,14 +172,14 @@ def step_file(step: StepModel, known: dict[str, Any]) -> bytes:
 def step_graph(model: StepModel) -> Graph:
     """The graph of a step. Its inputs and outputs are those that `RobustFilter.export` names."""
     graph, n, c, channels = Graph(), len(model.dynamics), 1 + model.robust, len(model.sizes)
-    sizes = [n, n * n, channels * 2 * SCALES][: 2 + model.robust]
+    sizes = [n, n * n, channels * 2 * gaussian.SCALES][: 2 + model.robust]
     count = c * sum(sizes) + 2 * model.robust
     state = graph.input("state", count)
     moves = _moves(graph, model)
     readings = model.readings(graph)
     filters, contest = state.split(count - 2, 2) if model.robust else (state, state)
     mean, covariance, *scales = filters.reshape(c, sum(sizes)).split(*sizes)
-    scales = [x.reshape(c, channels, 2, SCALES) for x in scales]
+    scales = [x.reshape(c, channels, 2, gaussian.SCALES) for x in scales]
     states = _prediction(_Filters(mean, covariance.reshape(c, n, n), *scales), *moves)
     trusting = 2.0 * (-(-n // max(model.sizes)) - 1)
     found: dict[str, list[Value]] = {name: [] for name in ("mean", "standard_error", "weight", "outlier")}
@@ -343,14 +333,15 @@ def _reading_scale(graph: Graph, states: _Filters, reading: _Reading, channel: n
     rounded = _factored(variance + identity, m).sum().sum()("IsNaN")  # not positive definite, by rounding
     variance = diagonal.where(rounded.widened(1, 2), variance)
     counts, last = (states.known(channel)("Gather", np.array(k), axis=1) for k in (0, 1))
-    prior = counts / counts.sum().widened(-1) * (1 - PERSISTENCE) + last * PERSISTENCE
+    prior = counts / counts.sum().widened(-1) * (1 - gaussian.PERSISTENCE) + last * gaussian.PERSISTENCE
     observed = reading.present.sum()("Clip", 1.0, math.inf)
     square = (innovation * innovation).sum() / observed
-    above = square.widened(-1) * np.eye(SCALES)[-1]  # so that no reading lies above all scales
-    scale = graph.add("Max", above, 10.0 ** (np.arange(SCALES) / 2))
+    above = square.widened(-1) * np.eye(gaussian.SCALES)[-1]  # so that no reading lies above all scales
+    scale = graph.add("Max", above, 10.0 ** (np.arange(gaussian.SCALES) / 2))
     each = reading.present * identity
     matrix = variance.widened(1) + scale.widened(2, 3) * each + (-each + identity)
-    errors, identities = innovation.widened(1, 3) + np.zeros((SCALES, 1, 1)), np.tile(identity, (2, SCALES, 1, 1))
+    errors = innovation.widened(1, 3) + np.zeros((gaussian.SCALES, 1, 1))
+    identities = np.tile(identity, (2, gaussian.SCALES, 1, 1))
     table = graph.add("Concat", matrix, errors, identities, axis=-1)
     factor, error, inverse = _factored(table, m).split(m, 1, m)
     correction = (inverse * error).sum(-2)  # (c, scales, m)
@@ -360,11 +351,11 @@ def _reading_scale(graph: Graph, states: _Filters, reading: _Reading, channel: n
     evidence = most.reshape(2) + density.sum()("Log")
     probability = density / density.sum().widened(-1)
     spread = (variance * identity).sum().sum() / observed
-    bounded = spread("Clip", -math.inf, LARGEST_VARIANCE)
+    bounded = spread("Clip", -math.inf, gaussian.LARGEST_VARIANCE)
     ratio = probability / (bounded.widened(-1) + scale)
     weight = ratio.sum() / (ratio * scale).sum()
     deviation = correction - (probability.widened(-1) * correction).sum(1).widened(1)
-    reduction = (bounded / spread).where(spread > LARGEST_VARIANCE, 1.0)
+    reduction = (bounded / spread).where(spread > gaussian.LARGEST_VARIANCE, 1.0)
     scatter = (probability.widened(-1) * deviation).mT @ deviation * (reduction * reduction).widened(1, 2)
     return _ReadingScale(
         weight.where(valid, 1.0), spread.where(valid, 0.0), scatter.where(valid.widened(1, 2), 0.0), probability,
@@ -381,28 +372,28 @@ def _with_challenger(
     """
     trusted, log_odds = contest.split(1, 1)
     scale, one, no = _reading_scale(graph, states, reading, channel), np.array([1]), np.array([False])
-    believed = graph.add("Concat", graph.constant(no), trusted > 0.0, axis=0) & (scale.weight < REJECTED)
+    believed = graph.add("Concat", graph.constant(no), trusted > 0.0, axis=0) & (scale.weight < gaussian.REJECTED)
     scale = _full_weight(scale, believed)
     valid = scale.valid[0] & scale.valid[1]
     change = (scale.evidence[1] - scale.evidence[0]).where(valid, 0.0)
-    same = valid & (change("Abs") < SAME_LOG_ODDS)
-    log_odds = log_odds + change("Clip", -math.inf, MOST_LOG_ODDS_GAIN)
+    same = valid & (change("Abs") < gaussian.SAME_LOG_ODDS)
+    log_odds = log_odds + change("Clip", -math.inf, gaussian.MOST_LOG_ODDS_GAIN)
     replaced = log_odds > 0.0
-    ended = replaced | ~(log_odds > ABANDONED_LOG_ODDS)
+    ended = replaced | ~(log_odds > gaussian.ABANDONED_LOG_ODDS)
     first = replaced("Cast", to=TensorProto.INT64)
-    rejected = (scale.valid & (scale.weight < REJECTED))[first]
+    rejected = (scale.valid & (scale.weight < gaussian.REJECTED))[first]
     started = (ended | same) & rejected
     origin = graph.add("Concat", first, first.where(started, one), axis=0)
     states, scale = _Filters(*(x[origin] for x in states)), _ReadingScale(*(x[origin] for x in scale))
     new = graph.add("Concat", graph.constant(no), started, axis=0)
-    cleared = new & (_misfit(states, reading) > NO_DIGITS)  # the reading would lose its digits beside the mean
+    cleared = new & (_misfit(states, reading) > gaussian.NO_DIGITS)  # the reading would lose its digits beside the mean
     states = states._replace(mean=states.mean.where(~cleared.widened(-1), 0.0))
     inflation = _misfit(states, reading).where(new, 1.0)
     states = states._replace(covariance=states.covariance * inflation.widened(1, 2))
     scale = _full_weight(scale, new)
     scale = scale._replace(valid=scale.valid & ~new)
     none, unused = graph.constant([_NO_CHALLENGER]), valid("Cast", to=TensorProto.DOUBLE)
-    log_odds = graph.constant([PRIOR_LOG_ODDS]).where(started, none.where(ended, log_odds))
+    log_odds = graph.constant([gaussian.PRIOR_LOG_ODDS]).where(started, none.where(ended, log_odds))
     trusted = graph.constant([trusting]).where(started, (trusted - unused)("Clip", 0.0, math.inf))
     return states, scale, graph.add("Concat", trusted, log_odds, axis=0)
 

@@ -58,10 +58,8 @@ _SMALLEST_STEP_OF_LONG = 1e-5  # the same of a long series: a three hundredth of
 _MOST_ROUNDS = 4
 _FAR_DEVIATIONS = 4.0  # standard deviations from its prediction at which a reading is left out: 1 of 16,000 good ones
 _MEDIAN_DEVIATION = 0.6745  # standard deviations that half of all normal numbers exceed in size
-_MASKED_DEVIATION, _CHANCE_ERRORS = (
-    0.8,
-    3.5,
-)  # a smaller deviation of most innovations; three standard errors of it, times root of T
+# a smaller deviation of most innovations; three standard errors of it, times root of T
+_MASKED_DEVIATION, _CHANCE_ERRORS = 0.8, 3.5
 _LEAST_NOISE = 0.1  # of the variance of the change from reading to reading: less noise hides nothing
 _MOST_LEFT_OUT, _NO_NOISE = 0.25, 1e-6  # share of the readings; of the variance of the change from reading to reading
 _LEAST_MEDIAN = 1.5  # bounds at which half of the wrong readings are, at least
@@ -236,10 +234,8 @@ class ParameterSearch:
         found = {name: float(value) for name, value in values(at).items()}
         fallen = dict(zip(free, (origin - at).tolist(), strict=True))
         vanished = {**found, **{name: 0.0 for name in of_components if fallen[name] > _VANISHING_FALL}}
-        if (
-            vanished != found
-            and (at_zero := exact_log_likelihood(table.problem(vanished)).item()) > total - _EQUAL_LIKELIHOODS
-        ):
+        at_zero = exact_log_likelihood(table.problem(vanished)).item() if vanished != found else -math.inf
+        if at_zero > total - _EQUAL_LIKELIHOODS:
             found, total = vanished, at_zero
         slowest = _LEAST_DECAY / self.scale.gap
         slow = {decay: names for decay, names in self.decays.items() if found[decay] < slowest}
@@ -256,9 +252,8 @@ class ParameterSearch:
         seen = np.flatnonzero(~np.isnan(readings.used))
         least = int(np.searchsorted(readings.times, readings.times[-1] - _BLOCK_PERIODS * longest))
         first = min(least, int(seen[-min(_BLOCK_READINGS, len(seen))]))
-        return (
-            None if _LONG_IN_BLOCKS * (len(readings) - first) > len(readings) else readings.selected(slice(first, None))
-        )
+        short = _LONG_IN_BLOCKS * (len(readings) - first) > len(readings)
+        return None if short else readings.selected(slice(first, None))
 
     def _with_decays(self, values: Mapping[str, float], decays: Mapping[str, float]) -> dict[str, float]:
         """Values with other decays and the same diffusions: variances that are gained over a unit of time follow."""

@@ -10,6 +10,7 @@ import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
@@ -79,6 +80,23 @@ class ObservationGrid:
         rows = whiten @ torch.where(shown[..., None], observation, 0.0)
         values = (whiten @ observations.masked_fill(~present, 0.0)[..., None])[..., 0]
         return cls(times, rows, values, observation_index, query_index, present.sum(-1), batch_shape)
+
+    @classmethod
+    def of_numbers(
+        cls,
+        times: Float[np.ndarray, " T"],
+        values: Float[np.ndarray, " T"],
+        rows: Float[np.ndarray, "T n"],
+        noise: Float[np.ndarray, "b T"],
+    ) -> "ObservationGrid":
+        """Of numbers, NaN where missing, each with its row of C, and the variance > 0 of its error in b models."""
+        present, deviation = ~np.isnan(values), np.sqrt(noise)
+        whitened_rows = torch.from_numpy(np.where(present[:, None], rows / deviation[..., None], 0.0))
+        whitened = torch.from_numpy(np.where(present, values / deviation, 0.0))
+        every = torch.from_numpy(times).expand_as(whitened)
+        index, seen = torch.arange(len(values)).expand_as(every), torch.from_numpy(present.astype(np.int64))
+        parts = every, whitened_rows[:, :, None], whitened[..., None], index, index, seen.expand_as(every)
+        return cls(*parts, torch.Size(every.shape[:1]))
 
     @property
     def models(self) -> int:
@@ -167,9 +185,8 @@ class Transitions:
     @classmethod
     def of(cls, sde: LinearSDE, grid: ObservationGrid) -> "Transitions":
         """Of a grid, with gradients."""
-        transition, variance = (
-            each_step(of, sde, grid, grid.lags).flatten(0, 1) for of in (sde.transition, sde.covariance)
-        )
+        matrices = sde.transition, sde.covariance
+        transition, variance = (each_step(of, sde, grid, grid.lags).flatten(0, 1) for of in matrices)
         lags = grid.lags[: grid.models]
         index = torch.arange(lags.numel(), device=lags.device).view(lags.shape)
         lags = lags.flatten()

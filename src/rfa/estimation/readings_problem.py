@@ -22,10 +22,10 @@ from rfa.checks import require, require_each
 from .compiled import LikelihoodProblem, can_run, discretize, run, threads_for
 from .components import Component, ComponentMatrices, ParameterValues, SeriesScale, StructuralModel
 from .gaussian import Gaussian
-from .linear_model import UNIT_FACTORS, Found, LinearKernel, Rows, fault_error
+from .linear_model import Found, LinearKernel, Rows, fault_error
 from .linear_sde import LinearSDE
 from .problem import ObservationGrid, Transitions, check_rows
-from .recursive_filter import LoopedKernel, kalman_filter
+from .recursive_filter import LoopedKernel, kalman_filter, moments
 from .series import Readings
 from .time_axis import as_numbers, doubtful_period
 
@@ -169,20 +169,10 @@ class ReadingsProblem:
 
     @property
     def noise(self) -> Float[Tensor, "b T"]:
-        """R of each reading."""
-        table = self.table  # in NumPy, as below: PyTorch would start threads for it
-        return torch.from_numpy(self.sensor_noise.numpy()[:, table.sensor.numpy()] + table.noise.numpy())
-
-    def grid(self) -> ObservationGrid:
-        """The readings in units of their noise. One that is missing has a row of zeros."""
-        values = self.table.values.numpy()
-        present, scale = ~np.isnan(values), np.sqrt(np.maximum(self.noise.numpy(), np.finfo(float).tiny))
-        rows = torch.from_numpy(np.where(present[:, None], self.table.rows.numpy() / scale[..., None], 0.0))
-        whitened = torch.from_numpy(np.where(present, values / scale, 0.0))
-        times = torch.from_numpy(self.table.readings.times).expand_as(whitened)
-        index, seen = torch.arange(len(values)).expand_as(times), torch.from_numpy(present.astype(np.int64))
-        parts = times, rows[:, :, None], whitened[..., None], index, index, seen.expand_as(times)
-        return ObservationGrid(*parts, torch.Size(times.shape[:1]))
+        """R of each reading, > 0."""
+        table = self.table  # in NumPy: PyTorch would start threads for it
+        noise = self.sensor_noise.numpy()[:, table.sensor.numpy()] + table.noise.numpy()
+        return torch.from_numpy(np.maximum(noise, np.finfo(float).tiny))  # a reading that is missing may have none
 
     def transitions(self) -> Transitions:
         """Of each step, by the lags of all models."""
@@ -192,7 +182,7 @@ class ReadingsProblem:
 
     def rows(self, robust: bool) -> Rows:
         """Of one model: the readings as a kernel takes them. `ValueError` where a robust filter would overflow."""
-        noise, observation = np.maximum(self.noise[0].numpy(), np.finfo(float).tiny), self.table.rows.numpy()
+        noise, observation = self.noise[0].numpy(), self.table.rows.numpy()
         if robust:
             check_rows(observation / np.sqrt(noise)[:, None], "sigma2.irregular, noise or observation")
         times, values = self.table.readings.times[None], self.table.values.numpy()[None, :, None]
@@ -256,12 +246,9 @@ class ReadingsProblem:
 
 def readings_kernel(sde: LinearSDE, names: tuple[str, ...], robust: bool) -> ReadingsKernel:
     """The filter of readings of one model, compiled where that is possible."""
-    sde = LinearSDE(
-        *(x.reshape(x.shape[-2:]) for x in (sde.dynamics, sde.diffusion, sde.observation, sde.observation_noise))
-    )
-    if not can_run():
-        return LoopedKernel(sde, robust)
-    return LinearKernel(sde, names, robust, False, np.zeros((len(names), 0)), UNIT_FACTORS)
+    matrices = sde.dynamics, sde.diffusion, sde.observation, sde.observation_noise
+    sde = LinearSDE(*(x.reshape(x.shape[-2:]) for x in matrices))
+    return LinearKernel(sde, names, robust, by_component=False) if can_run() else LoopedKernel(sde, robust)
 
 
 def run_readings(
@@ -321,12 +308,13 @@ def exact_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
 
 def _looped_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
     """The same in PyTorch."""
-    grid, transitions = problem.grid(), problem.transitions()
+    table, transitions = problem.table, problem.transitions()
+    readings = table.readings.times, table.values.numpy(), table.rows.numpy()
+    grid = ObservationGrid.of_numbers(*readings, problem.noise.numpy())
     start, sizes = problem.initial
     zero = start.new_zeros(start.shape[:-1])
     states = kalman_filter(grid, transitions, Gaussian(zero, start, None, zero[:, 0]))
-    mean = torch.stack([state.predicted.mean for state in states], dim=1)
-    covariance = torch.stack([state.predicted.covariance for state in states], dim=1)
+    mean, covariance = moments([state.predicted for state in states])
     row = grid.rows[:, :, 0]
     deviation = (1 + (row * (covariance @ row[..., None])[..., 0]).sum(-1)).sqrt()
     residual = (grid.values[..., 0] - (row * mean).sum(-1)) / deviation

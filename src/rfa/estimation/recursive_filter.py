@@ -27,24 +27,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from . import gaussian
 from .compiled import discretize
-from .gaussian import (
-    ABANDONED_LOG_ODDS,
-    MOST_LOG_ODDS_GAIN,
-    NO_DIGITS,
-    PRIOR_LOG_ODDS,
-    REJECTED,
-    SAME_LOG_ODDS,
-    SCALES,
-    DiffuseDirections,
-    Gaussian,
-    Information,
-    NoiseScale,
-    ScalePosterior,
-    T,
-    infer_scale,
-    mapped,
-)
+from .gaussian import DiffuseDirections, Gaussian, Information, NoiseScale, ScalePosterior, T, infer_scale, mapped
 from .linear_model import Found, Rows
 from .linear_sde import LinearSDE, identity_like
 from .problem import ObservationGrid, Transitions
@@ -210,23 +195,22 @@ def resumed_filter(
         posterior = _with_trust(posterior, torch.cat([nothing, trusted > 0]))
         valid = posterior.valid[filters] & posterior.valid[challengers]
         change = torch.where(valid, posterior.log_evidence[challengers] - posterior.log_evidence[filters], 0.0).detach()
-        same = valid & (change.abs() < SAME_LOG_ODDS)
-        log_odds = log_odds + change.clamp(max=MOST_LOG_ODDS_GAIN)
+        same = valid & (change.abs() < gaussian.SAME_LOG_ODDS)
+        log_odds = log_odds + change.clamp(max=gaussian.MOST_LOG_ODDS_GAIN)
         replaced = log_odds > 0
-        ended = replaced | ~(log_odds > ABANDONED_LOG_ODDS)
+        ended = replaced | ~(log_odds > gaussian.ABANDONED_LOG_ODDS)
         predicted, scale, posterior = _series_at((predicted, scale, posterior), _origin(replaced, nothing))
-        started = (ended | same) & posterior.valid[filters] & (posterior.weight[filters] < REJECTED)
-        cleared = nothing
-        log_odds = torch.where(started, PRIOR_LOG_ODDS, torch.where(ended, -torch.inf, log_odds))
+        started = (ended | same) & posterior.valid[filters] & (posterior.weight[filters] < gaussian.REJECTED)
+        cleared = torch.cat([nothing, nothing])
+        log_odds = torch.where(started, gaussian.PRIOR_LOG_ODDS, torch.where(ended, -torch.inf, log_odds))
         if bool(started.any()):
             predicted, scale, posterior = _series_at((predicted, scale, posterior), _origin(nothing, started))
             new = torch.cat([nothing, started])
-            challenger, cleared = _challenger(predicted, grid, k)
-            predicted = predicted._replace(
-                mean=torch.where(new[:, None], challenger.mean, predicted.mean),
-                covariance=torch.where(new[:, None, None], challenger.covariance, predicted.covariance),
-            )
-            cleared = cleared[challengers] & started
+            # beside its mean the row would lose its digits, as beside a fill value
+            cleared = new & (_misfit(predicted, grid, k) > gaussian.NO_DIGITS)
+            predicted = predicted._replace(mean=torch.where(cleared[:, None], 0.0, predicted.mean))
+            inflation = torch.where(new, _misfit(predicted, grid, k), 1.0)
+            predicted = predicted._replace(covariance=predicted.covariance * inflation[:, None, None])
             posterior = _full_weight(scale.expected(), grid, k).where(new, posterior)
         trusted = torch.where(started, 2.0 * determining, (trusted - valid.to(trusted.dtype)).clamp(min=0.0))
         scale = scale.updated(posterior)
@@ -235,7 +219,7 @@ def resumed_filter(
         posteriors.append(posterior)
         medians.append(scale.median()[filters])
         origins.append(_origin(replaced, started))
-        clearings.append(torch.cat([nothing, cleared]))
+        clearings.append(cleared)
     weight, gain_ratio = _stacked_weights(posteriors)
     median = torch.stack(medians, dim=1)
     found = FilterPass(grid.weighted(weight), transitions, states, weight, gain_ratio, median, origins, clearings)
@@ -261,23 +245,12 @@ def _stacked_weights(posteriors: list[ScalePosterior]) -> tuple[Tensor, Tensor]:
     return torch.stack(weights, dim=1), torch.stack(gain_ratios, dim=1)
 
 
-def _challenger(predicted: Gaussian, grid: ObservationGrid, index: int) -> tuple[Gaussian, Bool[Tensor, " c"]]:
-    """The challenger that a row would start, and whether it starts without a mean.
-
-    The mean is set to zero where the row would lose its digits beside it, as beside a fill value.
-    """
-    cleared = _misfit(predicted, grid, index) > NO_DIGITS
-    predicted = predicted._replace(mean=torch.where(cleared[:, None], 0.0, predicted.mean))
-    inflation = _misfit(predicted, grid, index)[:, None, None]
-    return predicted._replace(covariance=predicted.covariance * inflation), cleared
-
-
 def _with_trust(posterior: ScalePosterior, trusted: Bool[Tensor, " c"]) -> ScalePosterior:
     """With weight 1 where a row is trusted and would be rejected.
 
     A challenger's first row may have moved the wrong state: the velocity, where the position has jumped.
     """
-    trusted = trusted & (posterior.weight < REJECTED)
+    trusted = trusted & (posterior.weight < gaussian.REJECTED)
     weight, gain_ratio = (torch.where(trusted, 1.0, x) for x in (posterior.weight, posterior.gain_ratio))
     scatter = torch.where(trusted[:, None, None], 0.0, posterior.scatter)
     return posterior._replace(weight=weight, gain_ratio=gain_ratio, scatter=scatter)
@@ -361,7 +334,7 @@ class LoopedKernel:
 
     def __init__(self, model: LinearSDE, robust: bool):
         self.model, self.robust, self.states = model, robust, model.state_size
-        self.carried = 2 * (self.states + self.states**2 + 2 * SCALES) + 2
+        self.carried = 2 * (self.states + self.states**2 + 2 * gaussian.SCALES) + 2
 
     def start(self, means: np.ndarray, covariances: np.ndarray, times: np.ndarray) -> np.ndarray:
         """The numbers `(1, size)` of a series that starts at a time, NaN where at its first reading."""
@@ -374,18 +347,11 @@ class LoopedKernel:
         """As `LinearKernel.run`, of one series. A gap over which the state overflows raises `ValueError`."""
         assert rows.observation is not None
         assert rows.noise is not None
-        times, values, observation, noise = map(
-            torch.from_numpy, (rows.times, rows.readings, rows.observation, rows.noise[..., 0])
-        )
-        present, deviation = ~values.isnan(), noise.sqrt()
-        whitened = torch.where(present[..., None], observation / deviation[..., None], 0.0)
-        index, seen = torch.arange(times.shape[1])[None], present[..., 0].to(torch.int64)
-        grid = ObservationGrid(
-            times, whitened, torch.where(present, values / deviation, 0.0), index, index, seen, torch.Size([1])
-        )
+        times, row, noise = rows.times[0], rows.observation[0, :, 0], rows.noise[..., 0]
+        grid = ObservationGrid.of_numbers(times, rows.readings[0, :, 0], row, noise[..., 0])
         grid = grid.bounded() if self.robust else grid
-        before = times[:, :1] if np.isnan(state[0, -1]) else torch.from_numpy(state[:, -1:])
-        lags, which = torch.unique(torch.diff(times, prepend=before), return_inverse=True)
+        before = times[0] if np.isnan(state[0, -1]) else state[0, -1]
+        lags, which = torch.unique(torch.from_numpy(np.diff(times, prepend=before))[None], return_inverse=True)
         transition, variance = (x[0] for x in discretize(self.model, lags))
         start = self._recursion(state)
         start = start._replace(state=start.state.predicted(transition[which[:, 0]], variance[which[:, 0]]))
@@ -398,14 +364,15 @@ class LoopedKernel:
                 state=mapped(passed.states[-1].posterior, lambda x: x.repeat(2, *(1,) * (x.dim() - 1)))
             )
         state[...] = np.append(self._packed(last), rows.times[:, -1:], axis=1)
-        mean, covariance = moments(passed.estimates(smooth))
-        predicted, spread = moments([passed.without_challengers(each.predicted) for each in passed.states])
-        row = observation[:, :, 0]
-        across = ((spread @ row[..., None])[..., 0] * row).sum(-1, keepdim=True).clamp(min=0.0)
-        weight = torch.where(present, passed.weight[:1, :, None], torch.nan)
-        predicted = (row * predicted).sum(-1, keepdim=True)
-        found = mean, covariance, weight, across / noise, predicted, across + noise, torch.full_like(times, torch.nan)
-        return Found(*(x.numpy() for x in found)), None
+        before_rows = [passed.without_challengers(each.predicted) for each in passed.states]
+        (mean, covariance), (predicted, spread) = (
+            (x.numpy() for x in moments(states)) for states in (passed.estimates(smooth), before_rows)
+        )
+        across = ((spread @ row[..., None])[..., 0] * row).sum(-1, keepdims=True).clip(min=0.0)
+        weight = np.where(np.isnan(rows.readings), np.nan, passed.weight[:1, :, None].numpy())
+        predicted = (row * predicted).sum(-1, keepdims=True)
+        unknown = np.full_like(rows.times, np.nan)
+        return Found(mean, covariance, weight, across / noise, predicted, across + noise, unknown), None
 
     def _packed(self, recursion: Recursion) -> Float[np.ndarray, "1 carried"]:
         (mean, covariance, *_), scale, trusted, log_odds = recursion
@@ -415,7 +382,7 @@ class LoopedKernel:
     def _recursion(self, numbers: np.ndarray) -> Recursion:
         n, carried = self.states, torch.from_numpy(numbers[:, : self.carried])
         each = torch.cat(carried[:, :-2].chunk(2, dim=1))
-        mean, covariance, counts, last = each.split([n, n * n, SCALES, SCALES], dim=1)
+        mean, covariance, counts, last = each.split([n, n * n, gaussian.SCALES, gaussian.SCALES], dim=1)
         state = Gaussian(mean, covariance.unflatten(1, (n, n)), None, mean.new_zeros(2))
         return Recursion(state, NoiseScale(counts, last), carried[:, -2], carried[:, -1])
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from rfa.checks import check_choice, require
 
 from .contributions import LARGEST_DISTANCE, Average, carried_observations, lyapunov_averages, riccati_averages
-from .linear_model import UNIT_FACTORS, LinearKernel, Rows
+from .linear_model import LinearKernel, Rows
 from .linear_sde import InitialMoments, LinearSDE, check_covariance, identity_like, real, symmetric, trace
 from .problem import EstimationProblem, ObservationGrid, Transitions, along_grid, make_problem
 from .recursive_filter import (
@@ -291,9 +291,8 @@ def _compiled_kalman(problem: EstimationProblem) -> tuple[Tensor, Tensor, Tensor
     grid, initial, (b, length, m) = problem.grid, problem.initial, problem.grid.values.shape
     sde, n, eye = problem.sde, problem.sde.state_size, torch.eye(m, dtype=torch.float64)
     dynamics, diffusion, observation = (x.reshape(x.shape[-2:]) for x in (sde.dynamics, sde.diffusion, sde.observation))
-    kernel = LinearKernel(
-        LinearSDE(dynamics, diffusion, observation, eye), ("",) * n, False, True, np.zeros((n, 0)), UNIT_FACTORS
-    )
+    model = LinearSDE(dynamics, diffusion, observation, eye)
+    kernel = LinearKernel(model, ("",) * n, robust=False, by_component=True)
     rows, noise = grid.rows.expand(b, -1, -1, -1), eye.expand(b, length, m, m)
     seen = grid.values.where(rows.any(-1), torch.nan)
     times, readings, *matrices = (x.contiguous().numpy() for x in (grid.times, seen, rows, noise))
@@ -394,12 +393,8 @@ def _reweighted_estimate(
         costs.append(cost)
     covariance = average.solve(weight / calibration)[1]
     covariance = positive(torch.where(covariance.isnan(), torch.inf, covariance))
-    return (
-        state,
-        covariance,
-        torch.stack(costs, dim=-1),
-        weight.new_zeros(grid.times.shape).index_copy(1, indices, weight),
-    )
+    weights = weight.new_zeros(grid.times.shape).index_copy(1, indices, weight)
+    return state, covariance, torch.stack(costs, dim=-1), weights
 
 
 def _left_out(mean: Tensor, other: Tensor, covariance: Tensor, grid: ObservationGrid, index: int) -> Tensor:

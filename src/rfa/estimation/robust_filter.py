@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import numbers
 import threading
 from collections.abc import Callable, Mapping
@@ -33,7 +34,6 @@ from .series import ReadingInfo, Readings, RowLabels, by_name, like, read_later,
 from .series_estimate import Diagnostics, SeriesEstimate
 from .time_axis import TimeAxis, next_times
 
-SMOOTHED = ("mean", "covariance", "weight")  # what the smoother changes of what the filter has found
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -104,7 +104,7 @@ class RobustFilter:
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The arguments by name. `deep` is there for scikit-learn, whose `clone` calls this."""
-        return {"model": self.model, "robust": self.robust, "time_unit": self.time_unit}
+        return {name: getattr(self, name) for name in inspect.signature(self.__init__).parameters}  # type: ignore[misc]
 
     @_alone
     def set_params(self, **params: Any) -> "RobustFilter":
@@ -248,7 +248,7 @@ class RobustFilter:
         """The estimate at each reading from all readings."""
         problem, filtered = self._filtered()
         found = filter_readings(problem, self._scale, self.robust, smooth=True)
-        return self._estimate(problem, filtered._replace(**{x: getattr(found, x) for x in SMOOTHED}))
+        return self._estimate(problem, filtered.smoothed(found))
 
     @_alone
     def forecast(self, query_times: Any, **info: Any) -> SeriesEstimate:

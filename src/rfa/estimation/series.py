@@ -142,13 +142,10 @@ class RowLabels:
             return given
         silent = own.equals(pd.Index(np.arange(length)))
         other_kind = times is None and not (dated and self.axis.origin is not None) and own.is_monotonic_increasing
-        expected = f"its labels in any order; {name}.to_numpy() for rows by position"
-        require(
-            self.index is None and (silent or other_kind),
-            name,
-            f"an index from {own[0]} to {own[-1]}",
-            f"that of the {'times' if self.index is None else 'values'}, {expected}",
-        )
+        expected = f"that of the {'times' if self.index is None else 'values'}, its labels in any order"
+        expected = f"{expected}; {name}.to_numpy() for rows by position"
+        by_position = self.index is None and (silent or other_kind)
+        require(by_position, name, f"an index from {own[0]} to {own[-1]}", expected)
         return given
 
     def columns(
@@ -195,10 +192,8 @@ def read_series(
     numbers, length = labels.times, len(labels.times)
     require(len(table) == length, "values", f"{len(table)} rows", f"{length}, one for each time")
     require(table.size > 0, "values", "no rows", "at least one reading")
-    order = "times in order; sort the series first"
-    require_each(
-        np.diff(numbers, prepend=-np.inf) >= 0, "times", "times that decrease", lambda: axis.labels(numbers), order
-    )
+    ordered, expected = np.diff(numbers, prepend=-np.inf) >= 0, "times in order; sort the series first"
+    require_each(ordered, "times", "times that decrease", lambda: axis.labels(numbers), expected)
     require_each(~np.isinf(table), "values", "infinite values", table, "finite numbers, NaN where missing")
     fault, expected = f"numbers beyond {_LARGEST:g}", "smaller ones: their squares are computed"
     require_each(~(np.abs(table) > _LARGEST), "values", fault, table, expected)
@@ -340,14 +335,14 @@ def _order(own: Any, wanted: Any) -> np.ndarray | None:
     return order if len(own) == len(wanted) and bool((order >= 0).all()) else None
 
 
-def like(given: Any, found: np.ndarray, index: Any = None) -> Any:
+def like(given: Any, found: np.ndarray, index: Any = None, columns: list[str] | None = None) -> Any:
     """Results in the kind of `given`: a tensor, a pandas Series (of a matrix a DataFrame) over `index`, or an array."""
     if isinstance(given, Tensor):
         return torch.from_numpy(np.ascontiguousarray(found))
-    if index_of(given) is not None:
+    if index_of(given) is not None and found.ndim <= 2:
         import pandas as pd
 
-        return pd.Series(found, index=index) if found.ndim == 1 else pd.DataFrame(found, index=index)
+        return pd.Series(found, index) if found.ndim == 1 else pd.DataFrame(found, index, columns)
     return found
 
 

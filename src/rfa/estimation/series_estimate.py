@@ -23,18 +23,23 @@ OUTLIER_GAIN = 0.2  # gain of a reading over its Kalman gain, below which it is 
 _NO_PREDICTION = 1e4  # variance over that of the series: such a reading is not predicted, the states are unknown yet
 
 
-def normal_interval(mean: Any, variance: Any, probability: float) -> tuple[Any, Any]:
-    """The ends `mean -+ q sqrt(variance)` of the interval of a normal distribution that has this probability.
+class ReadingMoments:
+    """Estimates with a `mean` and a `variance` of readings."""
 
-    Raises:
-        ValueError: unless the probability is between 0 and 1.
-    """
-    require(0 < probability < 1, "probability", probability, "a number between 0 and 1")
-    half = NormalDist().inv_cdf((1 + probability) / 2) * variance**0.5
-    return mean - half, mean + half
+    def interval(self: Any, probability: float = 0.9) -> tuple[Any, Any]:
+        """The lower and the upper end of the interval that holds a reading, or its component, with this probability.
+
+        It is `mean -+ q sqrt(variance)`, with q of the normal distribution.
+
+        Raises:
+            ValueError: unless the probability is between 0 and 1.
+        """
+        require(0 < probability < 1, "probability", probability, "a number between 0 and 1")
+        half = NormalDist().inv_cdf((1 + probability) / 2) * self.variance**0.5
+        return self.mean - half, self.mean + half
 
 
-class SeriesEstimate:
+class SeriesEstimate(ReadingMoments):
     """The estimate at each of T readings or query times. All attributes have T rows, in the order of time as given.
 
     They are NumPy arrays, tensors where the caller's values were a tensor, pandas Series where they were one. A Series
@@ -127,16 +132,6 @@ class SeriesEstimate:
 
     def _like(self, part: np.ndarray) -> Any:
         return like(self._given, part, self.times if self._index is None else self._index)
-
-    def interval(self, probability: float = 0.9) -> tuple[Any, Any]:
-        """The lower and the upper end of the interval that holds a reading with this probability.
-
-        It is `mean -+ q sqrt(variance)`, with q of the normal distribution.
-
-        Raises:
-            ValueError: unless the probability is between 0 and 1.
-        """
-        return normal_interval(self.mean, self.variance, probability)
 
     def to_pandas(self, probability: float = 0.9) -> Any:
         """A pandas DataFrame with a row for each time.

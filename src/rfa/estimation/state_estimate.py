@@ -12,11 +12,11 @@ from torch import Tensor
 from rfa.checks import require, require_each
 
 from .linear_model import Found, LinearKernel, Rows
-from .linear_sde import DiscreteModel, LinearSDE, check_covariance
+from .linear_sde import LinearModel, check_covariance
 from .nonlinear_filter import NonlinearKernel
 from .nonlinear_model import NonlinearModel
-from .series import column_names, index_of
-from .series_estimate import OUTLIER_GAIN, normal_interval
+from .series import column_names, index_of, like
+from .series_estimate import OUTLIER_GAIN, ReadingMoments
 from .time_axis import TimeAxis, as_numbers
 
 
@@ -24,7 +24,7 @@ from .time_axis import TimeAxis, as_numbers
 class Shape:
     """How the caller gave readings, so that results have the same shape and kind."""
 
-    kind: str = "numpy"  # or "tensor" or "pandas"
+    given: Any = None  # an empty part of them, where they are a tensor or of pandas
     tracks: bool = False  # readings are (tracks, times, width), else (times, width)
     single: bool = False  # readings are (times,)
     width: int | None = None  # None: all components that there are
@@ -33,13 +33,7 @@ class Shape:
 
     def like(self, part: Any, columns: Iterable[str] = ()) -> Any:
         """A result `(T,)` or `(T, k)` in the kind of the readings."""
-        if self.kind == "tensor":
-            return torch.from_numpy(np.ascontiguousarray(part))
-        if self.index is None or part.ndim > 2:
-            return part
-        import pandas as pd
-
-        return pd.Series(part, self.index) if part.ndim == 1 else pd.DataFrame(part, self.index, list(columns) or None)
+        return like(self.given, part, self.index, list(columns) or None)
 
     def of_components(self, part: Any) -> Any:
         """The same of components of readings."""
@@ -47,11 +41,11 @@ class Shape:
 
 
 ARRAYS = Shape()
-Model = LinearSDE | DiscreteModel | NonlinearModel
+Model = LinearModel | NonlinearModel
 Kernel = LinearKernel | NonlinearKernel
 
 
-class StateEstimate:
+class StateEstimate(ReadingMoments):
     """The estimate at each row of readings, or at one reading of `update`: then there is no dimension of times.
 
     Many tracks have a leading dimension. Results are arrays, tensors or tables of pandas, as the readings were.
@@ -141,14 +135,6 @@ class StateEstimate:
         density = np.asarray(self.found.log_density)
         return np.nansum(density, axis=-1) if density.ndim > 1 else float(np.nansum(density))
 
-    def interval(self, probability: float = 0.9) -> tuple[Any, Any]:
-        """The ends `mean -+ q sqrt(variance)` of the interval that holds a component with this probability.
-
-        Raises:
-            ValueError: unless the probability is between 0 and 1.
-        """
-        return normal_interval(self.mean, self.variance, probability)
-
     def _read(self) -> Any:
         return self.found and self._readings
 
@@ -215,8 +201,8 @@ def read_rows(
         require(bool(np.isnan(beyond).all()), name, "numbers beyond the components of the sensor", "NaN there")
     rows = Rows(numbers, values, read_control(kernel, control, count, length), which)
     index = index_of(readings)
-    kind = "tensor" if isinstance(readings, Tensor) else "numpy" if index is None else "pandas"
-    return axis, rows, Shape(kind, tracks, single, table.shape[-1], index, column_names(readings))
+    empty = readings[:0] if isinstance(readings, Tensor) else None if index is None else readings.head(0)
+    return axis, rows, Shape(empty, tracks, single, table.shape[-1], index, column_names(readings))
 
 
 def _rows_by_sensor(name: str, readings: Any, sizes: list[int]) -> np.ndarray:

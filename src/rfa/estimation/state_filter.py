@@ -13,7 +13,7 @@ import torch
 from rfa.checks import check_choice, require, require_each
 
 from .linear_model import FAULTS, Found, LinearKernel, Rows, check_model, fault_error, noise_name
-from .linear_sde import DiscreteModel, LinearSDE
+from .linear_sde import DiscreteModel, LinearModel
 from .nonlinear_filter import NonlinearKernel
 from .nonlinear_model import NonlinearModel
 from .robust_filter import RobustFilter
@@ -82,7 +82,7 @@ class StateFilter(RobustFilter):
         weights: str | None = None,
     ):
         nonlinear = isinstance(model, NonlinearModel)
-        require(nonlinear or isinstance(model, LinearSDE | DiscreteModel), "model", type(model).__name__, "a LinearSDE")
+        require(nonlinear or isinstance(model, LinearModel), "model", type(model).__name__, "a LinearSDE")
         require(not nonlinear or start is not None, "start", None, "a mean and a covariance: the model is nonlinear")
         size = None if isinstance(model, NonlinearModel) else model.state_size
         self._start = read_start(start, start_at, size, isinstance(model, DiscreteModel))
@@ -130,11 +130,6 @@ class StateFilter(RobustFilter):
         with self._lock:
             kept = {name: x for name, x in vars(self).items() if name not in ("_lock", "_kernel")}
             return kept | {"_state": self._state.copy(), "_steps": {}}
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The arguments by name."""
-        names = "model robust time_unit start start_at control_matrix state_names weights"
-        return {name: getattr(self, name) for name in names.split()}
 
     @property
     def parameters(self) -> dict[str, float]:
@@ -200,9 +195,7 @@ class StateFilter(RobustFilter):
             rows, filtered = self._fitted_rows(), self._filtered_rows
             assert filtered is not None
             found = self._run_rows(rows, self._start_states(rows), smooth=True)
-            weight = np.where(np.isnan(filtered.weight), np.nan, found.weight)
-            found = filtered._replace(mean=found.mean, covariance=found.covariance, weight=weight)
-            return self._estimate_rows(rows, found, self._shape)
+            return self._estimate_rows(rows, filtered.smoothed(found), self._shape)
 
     def forecast(  # type: ignore[override]
         self, query_times: Any, *, sensor: str | None = None, control: Any = None
@@ -376,7 +369,7 @@ class StateFilter(RobustFilter):
         own, width = (kernel.sizes[number], kernel.sizes.max()) if number >= 0 else (len(kernel.noise),) * 2
         which = None if number < 0 else np.full((1, len(numbers)), number, dtype=np.int64)
         shape, length = self._shape, len(numbers)
-        index = axis.labels(numbers) if shape.kind == "pandas" else None
+        index = None if index_of(shape.given) is None else axis.labels(numbers)
         columns = shape.columns if len(shape.columns) == own else ()
         single = own == 1 and (shape.single or self._rows is None)
         shape = replace(shape, single=single, width=own, index=index, columns=columns)

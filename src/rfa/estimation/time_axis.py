@@ -158,11 +158,8 @@ def next_times(axis: TimeAxis, times: np.ndarray, count: int) -> Any:
     if found is not None:
         return found
     grid = time_grid(times)
-    if (
-        grid is None
-        or grid.steps[-1] >= len(times)
-        or not (grid.rounding <= 1e-6 * grid.step or (len(times) >= PATTERN and grid.rounding <= _ROUGH * grid.step))
-    ):
+    rough = _ROUGH if len(times) >= PATTERN else 1e-6
+    if grid is None or grid.steps[-1] >= len(times) or not grid.rounding <= rough * grid.step:
         raise ValueError(f"query_times: got '{count} steps of a series without a frequency', expected times")
     return axis.labels(grid.last + grid.step * np.arange(1, count + 1))
 

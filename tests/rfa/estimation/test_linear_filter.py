@@ -300,6 +300,15 @@ def test_a_noise_that_vanishes():
     assert robust.parameters == pytest.approx(plain.parameters, rel=1e-2)
 
 
+def test_tensors_in_single_precision():
+    """The compiled filter takes numbers in float64."""
+    single = (torch.tensor(x, dtype=torch.float32) for x in (F, Q, H, R))
+    z, times = readings_of(20), 0.5 * np.arange(20)
+    models = LinearSDE.discrete(*single, 0.5), MODEL
+    found = (RobustFilter(model, start=START, start_at="reading").filter(times, z).states for model in models)
+    np.testing.assert_allclose(*found, rtol=1e-5)
+
+
 def test_kinds_names_and_dates():
     z, days = readings_of(30), pd.date_range("2024-01-01", periods=30, freq="12h")
     frame = pd.DataFrame(z, days, ["x", "y"])
