@@ -63,6 +63,7 @@ def test_the_answers_on_text_are_those_of_the_record():
     pairs = [
         (code, "x2-riccati-alibi no-innovation", "c4-fox rope-normalised", 256, "matched"),
         (code, "x2-riccati-alibi no-innovation", "c4-fox rope-normalised", 2048, "matched"),
+        (code, "x2-riccati-alibi no-innovation", "b2-alibi normalised", 2048, "matched"),
         (novels, "m2-sc-rfa", "b1-rope", 128, "blocks"),
     ]
     for record, label, baseline, length, protocol in pairs:
