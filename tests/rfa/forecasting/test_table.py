@@ -206,24 +206,20 @@ def test_the_double_hour_of_autumn_is_told_by_order(read, freq, order):
 
 
 @pytest.mark.parametrize(
-    ("times", "labels"),
+    ("times", "zone", "labels"),
     [
-        (["2024-10-27 01:00", "2024-10-27 02:00", "2024-10-27 03:00"], ["01:00:00+02", "02:00:00+02", "03:00:00+01"]),
-        (["2024-03-31 01:30", "2024-03-31 03:00"], ["01:30:00+01", "03:00:00+02"]),
-        (["1700000000", "1700003600"], ["23:13:20+01", "00:13:20+01"]),
+        ([f"{FALL} 01:00", f"{FALL} 02:00", f"{FALL} 03:00"], BERLIN, ["01:00:00+02", "02:00:00+02", "03:00:00+01"]),
+        (["2024-03-31 01:30", "2024-03-31 03:00"], BERLIN, ["01:30:00+01", "03:00:00+02"]),
+        (["1700000000", "1700003600"], BERLIN, ["23:13:20+01", "00:13:20+01"]),
+        # a day that began at 01:00
+        (["2018-11-03", "2018-11-04"], {"zone": "America/Sao_Paulo"}, ["00:00:00-03", "01:00:00-02"]),
     ],
 )
-def test_times_on_the_clock_of_a_place(read, times, labels):
+def test_times_on_the_clock_of_a_place(read, times, zone, labels):
     """A double hour that stands once is taken for the first, which is said."""
-    found = read(lines(times), **BERLIN)
+    found = read(lines(times), **zone)
     assert [str(time)[11:-3] for time in found.table["t"]] == labels
     assert ["once" in note for note in found.notes if "epoch" not in note] == [True] * times[0].endswith("27 01:00")
-
-
-def test_a_day_without_midnight(read):
-    """In Sao Paulo 4 November 2018 began at 01:00."""
-    found = read(lines(["2018-11-03", "2018-11-04", "2018-11-05"]), zone="America/Sao_Paulo")
-    assert [str(each)[11:] for each in found.table["t"]] == ["00:00:00-03:00", "01:00:00-02:00", "00:00:00-02:00"]
 
 
 @pytest.mark.parametrize("stamps", [["190060", "190113"], ["0", "1704067200"], ["99", "100"], ["1990", "1991"]])
