@@ -99,11 +99,7 @@ def test_a_long_file_names_its_series(read):
         (f"t,a\n{FALL} 02:00,1\n{FALL} 02:00,1\n{FALL} 02:00,1\n", BERLIN, "the double hour of autumn twice at most"),
         ("t,a\n1,1\n2,1\n", BERLIN, r"^zone: got 'Europe/Berlin', expected dates in the column of times"),
         ("t,a\n1,-\n2,\n", {"values": ["a"]}, r"^values: got \['a'\], expected a reading in series.csv"),
-        (
-            "t,note,b\n1,x,y\n2,x,y\n",
-            {},
-            r"^values: got \['note', 'b'\], expected columns of series.csv that have numb",
-        ),
+        ("t,p,b\n1,x,y\n2,x,y\n", {}, r"^values: got \['p', 'b'\], expected columns of series.csv that have numb"),
         ("t,a\n0,1\n", {"date_format": "%Q"}, r"^date-format: got '%Q', expected a format of dates such as %d"),
         ("t,a\n0,1\n", {"date_format": "DD.MM.YYYY"}, r"^date-format: got 'DD.MM.YYYY', expected a format of"),
         ("t,a\n0,1\n", {"time_unit": "s", "date_format": "%Y"}, r"^date-format: got '%Y', expected it, or --time"),
@@ -303,10 +299,8 @@ def test_rows_of_one_time(read):
 
 def test_rows_after_the_last_reading_are_left_out(read):
     found = read("t,a,b\n0,1,2\n1,,3\n2,,\n3,,\n")
-    assert (rows(found, "a")[0], found.notes) == (
-        [0, 1],
-        ["rows: those after the last reading, from row 4, are left out"],
-    )
+    assert rows(found, "a")[0] == [0, 1]
+    assert found.notes == ["rows: those after the last reading, from row 4, are left out"]
 
 
 HOURS = [f"2024-01-{1 + k // 24:02} {k % 24:02}:00" for k in range(23, 27)]
