@@ -142,18 +142,18 @@ def test_simulated_paths_have_the_moments_of_the_forecast(robust):
 def test_known_offsets_noises_and_rows():
     """An offset is a shift of the values; a known noise adds to the sensor's; a row scales what a reading shows."""
     times, values, _ = simulated(30)
-
-    def fitted(values, irregular=1.0, **known):
-        fixed = {"sigma2.level": 0.2, "sigma2.irregular": irregular}
-        return RobustFilter(Level(), robust=False).fit(times, values, fixed=fixed, **known)
-
-    expected, offset = fitted(values).filter().states["level"], np.linspace(0, 5, 30)
-    shifted = fitted(values + offset, offset=offset).filter()
-    np.testing.assert_allclose(shifted.states["level"], expected, atol=1e-7)
-    np.testing.assert_allclose(shifted.mean, expected + offset, atol=1e-7)
-    noisy = fitted(values, 0.25, noise=0.75).filter()
-    np.testing.assert_allclose(noisy.states["level"], expected, atol=1e-7)
-    doubled = fitted(2 * values, 4.0, observation=np.full((30, 1), 2.0))
+    fixed = {"sigma2.level": 0.2, "sigma2.irregular": 1.0}
+    expected = RobustFilter(Level(), robust=False).fit(times, values, fixed=fixed).filter().states["level"]
+    offset = np.linspace(0, 5, 30)
+    shifted = RobustFilter(Level(), robust=False).fit(times, values + offset, offset=offset, fixed=fixed)
+    np.testing.assert_allclose(shifted.filter().states["level"], expected, atol=1e-7)
+    np.testing.assert_allclose(shifted.filter().mean, expected + offset, atol=1e-7)
+    noisy = RobustFilter(Level(), robust=False)
+    noisy.fit(times, values, noise=0.75, fixed={"sigma2.level": 0.2, "sigma2.irregular": 0.25})
+    np.testing.assert_allclose(noisy.filter().states["level"], expected, atol=1e-7)
+    rows = np.full((30, 1), 2.0)
+    doubled = RobustFilter(Level(), robust=False)
+    doubled.fit(times, 2 * values, observation=rows, fixed={"sigma2.level": 0.2, "sigma2.irregular": 4.0})
     np.testing.assert_allclose(doubled.filter().states["level"], expected, atol=1e-6)
     assert doubled.forecast(times[-1:] + 1, observation=[[2.0]]).mean == pytest.approx(2 * expected[-1:], abs=1e-6)
 
