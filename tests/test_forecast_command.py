@@ -48,12 +48,7 @@ def test_the_files_hold_the_forecasters_own_numbers(rfa, write, tmp_path):
     status, out, err = rfa("forecast", write(rows), "--time", "t", "--horizon", "3", "--out", "o")
     assert (status, [line for line in messages(err) if not line.startswith("series:")]) == (0, [])
     assert sorted(path.name for path in (tmp_path / "o").iterdir()) == FILES
-    long = pd.concat(
-        [
-            pd.DataFrame({"unique_id": name, "ds": range(40), "y": [r[k] for r in rows]})
-            for k, name in ((1, "a"), (2, "b"))
-        ]
-    )
+    long = pd.DataFrame(rows, columns=["ds", "a", "b"]).melt("ds", var_name="unique_id", value_name="y")
     forecaster = Forecaster()
     expected = forecaster.forecast(long.replace("", np.nan).astype({"y": float}), 3, level=[50, 90])
     ahead, past, members, failed = tables(tmp_path / "o")
@@ -75,36 +70,23 @@ def test_the_files_hold_the_forecasters_own_numbers(rfa, write, tmp_path):
 
 def test_what_was_assumed_is_printed(rfa, write):
     """Step, season, members with their weights, and what was told from the file."""
-    rows = [
-        (f"2{k // 12:03}{1 + k % 12:02}", 5 + 3 * math.sin(k * math.pi / 6) + 0.1 * math.cos(9 * k * k))
-        for k in range(12, 84)
-    ]
-    rows = [(t, str(a).replace(".", ",")) for t, a in rows]
-    file = write([(f"{t};{a}",) for t, a in rows], "t;a")
-    status, out, _ = rfa("forecast", file, "--time", "t", "--horizon", "3M", "--not-robust", "--out", "o")
+    months = [f"2{k // 12:03}{1 + k % 12:02}" for k in range(12, 84)]
+    values = [5 + 3 * math.sin(k * math.pi / 6) + 0.1 * math.cos(9 * k * k) for k in range(12, 84)]
+    file = write([(f"{t};{a}".replace(".", ","),) for t, a in zip(months, values, strict=True)], "t;a")
+    command = ["forecast", file, "--time", "t", "--horizon", "3M"]
+    status, out, _ = rfa(*command, "--not-robust", "--out", "o")
     assert status == 0
-    for said in (
-        "separator: ';'",
-        "was read as dates, %Y%m",
-        "decimal comma",
-        "3 steps of 1 month",
-        "a season of 12 steps",
-    ):
-        assert said in out
-    assert (
-        rfa("forecast", file, "--time", "t", "--horizon", "3M", "--season", "0", "--out", "p")[1].count("no season")
-        == 1
-    )
-    out = rfa("forecast", file, "--time", "t", "--horizon", "3M", "--season", "52", "--out", "q")[1]
+    for x in ("separator: ';'", "read as dates, %Y%m", "decimal comma", "3 steps of 1 month", "a season of 12 steps"):
+        assert x in out
+    assert rfa(*command, "--season", "0", "--out", "p")[1].count("no season") == 1
+    out = rfa(*command, "--season", "52", "--out", "q")[1]
     assert ("no season: the readings span less" in out, "a season of" in out) == (True, False)
 
 
 def test_control_characters_of_names_do_not_reach_the_terminal(rfa, write):
     """A name that holds an escape sequence: one would set the terminal's title."""
     rows = [("q\x1b[2J\x07", k, 50 if k == 20 else a) for k, a, _ in GOOD]
-    status, out, err = rfa(
-        "forecast", write(rows, "s,t,a"), "--time", "t", "--id", "s", "--values", "a", "--horizon", "3", "--out", "o"
-    )
+    status, out, err = rfa("forecast", write(rows, "shop,day,sold"), *PANEL)
     assert status == 0
     assert [sign for sign in ("\x1b", "\x07") if sign in out + err] == []
     assert "q [2J" in out
@@ -165,9 +147,8 @@ def test_ctrl_c_leaves_what_is_done_and_resume_goes_on(rfa, shops, tmp_path, mon
     ahead, _, _, failed = tables(tmp_path / "o")
     assert ({*ahead["shop"]}, failed["id"].tolist()) == ({"a"}, ["b", "c"])
     assert "--resume goes on, --overwrite replaces it" in rfa("forecast", shops, *PANEL)[2]
-    assert (
-        "expected the same file and the same options" in rfa("forecast", shops, *PANEL, "--resume", "--not-robust")[2]
-    )
+    said = rfa("forecast", shops, *PANEL, "--resume", "--not-robust")[2]
+    assert "expected the same file and the same options" in said
     assert rfa("forecast", shops, *PANEL, "--resume")[0] == 0
     assert done == ["a", "b", "b", "c"]
     assert sorted(path.name for path in (tmp_path / "o").iterdir()) == FILES

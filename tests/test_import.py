@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from cover import slow
 
+import rfa_lab
 from rfa.checks import EXTRAS, MissingExtra, install_command, needs
 
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
 BLOCKED = "import sys; sys.modules.update(dict.fromkeys({names!r}));"
 
 
@@ -113,20 +116,31 @@ def test_a_running_command_names_the_extra_that_it_lacks(rfa, monkeypatch):
 
 def test_each_optional_library_has_its_extra(monkeypatch):
     """The table of `rfa.checks` is that of pyproject.toml; `all` has all extras that need no older library."""
-    tomllib = pytest.importorskip("tomllib", reason="from Python 3.11 on")
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
-    extras = project["optional-dependencies"]
+    extras = PROJECT["optional-dependencies"]
     distribution = {"yaml": "pyyaml"}
     for module, extra in EXTRAS.items():
         name = distribution.get(module, module.replace("_", "-"))
         assert any(line.startswith(f"{name}>=") for line in extras[extra]), (module, extra)
-        assert not any(line.startswith(f"{name}>=") for line in project["dependencies"]), module
+        assert not any(line.startswith(f"{name}>=") for line in PROJECT["dependencies"]), module
     assert extras["all"] == ["robust-filter-attention[lab]"]
     own = {module for module, extra in EXTRAS.items() if extra not in ("hf", "series", "lab")}
     needs(*EXTRAS.keys() - own)
     monkeypatch.setitem(sys.modules, "rich", None)
     with pytest.raises(MissingExtra, match="rich is not installed"):
         needs(*EXTRAS.keys() - own)
+
+
+def test_ctrl_c_while_libraries_are_imported(tmp_path, monkeypatch):
+    """One line from what an installed `rfa` calls, whatever the library that is being imported makes of it."""
+    (tmp_path / "torch.py").write_text(
+        "import os, signal, time\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(9)\n"
+        "except KeyboardInterrupt:\n    pass\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(rfa_lab.__file__).parents[1]}")
+    module, function = PROJECT["scripts"]["rfa"].split(":")
+    program = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    done = python(f"{program}from {module} import {function}; sys.exit({function}())", "doctor")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "rfa: stopped\n")
 
 
 def test_python_m_rfa_is_the_command():

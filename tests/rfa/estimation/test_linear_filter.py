@@ -77,14 +77,9 @@ def test_filter_and_smoother_are_those_of_filterpy():
 def test_the_first_step_is_a_choice():
     """A first reading of 1: 0.8 by updating first, 0.928 by predicting first."""
     model = LinearSDE.discrete([[1.5]], [[1.0]], [[1.0]], [[0.25]])
-    found = {}
-    for place in ("reading", "before", -2.0):
-        found[place] = (
-            RobustFilter(model, robust=False, start=([0.0], [[1.0]]), start_at=place).update(0.0, [1.0]).states
-        )
-    assert found["reading"] == pytest.approx(0.8)
-    assert found["before"] == pytest.approx(3.25 / 3.5)
-    assert found[-2.0] == pytest.approx((1.5**4 + 3.25) / (1.5**4 + 3.5))
+    for place, expected in (("reading", 0.8), ("before", 3.25 / 3.5), (-2.0, (1.5**4 + 3.25) / (1.5**4 + 3.5))):
+        live = RobustFilter(model, robust=False, start=([0.0], [[1.0]]), start_at=place)
+        assert live.update(0.0, [1.0]).states == pytest.approx(expected), place
 
 
 def test_process_noises_of_filterpy():
@@ -345,6 +340,7 @@ def test_threads_share_a_filter():
 
 ONE_LINE = r"^[^\n]*$"
 MODEL = LinearSDE.discrete(F, Q, H, R, 0.5)
+ONES = np.ones((2, 2))
 
 
 @pytest.mark.parametrize(
@@ -361,12 +357,9 @@ MODEL = LinearSDE.discrete(F, Q, H, R, 0.5)
         (lambda: tracker(start=(START[0][:3], START[1])), "start: got a mean of shape (3,)"),
         (lambda: tracker(weights="component"), "weights: got component"),
         (lambda: tracker().filter([0, 1.0], np.ones((2, 3))), "readings: got shape (2, 3), expected (times, 2)"),
-        (lambda: tracker().filter([0, 1.0, 2.0], np.ones((2, 2))), "times: got shape (3,), expected (2,)"),
-        (lambda: tracker().filter([1.0, 0.5], np.ones((2, 2))), "times: got times that decrease"),
-        (
-            lambda: tracker().filter([0.0, 0.7], np.ones((2, 2))),
-            "times: got 0.7 in row 1, expected gaps of whole steps",
-        ),
+        (lambda: tracker().filter([0, 1.0, 2.0], ONES), "times: got shape (3,), expected (2,)"),
+        (lambda: tracker().filter([1.0, 0.5], ONES), "times: got times that decrease"),
+        (lambda: tracker().filter([0.0, 0.7], ONES), "times: got 0.7 in row 1, expected gaps of whole steps"),
         (lambda: tracker(start_at=3.0).filter([0.0], np.ones((1, 2))), "times: got 0.0, expected a time not before"),
         (lambda: tracker().filter([0.0], np.ones((1, 2)), control=[[1.0]]), "control: got an input"),
         (lambda: tracker().filter([0.0], np.ones((1, 2)), mask=[1]), "mask: got int64 of shape (1,)"),
@@ -380,7 +373,7 @@ MODEL = LinearSDE.discrete(F, Q, H, R, 0.5)
             lambda: tracker(start_at=0.0).fit([0.0], np.ones((1, 2))).predict([-1.0]),
             "query_times: got -1.0 in row 0, expected a time not before the last one, or the start",
         ),
-        (lambda: tracker().fit([0.0, 0.5], np.ones((2, 2))).predict([0.3]), "expected gaps of whole steps"),
+        (lambda: tracker().fit([0.0, 0.5], ONES).predict([0.3]), "expected gaps of whole steps"),
         (
             lambda: two_sensors().update(0.0, np.ones(3)),
             "reading: got shape (1, 3), expected 5 components of all sensors, or `sensor=` beside those of one",
@@ -410,7 +403,7 @@ def test_bad_input(call, says):
     ],
 )
 def test_a_refused_update_changes_nothing(given, says):
-    live = tracker(robust=True).fit([0.0, 0.5], np.ones((2, 2)))
+    live = tracker(robust=True).fit([0.0, 0.5], ONES)
     live.update(1.0, np.ones(2))
     before = pickle.dumps(live.__getstate__()["_state"])
     with pytest.raises(ValueError, match=ONE_LINE) as error:

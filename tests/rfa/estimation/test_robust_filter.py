@@ -226,6 +226,7 @@ def test_threads_may_read_beside_an_update():
 
 NOW = [0.0, 1.0, 2.0]
 TWICE = pd.DataFrame(np.ones((3, 2)), columns=["a", "a"])
+HOLED = pd.Series(["a", None, "b"], dtype="string")
 BAD_FITS = [  # what is given to `fit` in the place of NOW, and what it says
     ({"values": TWICE, "sensor": ["a", "a"]}, "sensor: got the names a, a, expected a name"),
     ({"values": TWICE}, r"values: got a table with the columns a, a, .* sensor=list"),
@@ -240,6 +241,8 @@ BAD_FITS = [  # what is given to `fit` in the place of NOW, and what it says
     ({"values": [1, 10**400, 2]}, "values: got values of type int, 1000.* in row 1"),
     ({"values": [1, None, 2j]}, "values: got values of type complex, 2j in row 2"),
     ({"values": [[1], [2, 3], [4]]}, "values: got rows of different lengths"),
+    ({"values": pd.array([True, None, False], dtype="boolean")}, "values: got values of type bool"),
+    ({"sensor": HOLED}, "sensor: got a missing label, nan in row 1, counted from 0"),
     ({"values": [np.nan] * 3}, "values: got missing values in all rows"),
     ({"times": [], "values": []}, "values: got no rows"),
     ({"times": pd.Series(["1", "2"])}, "times: got text, 1 in row 0.*pandas.to_datetime"),

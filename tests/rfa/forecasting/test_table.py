@@ -11,6 +11,7 @@ import pytest
 from rfa.forecasting.table import TableFormat, read_table
 
 BERLIN, FALL, LONG = {"zone": "Europe/Berlin"}, "2024-10-27", {"id_col": "s", "values": ["a"]}
+SAO_PAULO = {"zone": "America/Sao_Paulo"}
 GOOD = "time,a,b\n0,1.5,\n0.5,nan,2\n3,-1e3,NA\n"
 
 
@@ -99,11 +100,7 @@ def test_a_long_file_names_its_series(read):
         (f"t,a\n{FALL} 02:00,1\n{FALL} 02:00,1\n{FALL} 02:00,1\n", BERLIN, "the double hour of autumn twice at most"),
         ("t,a\n1,1\n2,1\n", BERLIN, r"^zone: got 'Europe/Berlin', expected dates in the column of times"),
         ("t,a\n1,-\n2,\n", {"values": ["a"]}, r"^values: got \['a'\], expected a reading in series.csv"),
-        (
-            "t,note,b\n1,x,y\n2,x,y\n",
-            {},
-            r"^values: got \['note', 'b'\], expected columns of series.csv that have numb",
-        ),
+        ("t,p,b\n1,x,y\n2,x,y\n", {}, r"^values: got \['p', 'b'\], expected columns of series.csv that have numb"),
         ("t,a\n0,1\n", {"date_format": "%Q"}, r"^date-format: got '%Q', expected a format of dates such as %d"),
         ("t,a\n0,1\n", {"date_format": "DD.MM.YYYY"}, r"^date-format: got 'DD.MM.YYYY', expected a format of"),
         ("t,a\n0,1\n", {"time_unit": "s", "date_format": "%Y"}, r"^date-format: got '%Y', expected it, or --time"),
@@ -206,24 +203,20 @@ def test_the_double_hour_of_autumn_is_told_by_order(read, freq, order):
 
 
 @pytest.mark.parametrize(
-    ("times", "labels"),
+    ("times", "zone", "labels"),
     [
-        (["2024-10-27 01:00", "2024-10-27 02:00", "2024-10-27 03:00"], ["01:00:00+02", "02:00:00+02", "03:00:00+01"]),
-        (["2024-03-31 01:30", "2024-03-31 03:00"], ["01:30:00+01", "03:00:00+02"]),
-        (["1700000000", "1700003600"], ["23:13:20+01", "00:13:20+01"]),
+        ([f"{FALL} 01:00", f"{FALL} 02:00", f"{FALL} 03:00"], BERLIN, ["01:00:00+02", "02:00:00+02", "03:00:00+01"]),
+        (["2024-03-31 01:30", "2024-03-31 03:00"], BERLIN, ["01:30:00+01", "03:00:00+02"]),
+        (["1700000000", "1700003600"], BERLIN, ["23:13:20+01", "00:13:20+01"]),
+        # a day that began at 01:00
+        ([f"2018-11-0{day}" for day in (3, 4, 5)], SAO_PAULO, ["00:00:00-03", "01:00:00-02", "00:00:00-02"]),
     ],
 )
-def test_times_on_the_clock_of_a_place(read, times, labels):
+def test_times_on_the_clock_of_a_place(read, times, zone, labels):
     """A double hour that stands once is taken for the first, which is said."""
-    found = read(lines(times), **BERLIN)
+    found = read(lines(times), **zone)
     assert [str(time)[11:-3] for time in found.table["t"]] == labels
     assert ["once" in note for note in found.notes if "epoch" not in note] == [True] * times[0].endswith("27 01:00")
-
-
-def test_a_day_without_midnight(read):
-    """In Sao Paulo 4 November 2018 began at 01:00."""
-    found = read(lines(["2018-11-03", "2018-11-04", "2018-11-05"]), zone="America/Sao_Paulo")
-    assert [str(each)[11:] for each in found.table["t"]] == ["00:00:00-03:00", "01:00:00-02:00", "00:00:00-02:00"]
 
 
 @pytest.mark.parametrize("stamps", [["190060", "190113"], ["0", "1704067200"], ["99", "100"], ["1990", "1991"]])
@@ -307,10 +300,8 @@ def test_rows_of_one_time(read):
 
 def test_rows_after_the_last_reading_are_left_out(read):
     found = read("t,a,b\n0,1,2\n1,,3\n2,,\n3,,\n")
-    assert (rows(found, "a")[0], found.notes) == (
-        [0, 1],
-        ["rows: those after the last reading, from row 4, are left out"],
-    )
+    assert rows(found, "a")[0] == [0, 1]
+    assert found.notes == ["rows: those after the last reading, from row 4, are left out"]
 
 
 HOURS = [f"2024-01-{1 + k // 24:02} {k % 24:02}:00" for k in range(23, 27)]

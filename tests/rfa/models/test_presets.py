@@ -105,13 +105,8 @@ PAPER_COUNT = 19_364_177
 def test_the_table_is_complete():
     assert {*TABLE} == {*NAMES} == {*FILTERS, *BASELINES, "x6-content-dynamics"}
     assert all(describe(name) for name in PRESETS)
-    assert list(PRESETS)[:5] == [
-        "rfa",
-        "sc-rfa",
-        "rope",
-        "alibi",
-        "forget-gate",
-    ]  # errors list the names of users first
+    # errors list the names of users first
+    assert list(PRESETS)[:5] == ["rfa", "sc-rfa", "rope", "alibi", "forget-gate"]
     assert all(PRESETS[plain] == PRESETS[name] for plain, name in PLAIN_NAMES.items())
     assert preset("sc-rfa", damping=0.1) == preset("m2-sc-rfa", damping=0.1)
 
@@ -176,11 +171,7 @@ def test_noises_are_the_table(name):
     expected = {"robustness": 4, "inverse_temperature": 1, "key_noise": 1, "query_noise": 1, "noise_floor": 0.01}
     if name == "m2.2-flat-prior":
         expected |= {"key_noise": 0, "query_noise": 0, "noise_floor": 1, "process_noise": 0}
-    elif name not in (
-        "rfa",
-        "x2-riccati-alibi",
-        "x5-content-clock",
-    ):  # its process noise: tests/rfa/nn/test_head_dynamics.py
+    elif name not in ("rfa", "x2-riccati-alibi", "x5-content-clock"):  # theirs: tests/rfa/nn/test_head_dynamics.py
         steady = 0.5 if name == "m3-sc-rfa" else 0.1
         expected["process_noise"] = np.where(found["decay"] > 0, 2 * found["decay"] * steady, 1e-6)
     if name == "m2.3-no-gate":

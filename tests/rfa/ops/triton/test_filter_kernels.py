@@ -73,13 +73,7 @@ def _problem(
 
 
 def _results(
-    states: Any,
-    parameters: Any,
-    options: Options,
-    positions: Any,
-    backend: str,
-    log_sum: bool,
-    exact: bool,
+    states: Any, parameters: Any, options: Options, positions: Any, backend: str, log_sum: bool, exact: bool,
     size: float = 1.0,
 ):  # fmt: skip
     kind = torch.float64 if exact else states[0].dtype
