@@ -40,11 +40,7 @@ def test_import_loads_the_standard_library_alone():
 
 
 @pytest.mark.parametrize(
-    "imports",
-    [
-        "import rfa; from transformers import AutoConfig",
-        "from transformers import AutoConfig; import rfa",
-    ],
+    "imports", ["import rfa; from transformers import AutoConfig", "from transformers import AutoConfig; import rfa"]
 )
 def test_transformers_knows_the_model_in_any_order_of_imports(imports, tmp_path):
     program = (
@@ -94,11 +90,7 @@ def test_what_a_light_install_names_it_can_load(absent):
 
 
 @pytest.mark.parametrize(
-    ("absent", "extra", "arguments"),
-    [
-        ("typer", "lab", "--help"),
-        ("transformers", "hf", "doctor"),
-    ],
+    ("absent", "extra", "arguments"), [("typer", "lab", "--help"), ("transformers", "hf", "doctor")]
 )
 def test_a_command_names_the_extra_that_it_lacks(absent, extra, arguments):
     program = BLOCKED.format(names=[absent]) + "from rfa_lab.__main__ import main; sys.argv[0] = 'rfa'; main()"

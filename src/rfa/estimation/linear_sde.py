@@ -7,6 +7,7 @@ Source: equation `SDE` and appendices A.1 and A.2.
 """
 
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -90,11 +91,8 @@ class LinearModel:
     """The matrices of a linear model, checked, in float64. `names` are those of the arguments of its process."""
 
     def __init__(self, names: tuple[str, str], dynamics: Any, diffusion: Any, observation: Any, noise: Any):
-        observation, noise, self.sensors = stacked_sensors(observation, noise)
-        self.dynamics, self.diffusion = (
-            real(name, matrix(name, x)) for name, x in zip(names, (dynamics, diffusion), strict=True)
-        )
-        self.observation, self.observation_noise = real("observation", observation), real("observation_noise", noise)
+        self.dynamics, self.diffusion = matrix(names[0], dynamics), matrix(names[1], diffusion)
+        self.observation, self.observation_noise, self.sensors = stacked_sensors(observation, noise)
         check_matrix(names[0], self.dynamics)
         self.state_size = n = self.dynamics.shape[-1]
         check_covariance(names[1], self.diffusion, n)
@@ -326,14 +324,14 @@ class DiscreteModel(LinearModel):
         names = ("transition", "process_noise")
         super().__init__(names, transition, process_noise, observation, observation_noise)
         require(not self.batch_shape, "transition", "matrices of more than two dimensions", "one model, (n, n)")
-        number = isinstance(step, float | int) and not isinstance(step, bool) and 0 < step < float("inf")
+        number = isinstance(step, numbers.Real) and not isinstance(step, bool) and 0 < step < float("inf")
         require(number, "step", step, "a length of time > 0")
         self.step = float(step)
 
 
 def matrix(name: str, given: Any) -> torch.Tensor:
     """A matrix as a tensor in float64: of a tensor, of NumPy or of lists."""
-    return given if isinstance(given, torch.Tensor) else torch.from_numpy(as_numbers(name, given).copy())
+    return real(name, given if isinstance(given, torch.Tensor) else torch.from_numpy(as_numbers(name, given).copy()))
 
 
 def stacked_sensors(observation: Any, noise: Any) -> tuple[torch.Tensor, torch.Tensor, dict[str, int]]:

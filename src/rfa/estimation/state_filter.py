@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -26,6 +27,7 @@ _DIFFERENCE, _SMALLEST_GAIN = 1e-3, 1e-7  # of the logarithm of a noise, and in 
 _WEAK, _LONGEST, _LEAST = 1e-3, 3.0, -46.0  # curvature in nats, a step of a logarithm, and the logarithm taken as 0
 _NO_GAIN = 1e-4  # in nats, between a small noise and none: its logarithm would fall for ever
 _MOST_ROUNDS = 4  # of a robust fit, which leaves out outliers
+_MEDIAN_SQUARE = 0.4549  # of a normal error, in units of its variance
 
 
 class StateFilter(RobustFilter):
@@ -213,8 +215,9 @@ class StateFilter(RobustFilter):
         with self._lock:
             started = len(self._state) > 0 or self._start is not None
             require(started, "forecast", "a state of which nothing is known", "readings, or a start, first")
-            rows, shape = self._query(query_times, sensor, control)
-            return self._estimate_rows(rows, self._run_rows(rows, self._present(rows).copy(), "query_times"), shape)
+            axis, rows, shape = self._query(query_times, sensor, control)
+            found = self._run_rows(rows, self._present(rows, axis).copy(), "query_times", axis)
+            return self._estimate_rows(rows, found, shape, axis)
 
     def predict(  # type: ignore[override]
         self, query_times: Any, return_std: bool = False, *, sensor: str | None = None
@@ -230,7 +233,7 @@ class StateFilter(RobustFilter):
         with self._lock:
             own = self._fitted_rows()
             require(not self._shape.tracks and own.control is None, "query_times", "tracks, or a control", "neither")
-            asked, shape = self._query(query_times, sensor, None, in_order=False)
+            _, asked, shape = self._query(query_times, sensor, None, in_order=False)
             times, count = np.concatenate([own.times[0], asked.times[0]]), own.times.shape[1]
             order = np.argsort(times, kind="stable")
             readings = np.full((1, len(times), own.readings.shape[2]), np.nan)
@@ -268,9 +271,9 @@ class StateFilter(RobustFilter):
         """
         require(isinstance(paths, int) and paths >= 1, "paths", paths, "a whole number >= 1")
         with self._lock:
-            rows, shape = self._query(query_times, sensor, control)
-            kernel, state = self._known("simulate", self._present(rows))
-            self._run_rows(rows, state[None].copy(), "query_times")  # its checks
+            axis, rows, shape = self._query(query_times, sensor, control)
+            kernel, state = self._known("simulate", self._present(rows, axis))
+            self._run_rows(rows, state[None].copy(), "query_times", axis)  # its checks
             drawn = kernel.simulate(state, rows, paths, generator)
             return drawn[..., 0] if shape.single else drawn
 
@@ -349,7 +352,9 @@ class StateFilter(RobustFilter):
     diagnostics = rolling_forecast = _refuse  # type: ignore[assignment]
     standard_errors = sde = property(_refuse)  # type: ignore[assignment]
 
-    def _query(self, query_times: Any, sensor: Any, control: Any, in_order: bool = True) -> tuple[Rows, Shape]:
+    def _query(
+        self, query_times: Any, sensor: Any, control: Any, in_order: bool = True
+    ) -> tuple[TimeAxis, Rows, Shape]:
         """Rows without readings at times that are asked for."""
         kernel, count = self._kernel, max(len(self._state), 1)
         if isinstance(query_times, int) and not isinstance(query_times, bool):
@@ -374,7 +379,7 @@ class StateFilter(RobustFilter):
         single = own == 1 and (shape.single or self._rows is None)
         shape = replace(shape, single=single, width=own, index=index, columns=columns)
         readings = np.full((count, length, width), np.nan)
-        return Rows(numbers[None].copy(), readings, read_control(kernel, control, count, length), which), shape
+        return axis, Rows(numbers[None].copy(), readings, read_control(kernel, control, count, length), which), shape
 
     def _fitted_rows(self) -> Rows:  # type: ignore[override]
         require(self._rows is not None, "fit", None, "fit(times, readings) first")
@@ -418,12 +423,15 @@ class StateFilter(RobustFilter):
             what, series, row = fault
             axis = axis or self._axis or TimeAxis.of(rows.times[0], self.time_unit)
             time = axis.labels(rows.times[series % len(rows.times)])[row]
-            where = f"{time} in row {row}" if rows.times.shape[1] > 1 else time
+            in_order = name != "query_times"  # those of `predict` may be sorted here
+            where = f"{time} in row {row}" if in_order and rows.times.shape[1] > 1 else time
             raise fault_error(what, name, where, self._kernel.step)
         return found
 
-    def _estimate_rows(self, rows: Rows, found: Any, shape: Shape, one: bool = False) -> StateEstimate:
-        axis, sensor = self._axis, np.array(-1) if rows.sensor is None else rows.sensor[0]
+    def _estimate_rows(
+        self, rows: Rows, found: Any, shape: Shape, axis: TimeAxis | None = None, one: bool = False
+    ) -> StateEstimate:
+        axis, sensor = axis or self._axis, np.array(-1) if rows.sensor is None else rows.sensor[0]
         times = axis.labels(rows.times[0]) if axis is not None and len(rows.times) == 1 else rows.times
         readings = rows.readings
         for place in [0] * (not shape.tracks) + [(slice(None), 0) if shape.tracks else 0] * one:  # no series; no times
@@ -439,8 +447,20 @@ class StateFilter(RobustFilter):
         """The factors of some noises by maximum likelihood."""
         require({*names} <= {*self._scales}, "noises", names, f"some of {', '.join(self._scales)}")
         require(isinstance(max_steps, int) and max_steps >= 1, "max_steps", max_steps, "a whole number >= 1")
-        rows, logs, earlier = self._fitted_rows(), np.zeros(len(names)), None
+        rows, earlier = self._fitted_rows(), None
         require(not np.isnan(rows.readings).all(), "readings", "no reading", "some, by which noises are fitted")
+
+        def scales(logs: np.ndarray) -> dict[str, float]:
+            return dict(zip(names, np.exp(np.maximum(logs, _LEAST)).tolist(), strict=True))
+
+        # First all by one factor, so that noises in other units than the readings make no outliers.
+        found, fault = self._new_kernel(False, "reading").run(rows, self._start_states(rows))
+        squares = (rows.readings - found.predicted) ** 2 / found.variance
+        squares = squares[squares > 0]
+        usual = fault is None and len(squares) > 0
+        first = math.log(np.median(squares) / _MEDIAN_SQUARE) if usual else 0.0
+        logs = np.full(len(names), first)
+        self._take(scales(logs))
         for _ in range(_MOST_ROUNDS if self.robust else 1):
             wrong = StateEstimate(self._kernel, -1, None, self._filtered_rows).outliers & self.robust
             wrong = wrong.reshape(*rows.readings.shape[:2], -1)
@@ -450,17 +470,18 @@ class StateFilter(RobustFilter):
                 break
             earlier, kept = wrong, rows._replace(readings=np.where(wrong, np.nan, rows.readings))
 
-            def scales(logs: np.ndarray) -> dict[str, float]:
-                return dict(zip(names, np.exp(np.maximum(logs, _LEAST)).tolist(), strict=True))
-
             def total(logs: np.ndarray, kept: Rows = kept) -> float:
                 found, fault = self._new_kernel(False, "reading", **scales(logs)).run(kept, self._start_states(kept))
                 return float(np.nansum(found.log_density)) if fault is None else -np.inf
 
-            logs, self.converged = _maximum(total, np.maximum(logs, -_LONGEST), max_steps)
-            self._scales |= scales(logs)
-            self._kernel = self._new_kernel(self.robust, self._weights)
-            self._filter_again()
+            logs, self.converged = _maximum(total, np.maximum(logs, first - _LONGEST), max_steps)
+            self._take(scales(logs))
+
+    def _take(self, scales: dict[str, float]) -> None:
+        """Filter again with these factors of noises."""
+        self._scales |= scales
+        self._kernel = self._new_kernel(self.robust, self._weights)
+        self._filter_again()
 
 
 def _maximum(total: Callable[[np.ndarray], float], at: np.ndarray, max_steps: int) -> tuple[np.ndarray, bool]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from rfa.checks import needs
+from rfa.checks import needs, require
 
 needs("stonesoup")
 
@@ -19,16 +19,19 @@ class RobustUpdater(ExtendedKalmanUpdater):
     """`ExtendedKalmanUpdater` with noise `R / w`, `0 < w <= 1`, and challengers: `RobustFilter(NonlinearModel(...))`.
 
     A posterior has `weights`, `(m,)`: one of its reading, or one of each component, whichever makes the readings so far
-    more probable. In `learned` it carries what they said of the noise, by class and mapping of the measurement models.
-    The next update finds it through the `prior` of predictions, so one updater serves many tracks. PDA starts anew.
+    more probable. In `learned` it carries what they said of the noise: of measurement models of one class, mapping and
+    size together. The next update finds it through the `prior` of predictions, so one updater serves many tracks. A
+    mixture of hypotheses (PDA), and a prediction without `prior`, start anew. Covariances are always in Joseph's form.
 
     Raises:
-        ValueError: in `update`, for an R that is not positive definite, and for NaN.
+        ValueError: in `update`, for NaN, an R that is not positive definite, and roots of covariances.
     """
 
     def update(self, hypothesis: Any, **kwargs: Any) -> Any:
         """As `KalmanUpdater.update`."""
-        posterior, prediction = super().update(hypothesis, **kwargs), hypothesis.prediction
+        prediction = hypothesis.prediction
+        require(not hasattr(prediction, "sqrt_covar"), "prediction", "the root of a covariance", "a covariance")
+        posterior = super().update(hypothesis, **kwargs)
         reading, n = hypothesis.measurement.state_vector, prediction.ndim
         model = self._check_measurement_model(hypothesis.measurement.measurement_model)
 
@@ -40,7 +43,7 @@ class RobustUpdater(ExtendedKalmanUpdater):
             np.asarray(model.covar(**kwargs), dtype=float),
             jacobian=lambda x: self._measurement_matrix(at(x), model, **kwargs),
         )
-        name = f"{type(model).__name__} {tuple(model.mapping)}"
+        name = f"{type(model).__name__} {(*map(int, model.mapping),)} of {len(reading)}"
         functions = NonlinearModel(lambda x, dt: x, np.zeros((n, n)), {name: sensor})  # the predictor has made the step
         scales = {"process_noise": 1.0, f"observation_noise.{name}": 1.0}
         kernel = NonlinearKernel(functions, ("",) * n, robust=True, weights="auto", scales=scales)
@@ -63,7 +66,7 @@ def _before(prediction: Any) -> FilterState:
     if None in (rival, *(step.transition_model for step in steps)):
         return FilterState(None, own)
     for step in reversed(steps):
-        gap = None if step.timestamp is None else step.timestamp - step.prior.timestamp
+        gap = None if None in (step.timestamp, step.prior.timestamp) else step.timestamp - step.prior.timestamp
         shift = step.transition_model.jacobian(step.prior, time_interval=gap) @ shift
     spread = covariance + shift @ (rival.covariance - was.covariance) @ shift.T  # F and Q act on it as on the filter
     return FilterState(None, own, rival._replace(mean=shift @ (rival.mean - was.mean), covariance=spread), *rest)

@@ -277,6 +277,15 @@ def test_noises_by_maximum_likelihood():
     np.testing.assert_allclose([robust[x] for x in names], result.params, rtol=0.4)
 
 
+@pytest.mark.parametrize("unit", [1e-6, 1e3, 1e6])
+def test_noises_in_other_units_than_the_readings(unit):
+    model, rng = LinearSDE.discrete([[1.0]], [[1.0]], [[1.0]], [[1.0]]), np.random.default_rng(0)
+    z = np.cumsum(rng.standard_normal(200)) + rng.standard_normal(200)
+    z[rng.random(200) < 0.2] += 30.0
+    found, same = (RobustFilter(model).fit(np.arange(200), x, noises="all") for x in (unit * z, z))
+    assert found.parameters == pytest.approx({name: x * unit**2 for name, x in same.parameters.items()}, rel=1e-4)
+
+
 def test_a_noise_that_vanishes():
     """Readings around a constant have no process noise. One of a round of a robust fit may be back in the next."""
     model, rng = LinearSDE.discrete([[1.0]], [[1.0]], [[1.0]], [[1.0]]), np.random.default_rng(0)
@@ -371,7 +380,7 @@ ONES = np.ones((2, 2))
         (lambda: tracker().forecast(3), "query_times: got 3"),
         (
             lambda: tracker(start_at=0.0).fit([0.0], np.ones((1, 2))).predict([-1.0]),
-            "query_times: got -1.0 in row 0, expected a time not before the last one, or the start",
+            "query_times: got -1.0, expected a time not before the last one, or the start",
         ),
         (lambda: tracker().fit([0.0, 0.5], ONES).predict([0.3]), "expected gaps of whole steps"),
         (
@@ -380,6 +389,14 @@ ONES = np.ones((2, 2))
         ),
         (lambda: RobustFilter(MODEL).simulate([1.0]), "simulate: got a state of which nothing is known"),
         (lambda: RobustFilter(MODEL).forecast([1.0]), "forecast: got a state of which nothing is known"),
+        (
+            lambda: tracker(start_at=0.0).forecast(pd.to_datetime(["2024-01-01"])),
+            "start_at: got numbers, expected dates",
+        ),
+        (
+            lambda: tracker().fit([0.0, 0.5], readings_of(2)).predict([1e9, 0.3]),
+            "query_times: got 0.3, expected gaps of",
+        ),
         (lambda: tracker().diagnostics(), "model: got a linear or nonlinear model"),
         (lambda: tracker(start=(np.ones((3, 4)), START[1])).update(0.0, [1.0, 2.0]), "start: got 3 tracks"),
     ],

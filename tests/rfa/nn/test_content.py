@@ -8,16 +8,7 @@ from ops import oracle
 
 from rfa.nn import ContentFilterAttention
 
-from .by_hand import (
-    EXACT,
-    assert_near,
-    hidden,
-    merged,
-    perturb,
-    positive,
-    softplus,
-    states,
-)
+from .by_hand import EXACT, assert_near, hidden, merged, perturb, positive, softplus, states
 
 SIZE, HEADS, MODES = 16, 2, 8
 BACKENDS = {"reference": (torch.float64, EXACT), "cpu": (torch.float32, 1e-5)}

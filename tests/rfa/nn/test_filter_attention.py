@@ -7,16 +7,7 @@ from ops import oracle
 
 from rfa.nn import RobustFilterAttention
 
-from .by_hand import (
-    EXACT,
-    assert_near,
-    hidden,
-    merged,
-    perturb,
-    positive,
-    softplus,
-    states,
-)
+from .by_hand import EXACT, assert_near, hidden, merged, perturb, positive, softplus, states
 from .layers import M2
 
 SIZE, HEADS, MODES = 16, 2, 4
