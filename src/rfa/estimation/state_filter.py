@@ -163,7 +163,8 @@ class StateFilter(RobustFilter):
             sensor: `(T,)` labels, or one: each row is of that sensor, in the first columns.
             control: `(T, inputs)`: u of each row, from the row before to it.
             mask: bool, `(..., T)` or as the readings: False where nothing was read, as after the end of a track.
-            noises: names of `parameters` to be fitted, or "all". The robust fit leaves out outliers.
+            noises: names of `parameters` to be fitted, or "all". The given ones may be in other units than the readings.
+                The robust fit leaves out outliers.
             max_steps: of that search.
 
         Returns:
