@@ -324,7 +324,7 @@ class DiscreteModel(LinearModel):
         names = ("transition", "process_noise")
         super().__init__(names, transition, process_noise, observation, observation_noise)
         require(not self.batch_shape, "transition", "matrices of more than two dimensions", "one model, (n, n)")
-        number = isinstance(step, numbers.Real) and not isinstance(step, bool) and 0 < step < float("inf")
+        number = isinstance(step, numbers.Real) and not isinstance(step, bool) and 0 < step < 1e300
         require(number, "step", step, "a length of time > 0")
         self.step = float(step)
 

@@ -163,8 +163,8 @@ class StateFilter(RobustFilter):
             sensor: `(T,)` labels, or one: each row is of that sensor, in the first columns.
             control: `(T, inputs)`: u of each row, from the row before to it.
             mask: bool, `(..., T)` or as the readings: False where nothing was read, as after the end of a track.
-            noises: names of `parameters` to be fitted, or "all". The given ones may be in other units than the readings.
-                The robust fit leaves out outliers.
+            noises: names of `parameters` to be fitted, or "all". The given ones may all be off by one factor, as in
+                other units than the readings. The robust fit leaves out outliers.
             max_steps: of that search.
 
         Returns:
@@ -454,13 +454,21 @@ class StateFilter(RobustFilter):
         def scales(logs: np.ndarray) -> dict[str, float]:
             return dict(zip(names, np.exp(np.maximum(logs, _LEAST)).tolist(), strict=True))
 
-        # First all by one factor, so that noises in other units than the readings make no outliers.
-        found, fault = self._new_kernel(False, "reading").run(rows, self._start_states(rows))
-        squares = (rows.readings - found.predicted) ** 2 / found.variance
-        squares = squares[squares > 0]
-        usual = fault is None and len(squares) > 0
-        first = math.log(np.median(squares) / _MEDIAN_SQUARE) if usual else 0.0
-        logs = np.full(len(names), first)
+        def total(logs: np.ndarray, kept: Rows = rows) -> float:
+            found, fault = self._new_kernel(False, "reading", **scales(logs)).run(kept, self._start_states(kept))
+            return float(np.nansum(found.log_density)) if fault is None else -np.inf
+
+        # First all by one factor, where that is more probable: noises in other units than the readings make outliers.
+        origin = np.zeros(len(names))
+        found, fault = self._new_kernel(False, "reading", **scales(origin)).run(rows, self._start_states(rows))
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = (rows.readings - found.predicted) ** 2 / found.variance
+        squares = squares[(squares > 0) & (fault is None)]
+        require(bool(np.isfinite(squares).all()), "readings", "numbers whose squares overflow", "other units")
+        if len(squares):
+            scaled = origin + math.log(np.median(squares) / _MEDIAN_SQUARE)
+            origin = max(origin, scaled, key=total)
+        logs = origin
         self._take(scales(logs))
         for _ in range(_MOST_ROUNDS if self.robust else 1):
             wrong = StateEstimate(self._kernel, -1, None, self._filtered_rows).outliers & self.robust
@@ -470,17 +478,13 @@ class StateFilter(RobustFilter):
             if earlier is not None and bool((wrong == earlier).all()):
                 break
             earlier, kept = wrong, rows._replace(readings=np.where(wrong, np.nan, rows.readings))
-
-            def total(logs: np.ndarray, kept: Rows = kept) -> float:
-                found, fault = self._new_kernel(False, "reading", **scales(logs)).run(kept, self._start_states(kept))
-                return float(np.nansum(found.log_density)) if fault is None else -np.inf
-
-            logs, self.converged = _maximum(total, np.maximum(logs, first - _LONGEST), max_steps)
+            begin = np.maximum(logs, origin - _LONGEST)
+            logs, self.converged = _maximum(functools.partial(total, kept=kept), begin, max_steps)
             self._take(scales(logs))
 
     def _take(self, scales: dict[str, float]) -> None:
         """Filter again with these factors of noises."""
-        self._scales |= scales
+        self._scales = self._scales | scales
         self._kernel = self._new_kernel(self.robust, self._weights)
         self._filter_again()
 

@@ -283,7 +283,9 @@ def test_noises_in_other_units_than_the_readings(unit):
     z = np.cumsum(rng.standard_normal(200)) + rng.standard_normal(200)
     z[rng.random(200) < 0.2] += 30.0
     found, same = (RobustFilter(model).fit(np.arange(200), x, noises="all") for x in (unit * z, z))
-    assert found.parameters == pytest.approx({name: x * unit**2 for name, x in same.parameters.items()}, rel=1e-4)
+    expected = {name: x * unit**2 for name, x in same.parameters.items()}
+    assert found.parameters == pytest.approx(expected, rel=1e-4)
+    assert found.fit(np.arange(200), unit * z, noises="all").parameters == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_noise_that_vanishes():
