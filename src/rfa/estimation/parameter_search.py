@@ -64,6 +64,9 @@ _LEAST_NOISE = 0.1  # of the variance of the change from reading to reading: les
 _MOST_LEFT_OUT, _NO_NOISE = 0.25, 1e-6  # share of the readings; of the variance of the change from reading to reading
 _LEAST_MEDIAN = 1.5  # bounds at which half of the wrong readings are, at least
 _SLOWER_STARTS = 20  # each ten times slower
+_DIFFERENCE, _SMALLEST_GAIN = 1e-3, 1e-7  # of a logarithm, and in nats: of Newton's search
+_WEAK, LONGEST_STEP, LEAST_LOG = 1e-3, 3.0, -46.0  # curvature in nats, a step of a logarithm, and the one taken as 0
+_NO_GAIN = 1e-4  # in nats, between a small noise and none: its logarithm would fall for ever
 _EXTRA_READINGS = 2  # Prefixes of up to 2 x unpredicted + 2 readings are tried.
 _START_READINGS = 1000  # of the readings: a wrong start shows there
 _REFUSAL_COST = 0.3  # of refusing one reading at the start, where a reading far from its prediction costs 1
@@ -461,3 +464,26 @@ def _are_most(some: np.ndarray, readings: Readings) -> bool:
     """Whether more than half of the readings are among some."""
     seen = ~np.isnan(readings.values)
     return bool(2 * (some & seen).sum() > seen.sum())
+
+
+def newton_maximum(total: Callable[[np.ndarray], float], at: np.ndarray, max_steps: int) -> tuple[np.ndarray, bool]:
+    """Where a function has its maximum, by Newton's method with differences, and whether the search has ended there."""
+    best, moves = total(at), _DIFFERENCE * np.eye(len(at))
+    for _ in range(max_steps):
+        ahead, behind = (np.array([total(at + sign * move) for move in moves]) for sign in (1, -1))
+        slope = (ahead - behind) / (2 * _DIFFERENCE)
+        curvature = np.diag(ahead + behind - 2 * best)
+        for i, j in zip(*np.tril_indices(len(at), -1), strict=True):
+            curvature[i, j] = curvature[j, i] = total(at + moves[i] + moves[j]) - ahead[i] - ahead[j] + best
+        values, basis = np.linalg.eigh(curvature / _DIFFERENCE**2)
+        step = basis @ ((basis.T @ slope) / np.maximum(np.abs(values), _WEAK))
+        step *= min(1.0, LONGEST_STEP / max(float(np.abs(step).max()), 1e-300))
+        while not (found := total(at + step)) > best and np.abs(step).max() > _DIFFERENCE**2:
+            step = step / 2
+        if not found > best + _SMALLEST_GAIN:
+            return at, True
+        flat = (slope < 0) & (np.abs(curvature.diagonal()) < _WEAK * _DIFFERENCE**2)
+        at, gained, best = at + step, found - best, found
+        if flat.any() and gained < _NO_GAIN and 0 <= total(np.where(flat, LEAST_LOG, at)) - best < _NO_GAIN:
+            return at, True
+    return at, False

@@ -4,7 +4,7 @@ import copy
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -17,15 +17,13 @@ from .linear_model import FAULTS, Found, LinearKernel, Rows, check_model, fault_
 from .linear_sde import DiscreteModel, LinearModel
 from .nonlinear_filter import NonlinearKernel
 from .nonlinear_model import NonlinearModel
+from .parameter_search import LEAST_LOG, LONGEST_STEP, newton_maximum
 from .robust_filter import RobustFilter
 from .series import index_of
 from .state_estimate import Kernel, Model, Shape, StateEstimate, read_control, read_rows, read_start, sensor_numbers
 from .time_axis import TimeAxis, as_numbers, next_times
 
 _FLOAT, _ARRAY = np.dtype(np.float64), np.ndarray
-_DIFFERENCE, _SMALLEST_GAIN = 1e-3, 1e-7  # of the logarithm of a noise, and in nats: of the search
-_WEAK, _LONGEST, _LEAST = 1e-3, 3.0, -46.0  # curvature in nats, a step of a logarithm, and the logarithm taken as 0
-_NO_GAIN = 1e-4  # in nats, between a small noise and none: its logarithm would fall for ever
 _MOST_ROUNDS = 4  # of a robust fit, which leaves out outliers
 _MEDIAN_SQUARE = 0.4549  # of a normal error, in units of its variance
 
@@ -452,7 +450,7 @@ class StateFilter(RobustFilter):
         require(not np.isnan(rows.readings).all(), "readings", "no reading", "some, by which noises are fitted")
 
         def scales(logs: np.ndarray) -> dict[str, float]:
-            return dict(zip(names, np.exp(np.maximum(logs, _LEAST)).tolist(), strict=True))
+            return dict(zip(names, np.exp(np.maximum(logs, LEAST_LOG)).tolist(), strict=True))
 
         def total(logs: np.ndarray, kept: Rows = rows) -> float:
             found, fault = self._new_kernel(False, "reading", **scales(logs)).run(kept, self._start_states(kept))
@@ -478,8 +476,8 @@ class StateFilter(RobustFilter):
             if earlier is not None and bool((wrong == earlier).all()):
                 break
             earlier, kept = wrong, rows._replace(readings=np.where(wrong, np.nan, rows.readings))
-            begin = np.maximum(logs, origin - _LONGEST)
-            logs, self.converged = _maximum(functools.partial(total, kept=kept), begin, max_steps)
+            begin = np.maximum(logs, origin - LONGEST_STEP)
+            logs, self.converged = newton_maximum(functools.partial(total, kept=kept), begin, max_steps)
             self._take(scales(logs))
 
     def _take(self, scales: dict[str, float]) -> None:
@@ -487,26 +485,3 @@ class StateFilter(RobustFilter):
         self._scales = self._scales | scales
         self._kernel = self._new_kernel(self.robust, self._weights)
         self._filter_again()
-
-
-def _maximum(total: Callable[[np.ndarray], float], at: np.ndarray, max_steps: int) -> tuple[np.ndarray, bool]:
-    """Where a function has its maximum, by Newton's method with differences, and whether the search has ended there."""
-    best, moves = total(at), _DIFFERENCE * np.eye(len(at))
-    for _ in range(max_steps):
-        ahead, behind = (np.array([total(at + sign * move) for move in moves]) for sign in (1, -1))
-        slope = (ahead - behind) / (2 * _DIFFERENCE)
-        curvature = np.diag(ahead + behind - 2 * best)
-        for i, j in zip(*np.tril_indices(len(at), -1), strict=True):
-            curvature[i, j] = curvature[j, i] = total(at + moves[i] + moves[j]) - ahead[i] - ahead[j] + best
-        values, basis = np.linalg.eigh(curvature / _DIFFERENCE**2)
-        step = basis @ ((basis.T @ slope) / np.maximum(np.abs(values), _WEAK))
-        step *= min(1.0, _LONGEST / max(float(np.abs(step).max()), 1e-300))
-        while not (found := total(at + step)) > best and np.abs(step).max() > _DIFFERENCE**2:
-            step = step / 2
-        if not found > best + _SMALLEST_GAIN:
-            return at, True
-        flat = (slope < 0) & (np.abs(curvature.diagonal()) < _WEAK * _DIFFERENCE**2)
-        at, gained, best = at + step, found - best, found
-        if flat.any() and gained < _NO_GAIN and 0 <= total(np.where(flat, _LEAST, at)) - best < _NO_GAIN:
-            return at, True
-    return at, False
