@@ -80,7 +80,7 @@ ESTIMATION = [
     Mutation("rfa/estimation/state_filter.py", "self._state[...] = state",
              "self._state = state",
              "a bound step goes on from an older state", "rfa/estimation/test_linear_filter.py"),
-    Mutation("rfa/estimation/state_filter.py", "if not found > best + _SMALLEST_GAIN:",
+    Mutation("rfa/estimation/parameter_search.py", "if not found > best + _SMALLEST_GAIN:",
              "if found > best:",
              "a search for noises ends at its start", "rfa/estimation/test_linear_filter.py"),
     Mutation("rfa/estimation/linear_model.py", "parts = self.all_parts if rows.sensor is None else self.one_parts",
