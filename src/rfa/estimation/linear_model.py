@@ -271,8 +271,10 @@ def noise_name(sensor: str) -> str:
     return f"observation_noise.{sensor}" if sensor else "observation_noise"
 
 
-def fault_error(fault: str, name: str, time: Any, step: float = 0.0) -> ValueError:
+def fault_error(fault: str, name: str, time: Any, row: int | None = None, step: float = 0.0) -> ValueError:
     """Of a fault of a kernel at a time. `name` is the argument with the times, `step` that of a discrete model."""
+    if row is not None and name != "query_times":  # those of `predict` may be sorted by now
+        time = f"{time} in row {row}"
     if fault == "infinite":
         name, time = name.replace("time", "reading"), f"an infinite value at {time}"
     expected = {

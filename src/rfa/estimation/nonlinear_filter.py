@@ -16,6 +16,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,20 +123,21 @@ class NonlinearKernel:
         names: of the states.
         robust: whether readings are weighted.
         weights: "reading", "component" or "auto".
-        scales: factors of Q ("process_noise") and of a sensor's R.
+        scales: factors of Q ("process_noise") and of a sensor's R, 1 where there is none.
     """
 
     inputs, step, bound_step = None, 0.0, None  # any number of inputs, any gaps, and no compiled step
 
     def __init__(
-        self, model: NonlinearModel, names: tuple[str, ...], robust: bool, weights: str, scales: Mapping[str, float]
-    ):
+        self, model: NonlinearModel, names: tuple[str, ...], robust: bool, weights: str,
+        scales: Mapping[str, float] = MappingProxyType({}),
+    ):  # fmt: skip
         check_choice("weights", weights, ("auto", "reading", "component"))
         self.robust, self.weights, self.names, self.states = robust, weights, names, len(names)
         self.needs_control = model.needs_control
-        self.iterations, self.model = model.iterations, Linearised(model, self.states, scales["process_noise"])
+        self.iterations, self.model = model.iterations, Linearised(model, self.states, scales.get("process_noise", 1.0))
         self.by_name = {
-            name: replace(sensor, observation_noise=sensor.observation_noise * scales[noise_name(name)])
+            name: replace(sensor, observation_noise=sensor.observation_noise * scales.get(noise_name(name), 1.0))
             for name, sensor in model.sensors.items()  # type: ignore[union-attr]
         }
         noises = {name: sensor.observation_noise for name, sensor in self.by_name.items()}

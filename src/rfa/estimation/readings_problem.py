@@ -263,8 +263,7 @@ def run_readings(
     if fault is not None:
         what, _, row = fault
         time = f"{problem.table.readings.times[row]:g}"
-        in_order = name != "query_times"  # those of `predict` may be sorted
-        raise fault_error(what, name, f"{time} in row {row}" if in_order and len(problem) > 1 else time)
+        raise fault_error(what, name, time, row if len(problem) > 1 else None)
     return Found(*(x[0] for x in found))
 
 

@@ -302,7 +302,7 @@ class StateFilter(RobustFilter):
                     head[0] = time
                     fault = run(handle)
                     if fault:
-                        raise fault_error(FAULTS[fault], "time", time, kernel.step)
+                        raise fault_error(FAULTS[fault], "time", time, step=kernel.step)
                     return StateEstimate(kernel, number, time, out.tobytes())
             return self._update(time, reading, sensor, control)
 
@@ -422,9 +422,7 @@ class StateFilter(RobustFilter):
             what, series, row = fault
             axis = axis or self._axis or TimeAxis.of(rows.times[0], self.time_unit)
             time = axis.labels(rows.times[series % len(rows.times)])[row]
-            in_order = name != "query_times"  # those of `predict` may be sorted here
-            where = f"{time} in row {row}" if in_order and rows.times.shape[1] > 1 else time
-            raise fault_error(what, name, where, self._kernel.step)
+            raise fault_error(what, name, time, row if rows.times.shape[1] > 1 else None, self._kernel.step)
         return found
 
     def _estimate_rows(
@@ -452,13 +450,16 @@ class StateFilter(RobustFilter):
         def scales(logs: np.ndarray) -> dict[str, float]:
             return dict(zip(names, np.exp(np.maximum(logs, LEAST_LOG)).tolist(), strict=True))
 
+        def plain(logs: np.ndarray, kept: Rows) -> tuple[Found, Any]:
+            return self._new_kernel(False, "reading", **scales(logs)).run(kept, self._start_states(kept))
+
         def total(logs: np.ndarray, kept: Rows = rows) -> float:
-            found, fault = self._new_kernel(False, "reading", **scales(logs)).run(kept, self._start_states(kept))
+            found, fault = plain(logs, kept)
             return float(np.nansum(found.log_density)) if fault is None else -np.inf
 
         # First all by one factor, where that is more probable: noises in other units than the readings make outliers.
         origin = np.zeros(len(names))
-        found, fault = self._new_kernel(False, "reading", **scales(origin)).run(rows, self._start_states(rows))
+        found, fault = plain(origin, rows)
         with np.errstate(over="ignore", invalid="ignore"):
             squares = (rows.readings - found.predicted) ** 2 / found.variance
         squares = squares[(squares > 0) & (fault is None)]

@@ -45,8 +45,7 @@ class RobustUpdater(ExtendedKalmanUpdater):
         )
         name = f"{type(model).__name__} {(*map(int, model.mapping),)} of {len(reading)}"
         functions = NonlinearModel(lambda x, dt: x, np.zeros((n, n)), {name: sensor})  # the predictor has made the step
-        scales = {"process_noise": 1.0, f"observation_noise.{name}": 1.0}
-        kernel = NonlinearKernel(functions, ("",) * n, robust=True, weights="auto", scales=scales)
+        kernel = NonlinearKernel(functions, ("",) * n, robust=True, weights="auto")
         posterior.learned, step = kernel.used(_before(prediction), Reading(0.0, name, np.zeros(len(reading))))
         posterior.state_vector = prediction.state_vector + step.after.mean[:, None]
         posterior.covar[...], posterior.weights = step.after.covariance, step.posterior.weights  # type: ignore[union-attr]
